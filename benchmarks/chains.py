@@ -130,8 +130,6 @@ def fastest(
     levels: Sequence[HuggingFaceLevel],
 ) -> tuple[HuggingFaceLevel, list[dict[int, float]]]:
     """The level whose passes of one and of several tokens are fastest, and the seconds of all."""
-    if any(level.compile for level in levels):
-        pass_seconds(levels, WIDTHS, repeats=1)  # compiles
     seconds = _seconds(levels)
     pairs = zip(levels, seconds, strict=True)
     return min(pairs, key=lambda pair: pair[1][1] + pair[1][8])[0], seconds
@@ -159,20 +157,11 @@ def parts_of(
 
     copy = w4_copy(target.model, args.w4, texts)
     shown = {f"{TARGET}, {name}": times for name, times in seconds.items()}
-    if args.compile:
-        compiled = packed(target.model, name=TARGET, compile=True)
-        target, by_level = fastest([target, compiled] if args.compile == "auto" else [compiled])
-        if target.compile:
-            shown[f"{TARGET}, compiled"] = by_level[-1]
     # One level each for all chains: they take turns.
     parts: dict[str, Any] = {TARGET: target}
-    # Its passes have the target's Python and less besides: what makes these faster makes those.
-    compile = target.compile
-    if args.compile == "auto" and not compile:
-        compile = fastest([packed(copy), packed(copy, compile=True)])[0].compile
-    parts[W4] = packed(copy, name=W4, shares_cache_with=target, compile=compile)
+    parts[W4] = packed(copy, name=W4, shares_cache_with=target)
     if small is None and target.device.type == "cpu":
-        small = tiny.levels(compile=args.compile)
+        small = tiny.levels()
     elif small is None:
         small = tiny.levels(dtype=target.model.dtype, device=args.device)
     parts[MIDDLE], parts[DRAFTER] = small["middle"], small["drafter"]
@@ -190,7 +179,7 @@ def parts_of(
                 )
     others = (W4, MIDDLE, DRAFTER)
     for name, times in zip(others, _seconds([parts[name] for name in others]), strict=True):
-        shown[name + (", compiled" if parts[name].compile else "")] = times
+        shown[name] = times
     return parts, {name: [1e3 * times[w] for w in WIDTHS] for name, times in shown.items()}
 
 
@@ -517,14 +506,6 @@ def _add_options(sub: argparse.ArgumentParser) -> None:
         choices=tiny.HEADS,
         default=tiny.HEADS[0],
         help="the EAGLE head (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--compile",
-        action="store_const",
-        const="auto",
-        default=False,
-        help="the models decode through torch.compile where that is faster, plain decoding as well "
-        "(needs a C++ compiler and minutes)",
     )
     options.add(
         sub,

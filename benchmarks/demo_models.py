@@ -74,7 +74,7 @@ def own(args: argparse.Namespace) -> Models:
     tokenizer = tokenizer_of(args)
 
     def element(place: str, name: str, *above: Any) -> Any:
-        return level_for(place, _WIDTHS, pack="auto", compile=False, name=name, above=above)
+        return level_for(place, _WIDTHS, pack="auto", name=name, above=above)
 
     target = element(args.target, "--target")
     if not isinstance(target, HuggingFaceLevel):

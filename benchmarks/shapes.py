@@ -38,7 +38,7 @@ from polyspec_ext.tuning import LevelConfig
 SCHEMA = 1  # of the JSON report
 TARGET, W4, HEAD, TREE = "target", "W4 copy", "EAGLE-2 head", "EAGLE-2 tree"
 _END, _VERIFY = "output head", "verify"
-EAGER, GRAPH, COMPILED = "eager", "graph", "compiled"
+EAGER, GRAPH = "eager", "graph"
 WIDTHS = {"cpu": (1, 2, 4, 8, 12, 16), "cuda": (1, 2, 4, 8, 12, 16, 32, 60)}
 TINY, SHIPPED_WIDTHS = "tiny", (1, 2, 4, 6, 8)
 CHECKED = (1, 4, 8, 16)  # tokens verified at once
@@ -182,7 +182,6 @@ def measure(
     device: str = "cpu",
     widths: Sequence[int] | None = None,
     repeats: int = 7,
-    compile: bool = False,
     save: Callable[[dict[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
     """Make the models and time their passes, those of a kind in turns.
@@ -190,7 +189,6 @@ def measure(
     Args:
         layers: measured in place of the shape's; the whole is extrapolated by their number.
         widths: tokens of a pass; 1 is always among them.
-        compile: on the CPU, through `torch.compile` as well, which takes minutes.
         save: called with the report so far behind every kind of pass.
 
     Returns:
@@ -211,11 +209,9 @@ def measure(
         bar.update()
     left_out: list[str] = []
     models = {TARGET: model, W4: copy}
-    levels = {(n, EAGER): _level(m, n, device, False, left_out) for n, m in models.items()}
+    levels = {(n, EAGER): _level(m, n, device, left_out) for n, m in models.items()}
     if device == "cuda":
         levels |= {(name, GRAPH): levels[name, EAGER] for name in models}
-    elif compile:
-        levels |= {(n, COMPILED): _level(m, n, device, True, left_out) for n, m in models.items()}
     target = levels[TARGET, EAGER]
     head = random_head(part, target)
     clock: timing.Clock = timing.CpuClock() if device == "cpu" else timing.CudaClock()
@@ -328,13 +324,13 @@ def _by_tokens(seconds: Mapping[Key, float], what: str, runs: str) -> dict[int, 
     return {key[2]: own for key, own in seconds.items() if key[:2] == (what, runs)}
 
 
-def _level(model: Any, name: str, device: str, compile: bool, notes: list[str]) -> HuggingFaceLevel:
+def _level(model: Any, name: str, device: str, notes: list[str]) -> HuggingFaceLevel:
     if device == "cpu":
         try:
-            return HuggingFaceLevel(model, name=name, pack=True, compile=compile)
+            return HuggingFaceLevel(model, name=name, pack=True)
         except ValueError as error:  # a type that oneDNN does not multiply here
             notes.append(f"{name}: weights not packed: {error}")
-    return HuggingFaceLevel(model, name=name, compile=compile)
+    return HuggingFaceLevel(model, name=name)
 
 
 def _rollback_seconds(level: HuggingFaceLevel) -> float:
@@ -360,21 +356,20 @@ def _whole(
 
 
 def _shipped_report(args: argparse.Namespace) -> dict[str, Any]:
-    """Passes of the shipped models on the CPU, by data type, packing and compilation; and what
-    this processor cannot run."""
+    """Passes of the shipped models on the CPU, by data type and packing; and what this processor
+    cannot run."""
     if args.layers is not None or args.device != "cpu":
         raise ValueError("--layers, --device: expected neither with --shape tiny")
     before, widths = machine.load_average(), args.tokens or SHIPPED_WIDTHS
     levels: dict[tuple[str, str], HuggingFaceLevel] = {}
     left_out: list[str] = []
-    compilations = (False, True) if args.compile == "all" else (False,)
     for name, dtype in itertools.product(tiny.LEVELS, (torch.float32, torch.bfloat16)):
         with progress.loading(shown=False):
             model = load_model(tiny.path(name), dtype)
-        for compiled, pack in itertools.product(compilations, (False, True)):
-            config = str(LevelConfig(dtype, pack, compiled))
+        for pack in (False, True):
+            config = str(LevelConfig(dtype, pack))
             try:
-                level = HuggingFaceLevel(model, pack=pack, compile=compiled)
+                level = HuggingFaceLevel(model, pack=pack)
                 _read(level, CONTEXT, max(widths))
             except (ValueError, RuntimeError) as error:
                 left_out.append(f"{name}/{config}: {error}")
@@ -529,7 +524,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             device=args.device,
             widths=args.tokens,
             repeats=args.repeats,
-            compile=args.compile == "all",
             save=lambda measured: output.save(args, report(measured)),
         )
     )
@@ -616,7 +610,7 @@ def add_command(kinds: Any) -> None:
         "--shape",
         choices=(*SHAPES, TINY),
         required=True,
-        help=f"{TINY}: the shipped models, by data type, packing and compilation",
+        help=f"{TINY}: the shipped models, by data type and packing",
     )
     options.add_device(sub)
     output.add_report(sub, report_of, markdown)
@@ -634,11 +628,4 @@ def add_command(kinds: Any) -> None:
     )
     sub.add_argument("--tokens", type=options.COUNTS, metavar="N,...", help="of a pass")
     options.add_count(sub, "--repeats", 7, "turns")
-    sub.add_argument(
-        "--compile",
-        choices=("none", "all"),
-        default="none",
-        help="on the CPU, through torch.compile as well, which takes minutes (default: "
-        "%(default)s); on CUDA passes are captured as graphs in any case",
-    )
     chosen.add_options(sub)

@@ -228,9 +228,7 @@ def paper_short() -> Lines:
 # ---- chains below a target of any cost -----------------------------------------------------------
 
 
-CHAINS_COMMAND = (
-    "python -m benchmarks chains --compile --head eagle3 --prompts 3 --repeats 2 --threads 2"
-)
+CHAINS_COMMAND = "bench chains --compile --head eagle3 --prompts 3 --repeats 2 --threads 2"
 
 
 def chains() -> Lines:

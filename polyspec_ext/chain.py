@@ -66,7 +66,6 @@ class Planner(Protocol):
         temperature: float,
         *,
         pack: Switch,
-        compile: Switch,
         seconds: float,
         consider: bool,
         batch: int,
@@ -117,13 +116,12 @@ class Chain:
         graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
             CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
             step that cannot be captured is a warning, and runs as it is.
-        pack, compile: of the models given here (`HuggingFaceLevel`): weights packed for the CPU's
-            matrix kernels; decoding through `torch.compile`. "auto": whichever is faster on this
-            processor for one sequence; packed in other data types than float32. It is timed once,
-            which takes about a second per level of small models, longer the larger they are, with
-            the memory of all candidates, and the answer kept (`tuning.choose`); compiling may take
-            a minute per candidate. `pack` is by default "auto" for models that are loaded here by
-            path or id, and False for those that are given.
+        pack: of the models that are loaded or given here (`HuggingFaceLevel`): weights packed for
+            the CPU's matrix kernels. "auto": whichever is faster on this processor for one
+            sequence; packed in other data types than float32. It is timed once, which takes about
+            a second per level of small models, longer the larger they are, with the memory of all
+            candidates, and the answer kept (`tuning.choose`). None: "auto" for models that are
+            loaded by path or id, False for those that are given.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
             "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
@@ -162,7 +160,6 @@ class Chain:
         check_vocabulary: bool = True,
         graphs: bool | Graphs | None = None,
         pack: Switch | None = None,
-        compile: Switch = False,
         policy: WindowPolicy | str | None = None,
         sync_each_step: bool | None = None,
         operators: Operators | None = None,
@@ -197,7 +194,6 @@ class Chain:
         arguments.instance("operators", operators, Operators)
         if pack is not None:
             arguments.switch("pack", pack)
-        arguments.switch("compile", compile)
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
         made: list[Level] = []
         widths = widths_of(self.window)
@@ -212,7 +208,6 @@ class Chain:
                 dtype,
                 device,
                 pack=packed,
-                compile=compile,
                 name=name,
                 above=made,
             )
@@ -262,7 +257,6 @@ class Chain:
         temperature: float = 0.0,
         *,
         pack: Switch = "auto",
-        compile: Switch = False,
         seconds: float = 40.0,
         consider: bool = False,
         batch: int = 1,
@@ -287,7 +281,6 @@ class Chain:
             max_new_tokens,
             temperature,
             pack=pack,
-            compile=compile,
             seconds=seconds,
             consider=arguments.flag("consider", consider),
             batch=batch,
@@ -307,7 +300,7 @@ class Chain:
         for number, one in enumerate(saved.elements):
             name = f"levels[{number}]"
             dtype = arguments.loaded_dtype(f"{name}: dtype", one.dtype)
-            options = Options(name, tuple(elements), dtype, None, one.pack, one.compile)
+            options = Options(name, tuple(elements), dtype, None, one.pack)
             elements.append(ELEMENTS.resolve(one.source, options))
         chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
         chain.prediction = Prediction(*saved.prediction)

@@ -20,13 +20,12 @@ class Element:
     Attributes:
         source: a path, an id or a word.
         dtype: of its weights, by name; None: it has none, or that of its checkpoint.
-        pack, compile: as of `HuggingFaceLevel`.
+        pack: as of `HuggingFaceLevel`.
     """
 
     source: str
     dtype: str | None = None
     pack: bool = False
-    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,14 +60,14 @@ def read(name: str, path: Path) -> ChainFile:
         for one in data["elements"]:
             _require(one, "source", lambda value: isinstance(value, str), "a string")
             _require(one, "dtype", lambda value: isinstance(value, str | None), "a string or null")
-            for flag in ("pack", "compile"):
-                _require(one, flag, lambda value: isinstance(value, bool), "true or false")
+            _require(one, "pack", lambda value: isinstance(value, bool), "true or false")
         for key in ("window", "rounds"):
             _require(data, key, lambda value: isinstance(value, list), "a list")
         _require(data, "rule", lambda value: isinstance(value, str), "a string")
         _require(data, "tail", _is_number, "a number")
         _require(data, "prediction", _are_three_numbers, "three numbers")
-        elements = [Element(**one) for one in data["elements"]]
+        # (Files of earlier versions say more of an element.)
+        elements = [Element(one["source"], one["dtype"], one["pack"]) for one in data["elements"]]
         return ChainFile(
             elements,
             **{

@@ -64,13 +64,6 @@ def tiny_untrained(untrained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYSPEC_TINY", str(untrained))
 
 
-@pytest.fixture
-def nothing_compiled() -> None:
-    """Graphs of other tests in the same process are neither counted nor found."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Runs a test on the CPU and, where there is one, on the GPU."""

@@ -165,7 +165,7 @@ def _answers(
     if missing:
         # Alike lengths go together: a batch takes as long as its longest.
         missing.sort(key=lambda i: len(prompts[i]))
-        chain = Chain([level_for(model, (1,), pack="auto", compile=False)])
+        chain = Chain([level_for(model, (1,), pack="auto")])
         kept.parent.mkdir(parents=True, exist_ok=True)
         bar = progress.bar(total=len(missing), desc="answers", mininterval=5)
         with kept.open("a", encoding="utf-8") as file, bar:

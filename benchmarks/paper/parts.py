@@ -230,7 +230,7 @@ class Parts:
         """What was made, for ``run.json``; names no path."""
 
         def fact(name: str, level: HuggingFaceLevel, **more: Any) -> dict[str, Any]:
-            words = ["packed"] * level.pack + ["compiled"] * level.compile
+            words = ["packed"] * level.pack
             return {"name": name, **more, "runs": " ".join(words) or "as it is"}
 
         times = self.places.times
@@ -251,13 +251,11 @@ class Parts:
 
 def _level(thing: Any, *options: Any, name: str) -> Any:
     with progress.loading():
-        return level_for(thing, _WIDTHS, *options, pack="auto", compile=False, name=name)
+        return level_for(thing, _WIDTHS, *options, pack="auto", name=name)
 
 
 def _compiled(level: HuggingFaceLevel) -> Any:
-    """The same model, packed where it was found to be faster without compilation: to compile every
-    candidate would take minutes."""
-    return level_for(level.model, _WIDTHS, pack=level.pack, compile=True, name=level.name)
+    return level
 
 
 def _shown(place: str | Path | None, name: str, times: int) -> str:

@@ -94,9 +94,6 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "where that is faster on this processor (default: %(default)s)",
     )
     add_measure_again(group)
-    group.add_argument(
-        "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
-    )
 
 
 def add_measure_again(parser: Any) -> None:
@@ -150,7 +147,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
         return _saved_chain(args)
     if args.measure_again:
         default_store().clear()
-    names = ("rule", "dtype", "device", "compile", "rounds", "tail", "policy")
+    names = ("rule", "dtype", "device", "rounds", "tail", "policy")
     chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
     chosen["pack"] = options.SWITCHES[args.pack]
     if args.target is None and not args.middle and not args.draft:
@@ -207,7 +204,6 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         max(_PLANNED, *args.max_new_tokens),
         args.temperature[0],
         pack=options.SWITCHES[args.pack],
-        compile=args.compile,
         consider=True,
         batch=len(prompts),
     )

@@ -54,9 +54,6 @@ def add_command(commands: Any) -> None:
     models.add_argument(
         "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
     )
-    models.add_argument(
-        "--compile", action="store_true", help="decode through torch.compile, which takes a minute"
-    )
     group = sub.add_argument_group("requests")
     options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
     options.add(group, "--batch", options.COUNT, 1, "B")
@@ -113,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = tokenizer_of(args)
     if shipped:
         with progress.loading(shown=False):
-            made = tiny.levels(pack=pack, compile=args.compile)
+            made = tiny.levels(pack=pack)
         levels = [*made.values(), "prompt-lookup"]
     asked = args.prompt or list(tiny.QUESTIONS[:6])
     require_text(asked)
@@ -131,7 +128,6 @@ def run(args: argparse.Namespace) -> int:
         args.seed,
         batch=args.batch,
         pack=pack,
-        compile=args.compile,
         seconds=args.seconds,
         verify=args.verify,
         theorem=args.theorem,
@@ -180,7 +176,6 @@ def _command(args: argparse.Namespace, found: Plan) -> str:
         value = getattr(args, name)
         words += [(name.replace("_", "-"), f"{value:g}")] if value != off else []
     each = [f"--{name} {shlex.quote(value)}" for name, value in words]
-    each += ["--compile"] if args.compile and args.save is None else []
     lines = ["python -m polyspec_ext generate 'YOUR PROMPT'"]
     for word in each:
         if len(lines[-1]) + len(word) < columns.WIDTH - 2:

@@ -71,19 +71,15 @@ class FeatureCache:
         self._pairs = RowCounts([0] * batch)
         self._states = self.no_states(batch)
         if self._cache is None or not self._cache.refit(batch):
-            self._cache = self.another(batch, capacity)
-
-    def another(self, batch: int, capacity: int) -> RollbackCache:
-        """A cache of this kind."""
-        return RollbackCache(
-            self._config,
-            batch,
-            dtype=self.dtype,
-            device=self.device,
-            capacity=-(-max(capacity, 1) // _STEP) * _STEP,
-            step=_STEP,
-            bucket=1 if self.device.type == "cpu" else _BUCKET,
-        )
+            self._cache = RollbackCache(
+                self._config,
+                batch,
+                dtype=self.dtype,
+                device=self.device,
+                capacity=-(-max(capacity, 1) // _STEP) * _STEP,
+                step=_STEP,
+                bucket=1 if self.device.type == "cpu" else _BUCKET,
+            )
 
     def no_states(self, batch: int) -> torch.Tensor:
         """Zeros, ``[B, 1, H]``."""
@@ -145,16 +141,15 @@ class FeatureCache:
     # ---- passes ----------------------------------------------------------------------------------
 
     def inputs(
-        self, width: int, counts: RowCounts | None, cache: RollbackCache | None = None
+        self, width: int, counts: RowCounts | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Positions and additive mask of a pass that appends pairs; the cache is prepared for it.
+        """Return positions and additive mask of a pass that appends pairs, and prepare the cache.
 
         Args:
             width: pairs per row, W.
             counts: of these, the leading ones that each row appends; None: all.
-            cache: of `another`; None: the own one.
         """
-        cache = self.cache if cache is None else cache
+        cache = self.cache
         inputs = cache.inputs(width, counts)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if mask is None and width > 1:  # causal, which a model would see to

@@ -6,7 +6,7 @@ emitted from it. Proposals are trees of the likeliest tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -17,7 +17,6 @@ from torch import nn
 from .. import arguments
 from ..levels import HuggingFaceLevel
 from ..levels.base import PromptBatch
-from ..levels.compiled import CompiledPasses
 from ..levels.cpu_packed import pack_layers
 from ..tensors import Place, RowCounts
 from . import checkpoint
@@ -91,44 +90,6 @@ class LastStateHeads(nn.Module):
         return [*self.parameters(), *self.buffers()]
 
 
-class Growth(nn.Module):
-    """A draft as one pass, with arguments as a model's.
-
-    Args:
-        heads, tree: of the drafter.
-    """
-
-    def __init__(self, heads: LastStateHeads, tree: Tree) -> None:
-        super().__init__()
-        self.heads, self.tree = heads, tree
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        states: torch.Tensor,
-        lengths: torch.Tensor,
-        depth: int,
-        vocab_size: int | None = None,
-    ) -> tuple[Nodes, int]:
-        """Trees below the tokens ``[B, 1]`` that the verifier emitted from its `states`
-        ``[B, 1, H]`` (see `Tree.grow`), of ids below `vocab_size` (None: all), and how many passes
-        of heads they took."""
-        heads, passes = self.heads, 1
-
-        def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            nonlocal passes
-            passes += 1
-            out = heads.below(above, tokens)
-            return out, heads.logits(out, depth)[..., :vocab_size]
-
-        first = heads.root(states, input_ids)
-        likely = heads.logits(first, 0)[:, 0, :vocab_size]
-        nodes = self.tree.grow(likely, first, lengths, depth, expand)
-        return nodes, passes
-
-
 class LastStateDrafter:
     """Such heads behind a batch.
 
@@ -138,9 +99,6 @@ class LastStateDrafter:
         name: for messages and statistics.
         pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
             memory again; later changes of their linear weights are not seen.
-        compile: drafts of one row run through `torch.compile` (`levels.compiled`): each time that
-            one is deeper than all before, that depth is compiled. Shallower ones, such as those at
-            the end of a text, run without.
     """
 
     HEADS: ClassVar[type[LastStateHeads]]
@@ -151,14 +109,10 @@ class LastStateDrafter:
         tree: Tree,
         name: str,
         pack: bool = False,
-        compile: bool = False,
     ) -> None:
         self._given, self.tree, self.name = heads, tree, name
-        self._pack, self._compile = pack, compile
+        self._pack = pack
         self._heads = pack_layers(heads) if pack else heads
-        self._growth = Growth(self._heads, tree)
-        self._compiled = CompiledPasses(Growth.forward, self._growth) if compile else None
-        self._deepest = 0  # of the depths that are compiled
         weight = next(heads.parameters())
         self.device, self._dtype = weight.device, weight.dtype
         self.vocab_size = heads.vocab_size
@@ -168,7 +122,7 @@ class LastStateDrafter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over copies."""
-        return type(self), (self._given, self.tree, self.name, self._pack, self._compile)
+        return type(self), (self._given, self.tree, self.name, self._pack)
 
     @classmethod
     def from_pretrained(
@@ -185,9 +139,7 @@ class LastStateDrafter:
             place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
                 where there is one, config.json; or its id on the Hugging Face hub.
             target: that they were trained for. Below a level with packed weights
-                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again. Below
-                one that decodes through `torch.compile` drafts of one row do as well: the first
-                takes seconds to minutes.
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
             tree: `DynamicTree()` by default, or a `StaticTree`.
             dtype: of the heads; None: the target's.
 
@@ -214,7 +166,7 @@ class LastStateDrafter:
             return heads
 
         heads = own.load(make, tensors, dtype, name)
-        return cls(heads, tree or DynamicTree(), Path(str(place)).name, own.pack, own.compile)
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, own.pack)
 
     @property
     def num_heads(self) -> int:
@@ -261,23 +213,41 @@ class LastStateDrafter:
         """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
         lengths, last = inputs.lengths.on(self.device), inputs.counts.less(1).on(self.device)
         state, known = self._state(inputs, inputs.positions.to(self.device) - 2)
-        depth, batch = min(inputs.most, self._heads.count), len(state)
-        run: Callable[..., tuple[Nodes, int]] = self._growth
-        # Where the level above has fewer ids, which is not compiled.
-        vocab_size = inputs.vocab_size if inputs.vocab_size < self.vocab_size else None
-        if self._compiled is not None and batch == 1 and vocab_size is None:
-            run = self._compiled if depth <= self._deepest else self._compiled.compile
-        nodes, passes = run(
-            input_ids=inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1),
-            states=state,
-            lengths=torch.where(known, lengths, 0),
-            depth=depth,
-            vocab_size=vocab_size,
+        nodes, passes = self._grow(
+            inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1),
+            state,
+            torch.where(known, lengths, 0),
+            min(inputs.most, self._heads.count),
+            inputs.vocab_size,
         )
-        if run is not self._growth:
-            self._deepest = max(self._deepest, depth)  # now that it is compiled
         self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
+
+    def _grow(
+        self,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        lengths: torch.Tensor,
+        depth: int,
+        vocab_size: int,
+    ) -> tuple[Nodes, int]:
+        """Return trees below the tokens ``[B, 1]`` that the verifier emitted from its `states`
+        ``[B, 1, H]`` (see `Tree.grow`), of ids below `vocab_size`, and how many passes of heads
+        they took."""
+        heads, passes = self._heads, 1
+
+        def expand(
+            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal passes
+            passes += 1
+            out = heads.below(above, tokens)
+            return out, heads.logits(out, depth)[..., :vocab_size]
+
+        first = heads.root(states, tokens)
+        likely = heads.logits(first, 0)[:, 0, :vocab_size]
+        nodes = self.tree.grow(likely, first, lengths, depth, expand)
+        return nodes, passes
 
     def _state(self, inputs: DraftInput, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The state behind the token at ``places[b]`` of each text, ``[B, 1, H]``; and ``[B]``

@@ -112,9 +112,7 @@ class _Copy(Loader):
         target = options.target(f"{thing!r} below a Hugging Face model as the target")
         copy = copy_of(thing, target.model, name)
         pack = target.pack and can_pack(copy)
-        return HuggingFaceLevel(
-            copy, shares_cache_with=target, pack=pack, compile=target.compile, name=thing
-        )
+        return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=thing)
 
 
 class _Trimmed(Loader):
@@ -129,7 +127,7 @@ class _Trimmed(Loader):
 
     def load(self, thing: str, options: Options) -> Any:
         _, size, place = thing.split(":", 2)
-        plain = replace(options, pack=False, compile=False, choose=None)
+        plain = replace(options, pack=False, choose=None)
         whole = ELEMENTS.resolve(place, plain)
         if not isinstance(whole, HuggingFaceLevel):
             raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")

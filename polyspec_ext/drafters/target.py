@@ -25,7 +25,6 @@ class Target:
         level: None where a model was given.
         text: configuration of the model's decoder.
         pack: whether heads run on packed weights, as the level does.
-        compile: whether their passes are compiled, as the level's are; on the CPU alone.
     """
 
     def __init__(self, given: HuggingFaceLevel | PreTrainedModel) -> None:
@@ -36,7 +35,6 @@ class Target:
         self.hidden_size, self.vocab_size = int(self.text.hidden_size), int(self.text.vocab_size)
         self.device = device_of(model)
         self.pack = self.level is not None and self.level.pack
-        self.compile = self.level is not None and self.level.compile and self.device.type == "cpu"
 
     def load(
         self,

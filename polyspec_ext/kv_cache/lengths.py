@@ -54,7 +54,6 @@ class Rows:
     def resize(self, batch: int) -> None:
         """So many rows, whose lengths and status lie where those of the largest batch so far began:
         a captured graph finds them there again. A reset follows."""
-        # (Not read off a tensor: compiled passes would be made for that tensor's kind.)
         self.batch = batch
         if batch > self._most:
             with torch.inference_mode(False):  # so that they can be written in that mode or not

@@ -255,7 +255,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows.begin(tokens, counts)
         if self._ring is not None and self.rows.host is not None:
             self._longest = list(map(max, self._longest, self.rows.host))
-        # Here and not in the layers: a compiled pass need not know the capacity.
         if self.rows.capacity != self._grown:
             for layer in self.layers:
                 if layer.is_initialized:

@@ -9,7 +9,6 @@ through packed ones it nearly does. On x86 the product is this package's own
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -37,29 +36,6 @@ _TOLERANCE_QUANTISED = 0.1
 
 # Just below the largest block by which glibc's threshold moves.
 _LARGEST_KEPT = (32 << 20) - (64 << 10)
-
-# A compiled graph holds no packed tensor: it names one by its number.
-_packed: dict[int, tuple[torch.Tensor, torch.Tensor | None, int]] = {}
-_numbers = itertools.count()
-_library = torch.library.Library("polyspec", "FRAGMENT")
-_library.define("packed_linear(Tensor x, int weights) -> Tensor")
-
-
-def _linear(x: torch.Tensor, weights: int) -> torch.Tensor:
-    packed, bias, _ = _packed[weights]
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
-        x, packed, bias, "none", [], ""
-    )
-    return product
-
-
-def _linear_fake(x: torch.Tensor, weights: int) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], _packed[weights][2])
-
-
-_library.impl("packed_linear", _linear, "CPU")
-torch.library.register_fake("polyspec::packed_linear", _linear_fake, lib=_library)
-_operator = torch.ops.polyspec.packed_linear.default
 
 
 class PackedLinear(RowProduct):
@@ -89,16 +65,13 @@ class OneDnnLinear(PackedLinear):
 
     def _pack(self, weight: torch.Tensor) -> None:
         # The count of rows that it is packed for is a hint; any number is multiplied right.
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
-        self.number = next(_numbers)
-        _packed[self.number] = packed, self.bias, self.out_features
-        weakref.finalize(self, _packed.pop, self.number, None).atexit = False
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            made: torch.Tensor = _operator(x, self.number)
-            return made
-        return _linear(x, self.number)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self.packed, self.bias, "none", [], ""
+        )
+        return product
 
 
 class DenseLinear(PackedLinear):

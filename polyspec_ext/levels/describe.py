@@ -21,8 +21,7 @@ def level_line(level: Any) -> str:
     kinds = _distinct(weight.dtype for weight in weights if weight.dtype.is_floating_point)
     plain = sum(weight.numel() for weight in weights if weight.dtype.is_floating_point)
     count = _rounded(plain + sum(_quantised(model)))
-    words = (("packed", "pack"), ("compiled", "compile"))
-    how = [word for word, name in words if getattr(level, name, False) is True]
+    how = ["packed"] if getattr(level, "pack", False) is True else []
     varies, choice = getattr(level, "varies", None), getattr(level, "choice", None)
     if varies is not None:
         how.append("block-invariant" + (f" but for {' and '.join(varies)}" if varies else ""))

@@ -71,7 +71,7 @@ def grouped_attention(
 
 
 def _note(taken: bool) -> None:
-    if _watched and not torch.compiler.is_compiling():
+    if _watched:
         _watched.get(threading.get_ident(), []).append(taken)
 
 

@@ -6,7 +6,7 @@ logits still happens to them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -82,16 +82,6 @@ class HiddenStates:
                     )
                 hooks.callback(handle.remove)
             yield found
-
-    def returned(self, found: Mapping[int, torch.Tensor], output: Any) -> bool:
-        """Whether the states that a pass left are what it returned at their places (transformers'
-        convention: k is what enters layer k, and the last one is behind the final norm)."""
-        given = getattr(output, "hidden_states", None)
-        if given is None or len(given) != self.count + 1:
-            return False
-        return all(
-            layer < self.count and torch.equal(own, given[layer]) for layer, own in found.items()
-        )
 
 
 def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:

@@ -14,7 +14,6 @@ from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import Place, RowCounts
-from . import compiled
 from .adapter import reading
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from .cache_name import cache_name
@@ -41,10 +40,10 @@ _MASKED = ("eager", "sdpa")
 _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
 
 
-def level_of(model: PreTrainedModel, pack: bool = False, compile: bool = False) -> HuggingFaceLevel:
+def level_of(model: PreTrainedModel, pack: bool = False) -> HuggingFaceLevel:
     """The level of `model`: the one that shares its cache with others, or else a new one."""
     own = _owners.get(id(without_wrapper(model)))
-    return own or HuggingFaceLevel(model, pack=pack, compile=compile)
+    return own or HuggingFaceLevel(model, pack=pack)
 
 
 class HuggingFaceLevel(ModelLevel):
@@ -76,12 +75,6 @@ class HuggingFaceLevel(ModelLevel):
             on others every pass takes longer: `Chain(pack="auto")` measures. They take their
             memory again, a later change of the model's is an error, and logits may round
             differently.
-        compile: decode one row through `torch.compile` (`levels.compiled`). The first pass, and the
-            first that gives hidden states of other layers than the last, take seconds to minutes,
-            no later one does; logits may round differently. Batches and prompts are read as without
-            it, and so are rounds without host synchronisation, as a CUDA device does them: a chain
-            warns of that. A model whose layers are one call (`levels.stack`: packed ones and 4-bit
-            copies of Llama, Mistral, Qwen2 and Qwen3) is not compiled, since that is faster.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
@@ -90,12 +83,12 @@ class HuggingFaceLevel(ModelLevel):
         one_at_a_time: why it does not, or None.
         no_trees: why it reads no trees of tokens, or None.
         why_no_longer: why `max_length` is less than the model's context, or None.
-        pack, compile: as given.
+        pack: as given.
         varies: the parts of a pass ("attention", "products", "head") that may give a token other
             bits when other tokens stand beside it. Empty: its logits are the same bits alone, in a
             verification and in a batch. None of a model that runs as it was given: nobody says.
-        choice: where the data type, packing and compilation were chosen by timing: what was
-            measured (`tuning.Choice`); else None.
+        choice: the measurements that chose the data type and packing (`tuning.Choice`); None
+            where nothing was timed.
 
     Raises:
         TypeError: not a causal language model, or an argument is none of the above.
@@ -116,7 +109,6 @@ class HuggingFaceLevel(ModelLevel):
         shares_cache_with: HuggingFaceLevel | PreTrainedModel | None = None,
         prefill_chunk: int = 1024,
         pack: bool = False,
-        compile: bool = False,
         **cache_options: Any,
     ) -> None:
         arguments.model("model", model)
@@ -124,13 +116,12 @@ class HuggingFaceLevel(ModelLevel):
         arguments.label("name", name)
         prefill_chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
         arguments.flag("pack", pack)
-        arguments.flag("compile", compile)
         if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
             arguments.model("shares_cache_with", shares_cache_with)
         name = name or caches.name_of(model)
         self._options = {
             "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
-            "pack": pack, "compile": compile, **cache_options,
+            "pack": pack, **cache_options,
         }  # fmt: skip
         caches.require_rollback(model, name)
         super().__init__(model, name)
@@ -144,9 +135,7 @@ class HuggingFaceLevel(ModelLevel):
             self.max_length, self.why_no_longer = switch
         # What the passes run: `model` stays as it is.
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
-        self._unchanged = Unchanged(
-            model, self.name, copied=self._runs is not model, compiled=compile
-        )
+        self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
@@ -162,12 +151,10 @@ class HuggingFaceLevel(ModelLevel):
         self._make = caches.factory(
             model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
         )
-        with torch.inference_mode():  # as every later one; compiled passes tell them apart
+        with torch.inference_mode():
             self.adopt(self._make(1))
         self._chunk = min(prefill_chunk, self._cache.longest_pass)
-        self.pack, self.compile = pack, False
-        # Passes that give the hidden states of these layers; None: they cannot be compiled.
-        self._compiled: dict[tuple[int, ...], compiled.CompiledPasses | None] = {}
+        self.pack = pack
         self.choice: object | None = None
         self._reserved = 0
         self._calls = [0]  # that may have changed the cache; one count of all that share it
@@ -178,7 +165,6 @@ class HuggingFaceLevel(ModelLevel):
         self.one_at_a_time = self._without(placed, masked)
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
-        self.compile = compile
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -494,8 +480,7 @@ class HuggingFaceLevel(ModelLevel):
         try:
             if width > self._chunk and known and block.parents is None:
                 return self._long(block)
-            passes = self._compiled_passes(block) if self.compile else None
-            return self._pass(block) if passes is None else self._compiled_pass(passes, block)
+            return self._pass(block)
         except BaseException:
             self._drop()
             raise
@@ -541,84 +526,6 @@ class HuggingFaceLevel(ModelLevel):
         if logits.shape[1] != block.keep:
             logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
         return LevelOutput(logits, hidden or None)
-
-    # ---- compiled passes -------------------------------------------------------------------------
-
-    def _compiled_passes(self, block: InputBlock) -> compiled.CompiledPasses | None:
-        """What runs a pass through `torch.compile`, if anything does. Asked for the first time, all
-        are made."""
-        if self._stacked is not None and self._cache.takes_rows:
-            return None  # one call already, and a compiled one would take longer
-        rows, width = block.tokens.shape
-        counts, layers = block.counts, block.hidden_layers
-        if rows > 1 or width > compiled.LONGEST:
-            return None
-        if counts is not None and not counts.all(width):
-            return None
-        held = self._cache.known_lengths
-        if held is None or held[0] < compiled.CONTEXT:
-            return None
-        if layers not in self._compiled:
-            self._compiled[layers] = self._compile(layers)
-        return self._compiled[layers]
-
-    def _compiled_pass(self, passes: compiled.CompiledPasses, block: InputBlock) -> LevelOutput:
-        layers, rows = block.hidden_layers, None
-        first, keep = block.first, block.keep
-        if first is not None and not first.all(block.tokens.shape[1] - keep):
-            rows = _row_indices(first, keep, block.tokens)
-        logits, states = passes(**self._compiled_inputs(block))
-        logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
-        return LevelOutput(logits, {layer: states[layer] for layer in layers} or None)
-
-    def _compiled_inputs(self, block: InputBlock) -> dict[str, Any]:
-        """How many logits are wanted makes no kind of its own."""
-        arguments = self._inputs(block)
-        if self._slices:
-            arguments["logits_to_keep"] = 0
-        return arguments
-
-    def _compile(self, layers: tuple[int, ...]) -> compiled.CompiledPasses | None:
-        """Compiles every kind of pass that gives these hidden states, over a cache of its own.
-        None: they cannot be."""
-        context = 2 * compiled.CONTEXT
-        ids = torch.arange(context + max(compiled.WIDTHS), device=self.device) % self.vocab_size
-        kept = self._cache
-        self.adopt(self._make(1, len(ids)))
-        try:
-            self._pass(InputBlock(ids[None, :context], 1))
-            call = compiled.logits
-            if self._returns(layers or (-1,), ids[None, context:]):
-                call = compiled.logits_and_all
-                if set(layers) <= {-1}:
-                    call = compiled.logits_and_last
-            elif layers:
-                return None
-            self._cache.rollback(RowCounts([context]))
-            serve = (call, compiled.logits_and_all) if layers else (call,)
-            for known in self._compiled.values():
-                if known is not None and known.call in serve:
-                    return known
-            passes = compiled.CompiledPasses(call, self._runs)
-            for width in compiled.WIDTHS:
-                tokens = ids[None, context : context + width]
-                passes.compile(**self._compiled_inputs(InputBlock(tokens, width)))
-                self._cache.rollback(RowCounts([context]))
-        finally:
-            self.adopt(kept)
-        return passes
-
-    def _returns(self, layers: tuple[int, ...], ids: torch.Tensor) -> bool:
-        """Whether the model itself returns these hidden states: compiled passes run no hooks."""
-        if not self._states:
-            return False
-        arguments = self._compiled_inputs(InputBlock(ids, 1))
-        try:
-            with self._states.taken(layers) as hidden:
-                out = self._runs(**arguments, output_hidden_states=True)
-        except Exception:  # the model's own, of whatever kind: it gives none
-            return False
-        return self._states.returned(hidden, out)
 
     def _long(self, block: InputBlock) -> LevelOutput:
         """A pass of more tokens than go in one: in pieces, whose logits are put together."""

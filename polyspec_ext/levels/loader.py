@@ -44,7 +44,6 @@ def load(
     device: str | torch.device | None = None,
     *,
     pack: bool = False,
-    compile: bool = False,
     blocks: bool = True,
     name: str = "place",
 ) -> HuggingFaceLevel | EncoderDecoderLevel:
@@ -52,7 +51,7 @@ def load(
 
     Args:
         place, dtype, device, blocks, name: as of `load_model`.
-        pack, compile: see `HuggingFaceLevel`.
+        pack: see `HuggingFaceLevel`.
 
     Raises:
         TypeError, ValueError: as of `load_model`.
@@ -60,7 +59,7 @@ def load(
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     if is_encoder_decoder(model):
         return EncoderDecoderLevel(model)
-    return HuggingFaceLevel(model, pack=pack, compile=compile)
+    return HuggingFaceLevel(model, pack=pack)
 
 
 def load_model(
@@ -133,8 +132,8 @@ class _Place(Loader):
                 f"{name}: expected a model or a drafter's word, given {thing!r}; {near}"
             )
 
-        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> Any:
-            return load(thing, dtype, device, pack=pack, compile=compile, name=name)
+        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+            return load(thing, dtype, device, pack=pack, name=name)
 
         def config() -> Any:
             with found(name, thing) as source:
@@ -152,7 +151,7 @@ class _Place(Loader):
                 model = load_model(thing, options.dtype, device, name=name)
                 return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
             return options.choose(ModelSource(level, config))
-        return level(options.dtype, options.pack, options.compile)
+        return level(options.dtype, options.pack)
 
 
 class _OwnLevel(Loader):
@@ -195,12 +194,12 @@ class _Model(Loader):
         return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
 
     def load(self, thing: Any, options: Options) -> Any:
-        def level(dtype: torch.dtype | str | None, pack: bool, compile: bool) -> Any:
-            return level_of(thing, pack, compile)
+        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+            return level_of(thing, pack)
 
         if options.choose is not None and device_of(thing).type == "cpu":
             return options.choose(ModelSource(level, lambda: thing.config, thing))
-        return level(None, options.pack, options.compile)
+        return level(None, options.pack)
 
 
 for _loader in (_Model(), _EncoderDecoder(), _OwnLevel(), _Place()):

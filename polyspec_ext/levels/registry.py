@@ -25,12 +25,12 @@ class ModelSource:
     """A causal language model, of which a level can be made in several ways.
 
     Attributes:
-        level: from data type (None: as `levels.load` has it), `pack` and `compile` to a level.
+        level: from data type (None: as `levels.load` has it) and `pack` to a level.
         config: of the model.
         model: None where it is loaded by `level`, in any data type.
     """
 
-    level: Callable[[torch.dtype | str | None, bool, bool], Any]
+    level: Callable[[torch.dtype | str | None, bool], Any]
     config: Callable[[], Any]
     model: Any = None
 
@@ -43,9 +43,8 @@ class Options:
         name: of the element, for messages.
         above: the levels above it, target first.
         dtype, device: of what is loaded, as `levels.load` takes them.
-        pack, compile: of the levels that are made (`HuggingFaceLevel`).
-        choose: makes the level of a model on the CPU in their stead; None: `pack` and `compile`
-            are as they are.
+        pack: of the levels that are made (`HuggingFaceLevel`).
+        choose: makes the level of a model on the CPU, whatever `pack` says; None: `pack` decides.
     """
 
     name: str = "level"
@@ -53,7 +52,6 @@ class Options:
     dtype: torch.dtype | str | None = None
     device: str | torch.device | None = None
     pack: bool = False
-    compile: bool = False
     choose: Callable[[ModelSource], Any] | None = None
 
     def target(self, what: str) -> HuggingFaceLevel:

@@ -38,21 +38,17 @@ class Unchanged:
         name: of the level, for messages.
         copied: passes run a copy of the model's modules, without its later hooks and modules, and
             with copies of its linear weights. These are compared as well then.
-        compiled: passes are compiled, and hooks, modules and tensors with them; so are these.
     """
 
-    def __init__(
-        self, model: Any, name: str, *, copied: bool = False, compiled: bool = False
-    ) -> None:
+    def __init__(self, model: Any, name: str, *, copied: bool = False) -> None:
         self._model, self._name, self._device = model, name, device_of(model)
-        self._fixed = copied or compiled
+        self._copied = copied
         self._modules: list[nn.Module] = list(model.modules())
         # Views of some weights that were packed.
         self._sampled: dict[torch.dtype, list[torch.Tensor]] = {}
-        linear = [module for module in self._modules if copied and type(module) is nn.Linear]
         # Modules whose weights the passes do not look for again.
-        self._bound = self._modules if compiled else linear
-        for own in (weight for layer in linear for weight in layer.parameters(recurse=False)):
+        self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
+        for own in (weight for layer in self._bound for weight in layer.parameters(recurse=False)):
             steps = [max(1, size // _SAMPLED) for size in own.shape]
             view = own.detach()[tuple(slice(None, None, step) for step in steps)]
             self._sampled.setdefault(own.dtype, []).append(view)
@@ -73,7 +69,7 @@ class Unchanged:
         if what == "training modes" and self._model.training:
             hint = "call model.eval()"
         elif what in ("hooks", "modules", "weights"):
-            hint += ", without pack and compile where they are to change between calls"
+            hint += ", without pack where they are to change between calls"
         raise ValueError(
             f"{self._name}: expected the model as it was when its level was made, given one with "
             f"other {what}; {hint}"
@@ -88,7 +84,7 @@ class Unchanged:
             "embeddings": (head, *sizes),
             "data types or devices": (model.dtype, device_of(model)),
         }
-        if self._fixed:
+        if self._copied:
             tables = (
                 table for one in modules for table in (one._forward_pre_hooks, one._forward_hooks)
             )

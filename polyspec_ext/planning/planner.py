@@ -167,8 +167,8 @@ class Plan:
         for source, n in zip(self.sources(), best.parts, strict=True):
             level = self.parts[n].thing
             dtype = getattr(getattr(level, "model", None), "dtype", None)
-            how = [bool(getattr(level, name, False)) for name in ("pack", "compile")]
-            elements.append(Element(source, dtype and str(dtype).removeprefix("torch."), *how))
+            packed = bool(getattr(level, "pack", False))
+            elements.append(Element(source, dtype and str(dtype).removeprefix("torch."), packed))
         prediction = (best.predicted_tokens_per_second, best.uncertainty, self.request.batch)
         ChainFile(
             elements, list(best.windows), list(best.rounds), best.tail, best.rule, prediction
@@ -188,7 +188,6 @@ def plan(
     *,
     batch: int = 1,
     pack: Switch = "auto",
-    compile: Switch = False,
     seconds: float = 40.0,
     verify: bool = False,
     theorem: bool = False,
@@ -217,7 +216,7 @@ def plan(
             of their own, from `seed` on; None: from one out of torch's generator.
         batch: prompts of one call, whose rows share every step and wait for each other; `prompts`
             are taken so many at a time.
-        pack, compile: as `Chain` has them.
+        pack: as `Chain` has it.
         seconds: that measuring may take; the search takes a few more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
             the fastest.
@@ -239,14 +238,13 @@ def plan(
     for name, value in (("verify", verify), ("theorem", theorem), ("consider", consider)):
         arguments.flag(name, value)
     arguments.switch("pack", pack)
-    arguments.switch("compile", compile)
     seconds = arguments.real("seconds", seconds, sys.float_info.max)
     repeats = arguments.integer("repeats", repeats, low=1)
     if trials is not None:
         trials = arguments.integer("trials", trials)
     seed = fresh_seed() if seed is None else seed
     request = Request(max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, batch)
-    ready = _Ready(pack, compile, request.batch)
+    ready = _Ready(pack, request.batch)
     parts = _parts_of(levels, ready)
     if consider:
         parts = _with_considered(elements(levels), parts, ready, _MAKING * seconds)
@@ -323,13 +321,11 @@ class _Ready:
     """How what is loaded is made ready; `batch` rows have their tokens in one pass."""
 
     pack: Switch
-    compile: Switch
     batch: int = 1
 
     def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
         widths = [self.batch * width for width in _WIDTHS]
-        options: dict[str, Any] = {"pack": self.pack, "compile": self.compile}
-        thing = level_for(thing, widths, name=name, above=above, **options)
+        thing = level_for(thing, widths, pack=self.pack, name=name, above=above)
         named = str(getattr(thing, "name", type(thing).__name__))
         return Part(thing, named, not is_drafter(thing))
 
@@ -409,14 +405,13 @@ def load_or_plan(
     temperature: float,
     *,
     pack: Switch,
-    compile: Switch,
     seconds: float,
     consider: bool,
     batch: int,
 ) -> _Chain:
     """See `Chain.planned`: the recommended chain, planned once per machine."""
     request, store = Request(max_new_tokens, temperature, batch=batch), default_store()
-    ready = _Ready(pack, compile, request.batch)
+    ready = _Ready(pack, request.batch)
     parts = _parts_of(levels, ready)
     rows = _checked(prompts, request, parts[0])
     key = {
@@ -438,7 +433,7 @@ def load_or_plan(
     things = [part.thing for part in parts]
     found = plan(
         things, rows, max_new_tokens, temperature,
-        batch=batch, pack=pack, compile=compile, seconds=seconds,
+        batch=batch, pack=pack, seconds=seconds,
     )  # fmt: skip
     best = found.recommended
     chosen = [things.index(found.parts[n].thing) for n in best.parts]

@@ -130,8 +130,6 @@ class Engine:
         on_cpu = config.device.type == "cpu"
         wanted = on_cpu if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
-        if not self._sync_each_step:
-            requirements.warn_of_compiled(self._parts)
         self._streams = SideStreams()
         self._kept: dict[Hashable, Buffers] = {}
         self._slots: list[Row] = []

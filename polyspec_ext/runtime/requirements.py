@@ -3,7 +3,6 @@ between their steps."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Sequence
 
 from ..drafters.base import BatchedDrafter
@@ -143,20 +142,3 @@ def needs_host(
     if round_plan(config.windows, config.rounds).steps is None:
         return "rounds are not bounded"
     return None
-
-
-def warn_of_compiled(parts: Sequence[BatchedLevel | BatchedDrafter]) -> None:
-    """Warns of each model that was to be compiled, where rounds run without the host.
-
-    They run it as it is: their passes read lengths that the device alone knows, and no pass is
-    compiled for those. On CUDA a graph takes the Python out of them instead.
-    """
-    for part in parts:
-        level = getattr(part, "level", part)  # of a draft model
-        if getattr(level, "compile", False) is True:
-            warnings.warn(
-                f"{part.name}: compile=True has no effect on rounds without host synchronisation, "
-                "which CUDA graphs make fast instead; sync_each_step=True runs the compiled passes",
-                RuntimeWarning,
-                stacklevel=2,
-            )

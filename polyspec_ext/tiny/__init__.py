@@ -118,15 +118,14 @@ def levels(
     dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     pack: Switch = "auto",
-    compile: Switch = False,
 ) -> dict[str, HuggingFaceLevel]:
     """The shipped models as levels, by name, target first.
 
     Args:
         dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, if the
             processor multiplies that. A draft's dtype costs speed only, never exactness.
-        pack, compile: "auto": whatever is faster on this processor (`tuning.choose`, which keeps
-            its answers). Compiling takes minutes.
+        pack: "auto": whatever is faster on this processor (`tuning.choose`, which keeps its
+            answers).
     """
     from .. import arguments
     from ..tuning import level_for, widths_of
@@ -140,7 +139,7 @@ def levels(
         draft = on_cpu and name != LEVELS[0]
         kind = dtype if dtype or draft else torch.float32
         with progress.loading(shown=False):  # which takes a blink
-            made[name] = level_for(path(name), widths, kind, device, pack=pack, compile=compile)
+            made[name] = level_for(path(name), widths, kind, device, pack=pack)
     return made
 
 
@@ -151,7 +150,6 @@ def chain(
     dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     pack: Switch = "auto",
-    compile: Switch = False,
     **options: Any,
 ) -> Chain:
     """The shipped chain, or part of it: `levels`, and the other options of `Chain`."""
@@ -161,7 +159,7 @@ def chain(
         window = WINDOWS.get(tuple(names))
         if options.get("rounds") is None:
             options["rounds"] = ROUNDS.get(tuple(names))
-    made = levels(names, dtype=dtype, device=device, pack=pack, compile=compile)
+    made = levels(names, dtype=dtype, device=device, pack=pack)
     return Chain(list(made.values()), window, **options)
 
 

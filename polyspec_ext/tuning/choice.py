@@ -1,4 +1,4 @@
-"""How a level's model runs fastest on this processor: packed weights, compilation.
+"""How a level's model runs fastest on this processor: with packed weights or not.
 
 What is faster on one processor is slower on the next, so the candidates are timed for a moment
 where they are to run, and the answer is kept for the next process (`store`). Whichever is chosen,
@@ -8,9 +8,8 @@ the level's logits are those of its model in the data type that is named.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -35,15 +34,13 @@ SCHEMA = 5  # of what is kept, and of the products it was timed with
 
 @dataclass(frozen=True)
 class LevelConfig:
-    """How a level's model runs; `pack` and `compile` are those of `HuggingFaceLevel`."""
+    """How a level's model runs; `pack` is that of `HuggingFaceLevel`."""
 
     dtype: torch.dtype
     pack: bool = False
-    compile: bool = False
 
     def __str__(self) -> str:
-        packed, compiled = " packed" * self.pack, " compiled" * self.compile
-        return str(self.dtype).removeprefix("torch.") + packed + compiled
+        return str(self.dtype).removeprefix("torch.") + " packed" * self.pack
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,6 @@ def choose(
     candidates: Sequence[LevelConfig],
     widths: Sequence[int],
     *,
-    compile: Switch = False,
     shape: str = "",
 ) -> tuple[_Level, Choice]:
     """Make the level whose passes take the least time, one of each width added up.
@@ -89,19 +85,15 @@ def choose(
     Args:
         make: a level as a configuration says. A candidate for which it, or the level's first
             passes, raise an error is left out, unless none is left.
-        candidates: without compilation, the simplest first; a later one must be faster by `MARGIN`.
+        candidates: the simplest first; a later one must be faster by `MARGIN`.
         widths: tokens of the passes, each >= 1.
-        compile: True: the one that is the fastest without it, compiled. "auto": compiled only where
-            that is faster. Compiling takes long, and saves the same Python in all of them, so no
-            other is compiled.
         shape: tells models apart whose passes cost differently.
 
     All is measured twice. The answer is kept in `default_store`, by processor, instruction sets,
     threads, versions and all of the above, if both times agree and are plausible.
     """
-    if len(candidates) == 1 and compile != "auto":
-        only = replace(candidates[0], compile=compile)
-        return make(only), Choice(only, {})
+    if len(candidates) == 1:
+        return make(candidates[0]), Choice(candidates[0], {})
     store = default_store()
     key = {
         "schema": SCHEMA,
@@ -109,7 +101,6 @@ def choose(
         "shape": shape,
         "widths": list(widths),
         "candidates": [str(config) for config in candidates],
-        "compile": compile,
     }
     known = _read(store.get(key), candidates)
     if known is not None:
@@ -117,23 +108,7 @@ def choose(
             return make(known.config), known
         except (ValueError, RuntimeError):  # what could be made then cannot be made now
             pass
-    if not compile:
-        level, choice = _fastest(make, candidates, widths)
-    else:
-        level, plain = choose(make, candidates, widths, shape=shape)
-        compiled = replace(plain.config, compile=True)
-        if compile is True:
-            level, choice = make(compiled), replace(plain, config=compiled)
-        else:
-            without = level
-            level, choice = _fastest(
-                lambda config: make(config) if config.compile else without,
-                [plain.config, compiled],
-                widths,
-            )
-            earlier = {} if plain.cached else plain.seconds
-            steady = plain.steady and choice.steady
-            choice = replace(choice, seconds={**earlier, **choice.seconds}, steady=steady)
+    level, choice = _fastest(make, candidates, widths)
     if choice.steady:
         measured = {str(config): dict(times) for config, times in choice.seconds.items()}
         store.put(key, {"chosen": str(choice.config), "measured": measured})
@@ -150,12 +125,10 @@ def _fastest(
     for config in candidates:
         try:
             level = make(config)
-            pass_seconds([level], widths, repeats=1)  # which compiles
+            pass_seconds([level], widths, repeats=1)
             made[config] = level
-        except Exception as error:  # oneDNN's, or a compiler's: any other candidate will do
+        except Exception as error:  # oneDNN's: any other candidate will do
             errors.append(error)
-            if config.compile:
-                warnings.warn(f"{config}: left out: {error}", stacklevel=3)
     if not made:
         raise errors[-1]
     twice = [
@@ -197,9 +170,8 @@ def _longest(level: Level, width: int) -> float:
 
 
 def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:
-    """What `choose` has stored; None where `value` is something else."""
-    compiled = [replace(config, compile=True) for config in candidates]
-    configs = {str(config): config for config in (*candidates, *compiled)}
+    """Return what `choose` has stored; None where `value` is something else."""
+    configs = {str(config): config for config in candidates}
     try:
         seconds = {
             configs[name]: {int(width): float(one) for width, one in times.items()}

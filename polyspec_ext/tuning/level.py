@@ -31,7 +31,6 @@ def level_for(
     device: str | torch.device | None = None,
     *,
     pack: Switch = "auto",
-    compile: Switch = "auto",
     name: str = "level",
     above: Sequence[Any] = (),
 ) -> Any:
@@ -42,7 +41,7 @@ def level_for(
     (`choose`), and its `choice` tells what was chosen and why. Models in other data types are
     packed where they can be: packed products round otherwise there, and no clock should choose a
     text. With a target that is sharded over processes, which must not differ, nothing is timed
-    either, and nothing compiled. Elsewhere "auto" is off. A level is returned as it is, as is that
+    either. Elsewhere "auto" is off. A level is returned as it is, as is that
     of a model whose cache other levels share.
 
     Args:
@@ -55,18 +54,14 @@ def level_for(
         above: the levels above it, target first.
 
     Raises:
-        ValueError: `pack` or `compile` is not True, False or "auto".
+        ValueError: `pack` is not True, False or "auto".
         TypeError, ValueError: as `Registry.resolve` has it.
     """
     arguments.switch("pack", pack)
-    arguments.switch("compile", compile)
-    some = isinstance(pack, str) or isinstance(compile, str)
-    some = some or (pack and dtype is None and isinstance(thing, str | Path))
+    some = isinstance(pack, str) or (pack and dtype is None and isinstance(thing, str | Path))
     timed = not any(map(is_sharded, (thing, *above[:1])))
-    if not timed:
-        compile = compile is True
-    fastest = partial(_fastest, widths, dtype, pack, compile, timed, bool(above)) if some else None
-    options = Options(name, above, dtype, device, pack is True, compile is True, fastest)
+    fastest = partial(_fastest, widths, dtype, pack, timed, bool(above)) if some else None
+    options = Options(name, above, dtype, device, pack is True, fastest)
     return ELEMENTS.resolve(thing, options)
 
 
@@ -74,32 +69,31 @@ def _fastest(
     widths: Sequence[int],
     dtype: torch.dtype | str | None,
     pack: Switch,
-    compile: Switch,
     timed: bool,
     drafts: bool,
     source: ModelSource,
 ) -> Any:
     """Return the level that runs fastest of those that can be made of a model on the CPU. Not
-    `timed`: one that is packed where it can be, and `compile` is not "auto"."""
+    `timed`: one that is packed where it can be."""
     given, models, plain = source.model, {}, None
     kind: Any
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
         if dtype not in models:
-            models[dtype] = source.level(dtype, False, False).model
+            models[dtype] = source.level(dtype, False).model
         return models[dtype]
 
     if given is None:
         config = source.config()
         if config.is_encoder_decoder:  # of which there is one way to run
-            return source.level(dtype, False, False)
+            return source.level(dtype, False)
         # Where "auto" is not told, loading finds it out.
         if dtype == "auto":
             dtype = config.dtype or model_in("auto").dtype
         half = config.dtype == torch.bfloat16 and pack and processor.multiplies_bfloat16()
         kind = dtype or (torch.bfloat16 if half else torch.float32)
     else:
-        plain = source.level(None, False, False)
+        plain = source.level(None, False)
         if not plain.reads_apart:
             return plain
         config, dtype = given.config, given.dtype
@@ -107,15 +101,14 @@ def _fastest(
         kind = dtype
 
     def make(config: LevelConfig) -> Any:
-        if plain is not None and not config.pack and not config.compile:
+        if plain is not None and not config.pack:
             return plain
-        model = model_in(config.dtype)
-        return HuggingFaceLevel(model, pack=config.pack, compile=config.compile)
+        return HuggingFaceLevel(model_in(config.dtype), pack=config.pack)
 
     def chosen(*packs: bool) -> Any:
         candidates = [LevelConfig(kind, each) for each in packs]
         shape = _digest(config, () if given is None else given.modules())
-        level, choice = choose(make, candidates, widths, compile=compile, shape=shape)
+        level, choice = choose(make, candidates, widths, shape=shape)
         level.choice = choice
         return level
 

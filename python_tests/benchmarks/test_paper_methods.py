@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import polyspec_ext as ps
 from benchmarks.__main__ import main
@@ -241,24 +240,6 @@ def test_a_planned_tail_is_run(parts: Parts, monkeypatch: pytest.MonkeyPatch) ->
     stats = Call(method, parts).answer(Request([prompt], 20, 0.0, [0])).stats
     assert stats is not None
     assert stats.levels[0].num_tails > 0
-
-
-def test_chains_are_compiled_as_their_baseline_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What the compiler makes is tested elsewhere.
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    parts = Parts(shipped(), compile=True)
-    prompt = parts.tokenizer(tiny.prompt_of("How many legs have 2 cows?")).input_ids
-    keys = ("plain", "plain-compiled", "drafter")
-    made = read_keys(keys, shipped(), compile=True)
-    texts = [Call(method, parts).answer(Request([prompt], 6, 0.0, [0])).texts for method in made]
-    assert texts == texts[:1] * 3
-    assert parts.target is parts.compiled
-    assert parts.target.model is parts.eager.model
-    how = {one["name"]: one["runs"] for one in parts.facts()}
-    assert [name for name, runs in how.items() if "compiled" in runs] == [
-        "compiled target", "drafter",
-    ]  # fmt: skip
-    assert "eager target" in how
 
 
 def test_a_target_that_is_grown_says_the_same() -> None:

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import saved_chain
-import torch
-from compiled_passes import short_passes_in_python
 
 from benchmarks.__main__ import main
-from benchmarks.paper import methods, parts, prepare, record, report
+from benchmarks.paper import methods, prepare, record, report
 from benchmarks.paper import questions as asked
 from polyspec_ext import tiny
 
@@ -267,61 +264,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(methods.Call, "answer", answer)
     return called
-
-
-@pytest.mark.usefixtures("bare")
-def test_nothing_is_compiled_behind_the_warm_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On prompts of very different lengths, in two turns; and all short passes are compiled."""
-    place = tmp_path / "question.jsonl"
-    said = "Ann has 12 red and 7 green apples, and Tom has 3 more than both of them. "
-    rows = [
-        {"question_id": n, "category": "qa", "turns": [said * times + "How many?", said * 2]}
-        for n, times in enumerate((2, 30, 4, 12))
-    ]
-    place.write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setenv("POLYSPEC_TINY", str(saved_chain.save(tmp_path / "tiny")))
-    # What is traced and guarded is the same whatever makes code of it.
-    compile_ = torch.compile
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(torch, "compile", lambda f, **more: compile_(f, backend="eager", **more))
-    keys = ["plain-compiled", "drafter", "middle+drafter"]
-    called: list[str] = []
-    graphs: list[int] = []
-    python: list[int] = []
-    real = methods.Call.answer
-
-    def answer(self: methods.Call, request: Any) -> Any:
-        called.append(self.method.name)
-        if len(called) <= 2 * len(keys):  # the first calls, and the warm-up
-            return real(self, request)
-        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-        with short_passes_in_python(made[-1:]) as passes:
-            found = real(self, request)
-        python.extend(passes)
-        return found
-
-    made: list[Any] = []
-    compiled_target = parts.Parts.compiled.fget  # type: ignore[attr-defined]
-
-    def noted(self: parts.Parts) -> Any:
-        made.append(compiled_target(self))
-        return made[-1]
-
-    monkeypatch.setattr(parts.Parts, "compiled", property(noted))
-    monkeypatch.setattr(methods.Call, "answer", answer)
-    folder = tmp_path / "run"
-    words = ["paper", "--output", str(folder), "--questions", str(place)]
-    words += ["--max-new-tokens", "20", "--plan-seconds", "0", "--methods", ",".join(keys)]
-    assert main(words) == 0
-    assert all(turn.ok for turn in record.read_run(folder).turns)
-    assert len(graphs) == 2 * len(rows) * len(keys)
-    # Of one token and of several, of each model.
-    assert set(graphs) == {2 * len(tiny.LEVELS)}
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs[0]
-    assert set(python) == {0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Packed levels on x86, and 4-bit copies packed or not: the logits of a token are the same bits,
-whatever tokens stand in its pass and whatever rows stand beside its own; compiled passes give them
-too, and chains say what their target says alone. What is not so is told."""
+whatever tokens stand in its pass and whatever rows stand beside its own, and chains say what their
+target says alone. What is not so is told."""
 
 from __future__ import annotations
 
@@ -72,14 +72,6 @@ def test_a_token_has_the_same_logits_alone_and_in_a_block(dtype: torch.dtype) ->
     alone = logits(made, ids(), SINGLE)
     for sizes in BLOCKS:
         assert logits(made, ids(), sizes).equal(alone)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_passes_give_them_too() -> None:
-    wanted = logits(level(torch.bfloat16), ids(), SINGLE)
-    made = level(torch.bfloat16, compile=True)
-    for sizes in (SINGLE, *BLOCKS):
-        assert logits(made, ids(), sizes).equal(wanted)
 
 
 @DTYPES

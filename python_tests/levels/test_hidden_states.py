@@ -77,10 +77,8 @@ def test_states_are_the_models(family: str) -> None:
     assert level.forward(InputBlock(torch.tensor([[3]] * 3), 1)).hidden is None
 
 
-@pytest.mark.parametrize(
-    "options", [{"prefill_chunk": 4}, {"pack": True}, {"compile": True}], ids=str
-)
-def test_in_pieces_packed_and_compiled(options: Any) -> None:
+@pytest.mark.parametrize("options", [{"prefill_chunk": 4}, {"pack": True}], ids=str)
+def test_in_pieces_and_packed(options: Any) -> None:
     model = make("llama", 3)
     require_states(HuggingFaceLevel(model, **options), model, (2, -1))
 

@@ -249,16 +249,12 @@ def test_bfloat16() -> None:
     assert chain.generate([1, 2], 20, eos_token_id=[]).sequences.equal(wanted)
 
 
-def test_the_operator() -> None:
+def test_layers_of_one_input_are_one_product() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, 4), nn.Linear(6, 3)]
     linear = level_packed.OneDnnLinear(layers)
     x = torch.randn(2, 5, 6)
-    wanted = torch.cat([layer(x) for layer in layers], -1)
-    torch.testing.assert_close(linear(x), wanted)
-    found = torch.ops.polyspec.packed_linear(x, linear.number)
-    torch.testing.assert_close(found, wanted)
-    torch.library.opcheck(torch.ops.polyspec.packed_linear.default, (x, linear.number))
+    torch.testing.assert_close(linear(x), torch.cat([layer(x) for layer in layers], -1))
 
 
 def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,18 +283,14 @@ def test_a_dense_layer(dtype: torch.dtype) -> None:
 
 
 def test_packed_weights_go_with_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    level = ps.HuggingFaceLevel(model(), pack=True)
-    held = weakref.ref(level._runs.lm_head.packed)
-    del level
-    gc.collect()
-    assert held() is None
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    before = len(level_packed._packed)  # of oneDNN
-    level = ps.HuggingFaceLevel(model(), pack=True)
-    assert len(level_packed._packed) == before + 2 * 4 + 1
-    del level
-    gc.collect()
-    assert len(level_packed._packed) == before
+    for kind in (level_packed.DenseLinear, level_packed.OneDnnLinear):
+        level = ps.HuggingFaceLevel(model(), pack=True)
+        assert isinstance(level._runs.lm_head, kind)
+        held = weakref.ref(level._runs.lm_head.packed)
+        del level
+        gc.collect()
+        assert held() is None
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
 
 
 def test_what_cannot_be_packed_is_refused() -> None:

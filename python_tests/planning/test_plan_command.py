@@ -149,9 +149,7 @@ WRONG: dict[str, Any] = {
     "version: expected 1, given '2'": {"version": 2},
     "elements: expected a list": {"elements": {}},
     "it has no source": {"elements": [{"dtype": None}]},
-    "pack: expected true or false": {
-        "elements": [{"source": "x", "dtype": None, "pack": 1, "compile": False}]
-    },
+    "pack: expected true or false": {"elements": [{"source": "x", "dtype": None, "pack": 1}]},
     "window: expected a list": {"window": 4},
     "tail: expected a number": {"tail": "1"},
     "prediction: expected three numbers": {"prediction": [1, 2]},

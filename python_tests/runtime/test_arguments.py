@@ -199,8 +199,7 @@ BAD_CHAINS: dict[str, list[Any]] = {
     "sync_each_step": [*FLAGS, Graphs.__new__(Graphs)],
     "policy": [0, True, "offline", [3], {}, Windows, ps.Chain],
     "operators": [0, True, "token", [ps.sample, ps.verify], ps.verify, Operators],
-    "pack": [*FLAGS, "Auto"],
-    "compile": [None, *FLAGS, np.array("auto")],
+    "pack": [*FLAGS, "Auto", np.array("auto")],
 }  # fmt: skip
 
 

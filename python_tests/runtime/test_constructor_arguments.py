@@ -134,7 +134,7 @@ TREE = [*NO_OBJECT, ps.DynamicTree, [[0]]]
 # What is called, and bad values of each of its arguments.
 CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("HuggingFaceLevel", level,
-     {"name": NAME, "prefill_chunk": FROM_1, "pack": FLAG, "compile": FLAG, "capacity": FROM_1,
+     {"name": NAME, "prefill_chunk": FROM_1, "pack": FLAG, "capacity": FROM_1,
       "step": FROM_1, "bucket": FROM_1, "shares_cache_with": without_none(MODEL),
       "new_cache": without_none(FUNCTION), "slack": [3], "whatever": [1, None],
       "streaming": [*without_none(FROM_1), {"sinks": 2}, {"window": 4, "size": 1}]}),
@@ -223,7 +223,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("plan", plan,
      {"max_new_tokens": [*FROM_1, 1], "temperature": POSITIVE, "top_k": FROM_0, "top_p": UNIT,
       "min_p": UNIT, "seed": without_none(FROM_0), "batch": FROM_1, "pack": [*FLAG, "Auto"],
-      "compile": FLAG, "seconds": POSITIVE, "verify": FLAG, "theorem": FLAG, "repeats": FROM_1,
+      "seconds": POSITIVE, "verify": FLAG, "theorem": FLAG, "repeats": FROM_1,
       "trials": without_none(FROM_0), "levels": [None, [], 1, "model"]}),
 ]  # fmt: skip
 

@@ -689,22 +689,6 @@ def test_positions_that_are_read_on_the_host(kind: str) -> None:
         assert messages
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_compiled_level_that_device_rounds_run_as_it_is(place: int) -> None:
-    """A warning when the chain is made, which names it; and none where its passes are compiled."""
-    levels = [level(0, 1, "target", True), level(1, 1, "draft", True)]
-    levels[place].compile = True
-    name = levels[place].name
-    with pytest.warns(RuntimeWarning, match=f"^{name}: compile=True has no effect") as caught:
-        ps.Chain(levels, [2], sync_each_step=False)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ps.Chain(levels, [2])
-        levels[place].compile = False
-        ps.Chain(levels, [2], sync_each_step=False)
-
-
 def test_graphs_on_the_cpu_are_refused() -> None:
     with pytest.raises(ValueError, match="one CUDA device, given cpu"):
         ps.Chain([level(0, 1, "a"), level(1, 1, "b")], [2], graphs=True)

@@ -80,7 +80,7 @@ def choose(
 ) -> tuple[Machine, tuning.Choice]:
     machine = Machine(cost)
     if candidates is None:
-        candidates = [config for config in cost if not config.compile]
+        candidates = list(cost)
     store = store or tuning.Store(None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("polyspec_ext.tuning.choice.pass_seconds", machine.measure)
@@ -116,49 +116,18 @@ def test_a_busy_machine_is_told_of_before_it_is_timed(
         assert ("load average 99.0 beside" in capsys.readouterr().err) == busy
 
 
-def test_what_won_without_it_is_compiled_and_nothing_else() -> None:
-    cost = {PLAIN: 4.0, PACKED: 3.0, HALF: 2.0, HALF_PACKED: 2.5}
-    compiled = replace(HALF, compile=True)
-    cost |= {replace(config, compile=True): 0.5 for config in cost} | {compiled: 1.0}
-    for how in ("auto", True):
-        machine, choice = choose(cost, compile=how)
-        assert choice.config == compiled
-        assert machine.made == [PLAIN, PACKED, HALF, HALF_PACKED, compiled]
-    slow = {config: 9.0 if config.compile else seconds for config, seconds in cost.items()}
-    assert choose(slow, compile="auto")[1].config == HALF
-    assert choose(slow, compile=True)[1].config == compiled
-    assert not any(config.compile for config in choose(cost)[0].made)
-
-
-def test_what_is_known_without_compilation_is_not_measured_again(tmp_path: Path) -> None:
-    compiled = replace(PACKED, compile=True)
-    cost = COST | {compiled: 0.5}
-    choose(cost, store=tuning.Store(tmp_path))
-    machine, choice = choose(cost, [PLAIN, PACKED], store=tuning.Store(tmp_path), compile="auto")
-    assert machine.made == [PACKED, compiled]
-    assert list(choice.seconds) == [PACKED, compiled]
-    for how in ("auto", True):
-        again = tuning.Store(tmp_path)
-        choose(cost, [PLAIN, PACKED], store=again, compile=how)
-        machine, known = choose(cost, [PLAIN, PACKED], store=again, compile=how)
-        assert known.cached
-        assert machine.made == [known.config] == [compiled]
-
-
 def test_what_fails_is_left_out() -> None:
     candidates = [PLAIN, PACKED, HALF_PACKED]
     assert choose({PLAIN: 2.0, HALF_PACKED: 1.0}, candidates)[1].config == HALF_PACKED
     assert choose({PACKED: 2.0}, candidates)[1].config == PACKED
     with pytest.raises(ValueError, match="not on this machine"):
         choose({}, candidates)
-    with pytest.warns(UserWarning, match="float32 compiled: left out"):
-        assert choose({PLAIN: 1.0}, [PLAIN], compile="auto")[1].config == PLAIN
 
 
 def test_one_candidate_is_not_measured() -> None:
-    machine, choice = choose({replace(PACKED, compile=True): 1.0}, [PACKED], compile=True)
+    machine, choice = choose({PACKED: 1.0}, [PACKED])
     assert machine.passes == []
-    assert str(choice) == "float32 packed compiled (as given)"
+    assert str(choice) == "float32 packed (as given)"
 
 
 def test_passes_are_timed_in_turns() -> None:
@@ -405,10 +374,10 @@ def test_a_chain_chooses(home: Path) -> None:
 def test_nothing_is_timed_where_there_is_nothing_to_pack(home: Path) -> None:
     """All layers of this copy are in 4 bits."""
     whole = ps.quantize_w4(model(inner=64), 32, head=True)
-    made: Any = level_for(whole, [1, 4], compile=False)
+    made: Any = level_for(whole, [1, 4])
     assert made.choice.seconds == {}
     assert not made.pack
-    part: Any = level_for(ps.quantize_w4(model(inner=64), 32, head=False), [1, 4], compile=False)
+    part: Any = level_for(ps.quantize_w4(model(inner=64), 32, head=False), [1, 4])
     assert list(part.choice.seconds) == [PLAIN, PACKED]
 
 
@@ -442,14 +411,14 @@ def test_no_clock_chooses_a_data_type(
         assert list(choice.seconds) == [PLAIN, PACKED]
     for choice in choices(dtype="bfloat16"):
         assert (choice.config, choice.seconds) == (HALF_PACKED, {})
-    given: Any = level_for(model(0, torch.bfloat16), [1], compile=False)
+    given: Any = level_for(model(0, torch.bfloat16), [1])
     assert (given.choice.config, given.choice.seconds) == (HALF_PACKED, {})
 
 
 def test_levels_of_the_users_own_stay() -> None:
     level = ps.HuggingFaceLevel(model())
     draft = ps.HuggingFaceLevel(model(1), pack=True)
-    chain = ps.Chain([level, draft], [2], check_vocabulary=False, pack="auto", compile="auto")
+    chain = ps.Chain([level, draft], [2], check_vocabulary=False, pack="auto")
     assert chain.levels[0] is level
     assert level.choice is None
     copy = ps.HuggingFaceLevel(model(2), shares_cache_with=level)
@@ -457,11 +426,10 @@ def test_levels_of_the_users_own_stay() -> None:
     assert chain.levels[0] is level
 
 
-@pytest.mark.parametrize("name", ["pack", "compile"])
 @pytest.mark.parametrize("value", ["yes", 1.0])
-def test_a_switch_of_the_wrong_kind(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf'{name}: expected True, False or "auto", given'):
-        ps.Chain([model()], **{name: value})
+def test_a_switch_of_the_wrong_kind(value: Any) -> None:
+    with pytest.raises(ValueError, match='pack: expected True, False or "auto", given'):
+        ps.Chain([model()], pack=value)
 
 
 @pytest.mark.usefixtures("no_clock")

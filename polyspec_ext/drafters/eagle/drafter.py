@@ -79,8 +79,7 @@ class Eagle:
             target: that the head was trained for: it gives embeddings and output head where the
                 checkpoint has none. Below a level with packed weights (`HuggingFaceLevel`) the
                 head runs on packed ones too, whose memory is taken again, but for the output head
-                that both share. Below one that decodes through `torch.compile` its passes of one
-                row do as well: the first draft takes seconds to minutes.
+                that both share.
             tree: see `Eagle`.
             dtype: of the head; None: the target's.
             name: for messages; None: the directory's name.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kv_cache import RollbackCache
-from ...levels import HuggingFaceLevel, IdMap, compiled
+from ...levels import HuggingFaceLevel, IdMap
 from ...levels.cpu_packed import pack_layers
 from ...ops import attention as cache_attention
 from ...tensors import Place, RowCounts
@@ -66,9 +66,7 @@ class HeadPasses:
 
     Args:
         network: with its weights. Below a level with packed weights it runs on packed ones too, and
-            later changes of its linear weights are not seen. On the CPU, below a level that decodes
-            through `torch.compile` its passes of one row are compiled as that one's are, the first
-            time that there is one.
+            later changes of its linear weights are not seen.
         target: a level or its model: gives embeddings and output head where the network has none.
         ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
             same.
@@ -96,8 +94,6 @@ class HeadPasses:
         # (A packed product has a dtype and no weights to ask.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = network.config
-        self._compiles = own.compile and not network.follows_length
-        self._compiled: compiled.CompiledPasses | None = None
         config = self.config
         self.features = FeatureCache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
@@ -191,48 +187,6 @@ class HeadPasses:
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
         cache = self.features.cache
-        given = {
-            "input_ids": tokens,
-            "states": states,
-            "position_ids": positions,
-            "attention_mask": mask,
-            "past_key_values": cache,
-        }
-        passes = self._compiled_passes(tokens, cache.rows.at) if self._compiles else None
-        if passes is None:
-            self._runs.reach(cache.rows.capacity)
-        out: torch.Tensor = (passes or self._step)(**given)
+        self._runs.reach(cache.rows.capacity)
+        out: torch.Tensor = self._step(tokens, states, positions, mask, cache)
         return out
-
-    def _compiled_passes(
-        self, tokens: torch.Tensor, at: int | None
-    ) -> compiled.CompiledPasses | None:
-        """What runs a pass over these tokens behind `at` pairs, if it is compiled. Asked for the
-        first time, all kinds are."""
-        batch, width = tokens.shape
-        if batch > 1 or width > compiled.LONGEST:
-            return None
-        if at is None or at < compiled.CONTEXT:
-            return None
-        if self._compiled is None:
-            self._compiled = self._compile()
-        return self._compiled
-
-    def _compile(self) -> compiled.CompiledPasses:
-        """Passes of one pair and of several, compiled over a cache of their own."""
-        passes, context = compiled.CompiledPasses(Step.forward, self._step), 2 * compiled.CONTEXT
-        cache = self.features.another(1, context + max(compiled.WIDTHS))
-        # The table of rotations grows with the cache, and would be a constant to them.
-        self._runs.rotations = None
-        for width in (context, *compiled.WIDTHS):
-            positions, mask = self.features.inputs(width, None, cache)
-            run = passes.compile if cache.rows.at else self._step
-            run(
-                input_ids=torch.zeros(1, width, dtype=torch.int64),
-                states=self.features.no_states(1).expand(-1, width, -1),
-                position_ids=positions,
-                attention_mask=mask,
-                past_key_values=cache,
-            )
-            cache.rollback(RowCounts([context]))
-        return passes
