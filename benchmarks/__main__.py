@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from polyspec_ext.command import options
-from polyspec_ext.command.run import help_of, run_command
+from polyspec_ext.cli import options
+from polyspec_ext.cli.run import help_of, run_command
 
 from . import adaptation, chains, demo, int4, kernels, overhead, preflight, shapes
 from .paper import command as paper

@@ -29,7 +29,7 @@ from benchmarks.traces import (
 )
 from polyspec_ext import drawing, policies, progress, tiny
 from polyspec_ext.chain import Chain
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.policies import RoundReport, StepReport
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from benchmarks.memory import require_memory
 from benchmarks.published_shapes import SHAPES, growth_of
 from polyspec_ext import progress, tiny
 from polyspec_ext.chain import Chain
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planned import plan

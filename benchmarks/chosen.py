@@ -24,7 +24,7 @@ from benchmarks.memory import require_memory
 from benchmarks.published_shapes import SHAPES, Shape
 from benchmarks.random_models import random_head, random_model
 from polyspec_ext import progress
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.drafters import Eagle
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 from polyspec_ext.ops import unchecked

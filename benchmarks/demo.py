@@ -16,10 +16,9 @@ from typing import Any
 
 from polyspec_ext import columns, progress
 from polyspec_ext.chain import Chain
-from polyspec_ext.cli import chain_options
+from polyspec_ext.cli import options
+from polyspec_ext.cli.run import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed
-from polyspec_ext.command import options
-from polyspec_ext.command.run import INTERRUPTED
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.tuning import default_store, processor
 
@@ -87,7 +86,7 @@ def add_command(commands: Any) -> None:
     )
     options.add_threads(sub)
     options.add_json(sub, "tables")
-    chain_options.add_measure_again(sub)
+    options.add_measure_again(sub)
     sub.set_defaults(run=run, raw=False, system=None)
 
 

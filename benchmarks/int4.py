@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine, output, timing
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels import huge_pages
 from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear

@@ -29,7 +29,7 @@ from benchmarks import (
     timing,
 )
 from polyspec_ext import progress
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 
 SCHEMA = 1  # of the JSON report

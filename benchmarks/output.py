@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polyspec_ext import columns
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.files import replace_text
 from polyspec_ext.tuning import processor
 

@@ -27,7 +27,7 @@ from benchmarks import calls, machine, output, timing
 from benchmarks.published_shapes import Shape
 from benchmarks.random_models import random_model
 from polyspec_ext import progress
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.config import Operators

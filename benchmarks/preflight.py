@@ -23,7 +23,7 @@ from benchmarks import machine, output, timing
 from benchmarks.published_shapes import SHAPES, Shape
 from benchmarks.random_models import random_model
 from polyspec_ext import progress
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.levels.quantized import CudaInt4Linear
 from polyspec_ext.quantization import rules
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from polyspec_ext import progress
+from polyspec_ext.cli import options
+from polyspec_ext.cli.run import help_of, run_command
 from polyspec_ext.cli.texts import tokenizer_of
-from polyspec_ext.command import options
-from polyspec_ext.command.run import help_of, run_command
 from polyspec_ext.levels import HuggingFaceLevel, load
 
 from .session import HeadTraining, Settings

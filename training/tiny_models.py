@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from polyspec_ext import progress
-from polyspec_ext.command import options
-from polyspec_ext.command.run import run_command
+from polyspec_ext.cli import options
+from polyspec_ext.cli.run import run_command
 
 from . import corpus
 from .rows import Document, Stream

@@ -19,7 +19,7 @@ import torch
 from benchmarks import machine
 from benchmarks.measuring import Spent
 from polyspec_ext import progress
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 from polyspec_ext.tuning import processor
 
 from . import prepare, presets, questions, record, report

@@ -12,16 +12,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from .. import columns
 from ..chat import chat_prompt, has_template
-from ..command import options
 from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
-from .chain_options import add_chain_options, add_sampling_options, build_chain, sampling_of
-from .texts import SHIPPED, add_prompt_options, show_prompt, speed, tokenizer_of
+from . import options
+from .chains import build_chain, sampling_of
+from .texts import SHIPPED, show_prompt, speed, tokenizer_of
 
 COMMANDS = {
     "/help": "list these commands",
@@ -34,27 +33,6 @@ COMMANDS = {
 HINT = "/help lists the commands, /quit ends; Ctrl-C ends an answer, twice at once"
 _PASTE = ("\x1b[200~", "\x1b[201~")  # what terminals send around pasted text
 _PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # and what has them do so, or not
-
-
-def add_command(commands: Any) -> None:
-    """Adds ``chat`` to the subcommands of a parser."""
-    sub = commands.add_parser(
-        "chat",
-        help="a conversation on the terminal",
-        description="Talk with a chain, whose target's tokenizer needs a chat template. Answers "
-        "stream; statistics follow each on standard error. Pasted lines are one message. Commands: "
-        f"{', '.join(COMMANDS)}. What stands in the caches is not read again. Turns for which the "
-        "context has no room are left out, the oldest first.",
-    )
-    add_prompt_options(sub)
-    sub.add_argument(
-        "--stats",
-        action="store_true",
-        help="a table of every level's work and acceptance behind each answer, instead of a line",
-    )
-    add_chain_options(sub)
-    add_sampling_options(sub)
-    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

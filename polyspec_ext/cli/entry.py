@@ -1,21 +1,32 @@
-"""The command line: ``python -m polyspec_ext generate|chat|plan|export ...``."""
+"""The command line: ``python -m polyspec_ext generate|chat|plan|export ...``.
+
+A command's module is imported when the command runs, and models with it: ``--help`` stays quick.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from ..command import options
-from ..command.run import help_of, run_command
-from . import chat, export, generate, plan
+from . import options
+from .run import help_of, run_command
+
+# Commands whose options lie in their module.
+_OTHERS = ("plan", "export")
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        command: the command that will be parsed, whose options suffice; None: all.
+    """
     script = Path(sys.argv[0]).name if sys.argv else ""
     parser = options.Parser(
         prog=script if script == "polyspec" else "python -m polyspec_ext",
@@ -26,14 +37,78 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=help_of(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
-
-    for command in (generate, chat, plan, export):
-        command.add_command(commands)
+    _add_generate(
+        commands.add_parser(
+            "generate",
+            help="continue a prompt, or several at once",
+            description="Answer or continue prompts with the target's distribution. If its "
+            "tokenizer has a chat template, a prompt is a question and goes through it; else, or "
+            "with --raw, it is continued as it is.",
+        )
+    )
+    _add_chat(
+        commands.add_parser(
+            "chat",
+            help="a conversation on the terminal",
+            description="Talk with a chain whose target's tokenizer has a chat template. Answers "
+            "stream; statistics follow each on standard error. Pasted lines are one message. "
+            "/help lists the commands. Tokens in the caches are not read again. Turns for which "
+            "the context has no room are left out, the oldest first.",
+        )
+    )
+    if command not in commands.choices:
+        for name in _OTHERS:
+            importlib.import_module(f".{name}", __package__).add_command(commands)
     return parser
 
 
+def _add_generate(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
+    options.add_raw(sub)
+    options.add_prompt_options(sub)
+    sub.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object instead of streamed text; of several prompts, with their requests",
+    )
+    sub.add_argument(
+        "--stats",
+        action="store_true",
+        help="a table of every level's work and acceptance at the end",
+    )
+    sub.add_argument(
+        "--auto",
+        action="store_true",
+        help="the chain of these models, their copies and drafters without a model that `plan` "
+        "recommends for the prompts; planned once, and kept",
+    )
+    options.add_chain_options(sub)
+    options.add_sampling_options(sub)
+    sub.set_defaults(run=_later("generate"))
+
+
+def _add_chat(sub: argparse.ArgumentParser) -> None:
+    options.add_prompt_options(sub)
+    sub.add_argument(
+        "--stats",
+        action="store_true",
+        help="a table of every level's work and acceptance behind each answer, instead of a line",
+    )
+    options.add_chain_options(sub)
+    options.add_sampling_options(sub)
+    sub.set_defaults(run=_later("chat"))
+
+
+def _later(command: str) -> Callable[[argparse.Namespace], int]:
+    def run(args: argparse.Namespace) -> int:
+        status: int = importlib.import_module(f".{command}", __package__).run(args)
+        return status
+
+    return run
+
+
 class _Version(argparse.Action):
-    """Looked up when asked for: the rest of the command line does not need it."""
+    """Print versions, which are looked up when asked for."""
 
     def __call__(
         self,
@@ -51,5 +126,7 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status; bad input is one line on stderr and status 2."""
-    return run_command(make_parser(), arguments)
+    """Run a command. Return the exit status; bad input is one line on stderr and status 2."""
+    words = sys.argv[1:] if arguments is None else arguments
+    command = next((word for word in words if not word.startswith("-")), None)
+    return run_command(make_parser(command), arguments)

@@ -9,19 +9,10 @@ from typing import Any
 
 from .. import columns
 from ..chat import ChatPrompt, ends_of_turn, has_template
-from ..command import options
 from ..outputs import Output
-from .chain_options import (
-    add_chain_options,
-    add_sampling_options,
-    build_chain,
-    planned_chain,
-    sampling_of,
-)
+from .chains import build_chain, planned_chain, sampling_of
 from .texts import (
     SHIPPED,
-    add_prompt_options,
-    add_raw,
     drawn_seeds,
     print_text,
     require_text,
@@ -30,39 +21,6 @@ from .texts import (
     text_prompt,
     tokenizer_of,
 )
-
-
-def add_command(commands: Any) -> None:
-    """Adds ``generate`` to the subcommands of a parser."""
-    sub = commands.add_parser(
-        "generate",
-        help="continue a prompt, or several at once",
-        description="Answer or continue prompts with the target's distribution. If the target's "
-        "tokenizer has a chat template, a prompt is a question and goes through it; else, or with "
-        "--raw, it is continued as it is.",
-    )
-    sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
-    add_raw(sub)
-    add_prompt_options(sub)
-    sub.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON object instead of streamed text; of several prompts, with their requests",
-    )
-    sub.add_argument(
-        "--stats",
-        action="store_true",
-        help="a table of every level's work and acceptance at the end",
-    )
-    sub.add_argument(
-        "--auto",
-        action="store_true",
-        help="the chain of these models, their copies and drafters without a model that `plan` "
-        "recommends for the prompts; planned once, and kept",
-    )
-    add_chain_options(sub)
-    add_sampling_options(sub)
-    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,13 +11,13 @@ from typing import Any
 
 from .. import columns, progress, tiny
 from ..chat import has_template
-from ..command import options
 from ..planned import plan
 from ..planning import plot
 from ..planning.planner import Plan
 from ..tuning import default_store, processor
-from .chain_options import add_measure_again
-from .texts import add_raw, require_text, text_prompt, tokenizer_of
+from . import options
+from .options import add_measure_again, add_raw
+from .texts import require_text, text_prompt, tokenizer_of
 
 
 def add_command(commands: Any) -> None:

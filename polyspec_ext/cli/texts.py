@@ -20,23 +20,6 @@ SHIPPED = (
 )
 
 
-def add_prompt_options(parser: Any) -> None:
-    """Options of what is made of the user's words."""
-    parser.add_argument(
-        "--system", metavar="TEXT", help="system prompt, where the chat template takes one"
-    )
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="also show the chain and the prompts as the target reads them, on standard error",
-    )
-
-
-def add_raw(parser: Any) -> None:
-    """The option that leaves out the chat template (`text_prompt`)."""
-    parser.add_argument("--raw", action="store_true", help="without the chat template")
-
-
 def tokenizer_of(args: argparse.Namespace) -> Any:
     """The tokenizer of the target; ValueError where there is no model, or none beside it."""
     if args.target is None:

@@ -13,7 +13,7 @@ from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.command.run import run_command
+from polyspec_ext.cli.run import run_command
 from polyspec_ext.levels import HuggingFaceLevel, load
 from training.__main__ import make_parser
 from training.rows import Document, Stream, frequent

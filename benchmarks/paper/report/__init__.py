@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import output, plot
-from polyspec_ext.command import options
+from polyspec_ext.cli import options
 
 from ..record import read_run
 from . import figures, tables

@@ -1,5 +1,5 @@
-"""What the options of every command take, checked where the user gives it: one-line errors that
-name the option, what was expected and what came."""
+"""Options of the commands: parse each value where the user gives it, and name the option, what was
+expected and what came in an error of one line. No model library is imported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..tuning import Switch
+from ..policies import POLICIES
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 NO_END = float("inf")
-SWITCHES: dict[str, Switch] = {"auto": "auto", "on": True, "off": False}  # by their words
+SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}  # of `tuning.Switch`
 
 
 class Parser(argparse.ArgumentParser):
@@ -196,3 +196,132 @@ def add_processor_time(group: Any) -> None:
         help="CPU: processor time of the process in place of wall time, for a machine that is busy "
         "with something else; says what wall time would only with --threads 1",
     )
+
+
+def add_prompt_options(parser: Any) -> None:
+    """Options of what is made of the user's words."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="system prompt, where the chat template takes one"
+    )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="also show the chain and the prompts as the target reads them, on standard error",
+    )
+
+
+def add_raw(parser: Any) -> None:
+    """The option that leaves out the chat template (`text_prompt`)."""
+    parser.add_argument("--raw", action="store_true", help="without the chat template")
+
+
+def add_chain_options(parser: argparse.ArgumentParser) -> None:
+    """Options that choose the models of a chain."""
+    group = parser.add_argument_group(
+        "chain",
+        "without --target: the shipped target, and below it the shipped middle and drafter where "
+        "neither --middle nor --draft is given",
+    )
+    group.add_argument(
+        "--chain",
+        metavar="FILE",
+        help="a chain that `plan --save FILE` wrote, instead of the options below but --threads",
+    )
+    group.add_argument(
+        "--target",
+        metavar="MODEL",
+        help="model directory or id; here and below 'w4:MODEL' is its 4-bit copy, made once and "
+        "kept in polyspec_ext/w4 of the user's cache folder, 'w8:MODEL' its 8-bit one",
+    )
+    group.add_argument(
+        "--middle",
+        metavar="MODEL",
+        action="append",
+        default=[],
+        help="level between target and draft, or 'w4' or 'w8', the target's 4-bit or 8-bit copy "
+        "over the target's cache; may be repeated",
+    )
+    add_draft(
+        group, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram' or 'early-exit:K'"
+    )
+    group.add_argument(
+        "--window",
+        type=COUNTS_OR_NONE,
+        metavar="MU,K",
+        help="tokens that each level but the last waits for, target first",
+    )
+    group.add_argument(
+        "--rounds",
+        type=COUNTS_OR_NONE,
+        metavar="R,...",
+        help="blocks from below after which a level waits no longer, for each above the lowest "
+        "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
+    )
+    add(
+        group,
+        "--tail",
+        COUNT_OR_NONE,
+        0,
+        "T",
+        "tokens that the drafter adds, unverified, to those that the target is about to verify",
+    )
+    group.add_argument(
+        "--rule",
+        choices=("token", "block"),
+        default="token",
+        help="acceptance rule (default: %(default)s)",
+    )
+    group.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        help="chooses the windows before every round, from --window on (default: they stay)",
+    )
+    group.add_argument(
+        "--dtype",
+        help="of the models; auto: each checkpoint's own (default: auto, but on the CPU float32 "
+        "unless it is bfloat16, packed, and the processor multiplies that; of the shipped chain "
+        "there float32, its draft levels by the same rule)",
+    )
+    group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
+    add_threads(group)
+    group.add_argument(
+        "--pack",
+        choices=tuple(SWITCHES),
+        default="auto",
+        help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
+        "where that is faster on this processor (default: %(default)s)",
+    )
+    add_measure_again(group)
+
+
+def add_measure_again(parser: Any) -> None:
+    """Option that forgets what was timed on this processor."""
+    parser.add_argument(
+        "--measure-again",
+        action="store_true",
+        help="forget what was found to be fastest on this processor, which is kept in "
+        "polyspec_ext/levels of the user's cache folder, and time it again",
+    )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Options of a request, each one value or one for every prompt."""
+    group = parser.add_argument_group(
+        "sampling", "each takes one value, or one for every prompt with commas between"
+    )
+    for name, kind, default, metavar, meaning in (
+        ("--max-new-tokens", COUNTS_OR_NONE, 256, "N,...", "never more than that"),
+        ("--temperature", TEMPERATURES, 0.0, "T,...", "0 is greedy"),
+        ("--top-k", COUNTS_OR_NONE, 0, "K,...", "0 is off"),
+        ("--top-p", SHARES, 1.0, "P,...", "1 is off"),
+        ("--min-p", SHARES, 0.0, "P,...", "0 is off"),
+        ("--seed", SEEDS, None, "S,...", "the same seed, the same text"),
+    ):
+        read: Callable[[str], Any] = kind
+        group.add_argument(
+            name,
+            type=read,
+            default=[default],
+            metavar=metavar,
+            help=f"{meaning} (default: {'a fresh one' if default is None else f'{default:g}'})",
+        )
