@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_models
 import torch
 import transformers as hf
 
@@ -22,7 +23,7 @@ from polyspec_ext.levels.gguf import BlockLinear
 
 pytest.importorskip("gguf")
 import gguf
-from gguf_blocks import TYPES, write_model
+from gguf_blocks import TYPES, write_checkpoint, write_model
 
 PROMPT = [5, 17, 80, 3, 3, 41]
 # As llama.cpp mixes them: other types for values, for what leads back, and for the head.
@@ -410,6 +411,21 @@ def test_chains_of_files(tmp_path: Path, pack: Any) -> None:
     assert chain.levels[0].varies == ()
     wanted = plain.generate([PROMPT, PROMPT[:3]], 24).sequences
     assert chain.generate([PROMPT, PROMPT[:3]], 24).sequences.equal(wanted)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_in_float32_is_its_model(tmp_path: Path, tied: bool) -> None:
+    """Its chain is named after the file, and says what the model says."""
+    model, file = small_models.make("llama"), tmp_path / "model.gguf"
+    model.config.tie_word_embeddings = tied
+    model.tie_weights()
+    write_checkpoint(model, file, "llama")
+    chain = ps.Chain([file, "prompt-lookup"], pack=False)
+    assert chain.names == ["model.gguf", "prompt lookup"]
+    wanted = ps.Chain([model]).generate(PROMPT, 16).sequences
+    assert chain.generate(PROMPT, 16).sequences.equal(wanted)
+    with pytest.raises(ValueError, match=r"expected a tokenizer .*model\.gguf"):
+        tokenizer_at(file)
 
 
 def test_other_files_are_dequantised_with_a_word(

@@ -24,8 +24,6 @@ import small_models
 import torch
 from native_builds import CXX, EXAMPLES, run
 
-from polyspec_ext.integrations.gguf import write_gguf
-
 EXAMPLE = EXAMPLES / "llama_cpp"
 CANNOT_BE_HAD = 3
 PROMPTS = ["What is 17 * 24? Show each step.", "Write a stack in Python."]
@@ -133,6 +131,9 @@ V = 8
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Path]]:
     """A target, two models less and less like it, and their files."""
+    pytest.importorskip("gguf")
+    from gguf_blocks import write_checkpoint
+
     folder = tmp_path_factory.mktemp("gguf")
     models = [small_models.make("llama", vocab=V, seed=seed) for seed in range(3)]
     target = models[0]
@@ -142,7 +143,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Path]]:
             for own, other in zip(model.parameters(), target.parameters(), strict=True):
                 own.copy_(other + 0.06 * i * (torch.randn_like(own) if own.dim() > 1 else 0))
         files.append(folder / f"{i}.gguf")
-        write_gguf(model, files[-1])
+        write_checkpoint(model, files[-1], "llama")
     return target, files
 
 
