@@ -6,6 +6,8 @@ the data can tell come back as status bits, and nothing waits for the device. Ca
 place. All work under ``torch.compile`` and in CUDA graphs.
 
 Rolling a contiguous cache back needs no operator: its lengths are all that changes (contract C7).
+Paged caches have operators without functions here: ``torch.ops.polyspec.append_paged``,
+``reserve_pages`` and ``truncate_pages``.
 """
 
 from __future__ import annotations
@@ -18,11 +20,8 @@ import torch
 __all__ = [
     "CacheStatus",
     "append",
-    "append_paged",
     "compact_tree",
     "pointers",
-    "reserve_pages",
-    "truncate_pages",
 ]
 
 Appended = tuple[torch.Tensor, torch.Tensor]
@@ -70,80 +69,6 @@ def append(
     """
     made: Appended = _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
     return made
-
-
-def append_paged(
-    cache_keys: torch.Tensor,
-    cache_values: torch.Tensor,
-    block_table: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    counts: torch.Tensor | None = None,
-) -> Appended:
-    """Append to a paged cache, in place.
-
-    Args:
-        cache_keys, cache_values: [pages, H, page_size, Dk] and [pages, H, page_size, Dv]. Written.
-        block_table: [B, max_pages] int32; position p of row b lies in page ``block_table[b, p //
-            page_size]``.
-        keys, values, lengths, counts: as in `append`.
-
-    Returns:
-        new_lengths and status as in `append`; BAD_PAGE where the table has no page for a token.
-    """
-    made: Appended = torch.ops.polyspec.append_paged(
-        cache_keys, cache_values, block_table, keys, values, lengths, counts
-    )
-    return made
-
-
-def reserve_pages(
-    block_table: torch.Tensor,
-    held: torch.Tensor,
-    free_pages: torch.Tensor,
-    free_count: torch.Tensor,
-    lengths: torch.Tensor,
-    page_size: int,
-) -> torch.Tensor:
-    """Give every row the pages for ``lengths[b]`` tokens, rows in ascending order, from the free
-    list's top.
-
-    Args:
-        block_table: [B, max_pages] int32. Written.
-        held: [B] int64, pages of each row: ``block_table[b, :held[b]]``. Written.
-        free_pages: [pages] int32, of which the first ``free_count`` [1] int64 are free. Both
-            written.
-        lengths: [B] int64.
-
-    Returns:
-        status [B] int32: CACHE_FULL where no page was left (for this row and later ones in need) or
-        the table is too short.
-    """
-    status: torch.Tensor = torch.ops.polyspec.reserve_pages(
-        block_table, held, free_pages, free_count, lengths, page_size
-    )
-    return status
-
-
-def truncate_pages(
-    block_table: torch.Tensor,
-    held: torch.Tensor,
-    free_pages: torch.Tensor,
-    free_count: torch.Tensor,
-    lengths: torch.Tensor,
-    page_size: int,
-) -> torch.Tensor:
-    """Take back the pages behind ``lengths[b]`` tokens: the rollback of a paged cache. Arguments as
-    in `reserve_pages`.
-
-    Returns:
-        status [B] int32: BAD_PAGE where a page id or count cannot be; that row keeps its pages.
-    """
-    status: torch.Tensor = torch.ops.polyspec.truncate_pages(
-        block_table, held, free_pages, free_count, lengths, page_size
-    )
-    return status
 
 
 def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:

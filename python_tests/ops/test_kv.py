@@ -79,7 +79,7 @@ def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: st
     lengths = torch.tensor([6, 0, 3], device=device)
     counts = torch.tensor([5, 5, 1], device=device)
     pool = (table, held, free, free_count)
-    assert not cache_ops.reserve_pages(*pool, lengths + counts, size).any()
+    assert not torch.ops.polyspec.reserve_pages(*pool, lengths + counts, size).any()
     assert table.tolist() == [[7, 6, 5, -1], [4, 3, -1, -1], [2, -1, -1, -1]]
     assert held.tolist() == [3, 2, 1]
     assert free_count.tolist() == [2]
@@ -90,17 +90,19 @@ def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: st
             page = int(table[row, (length + i) // size])
             expected_keys[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
             expected_values[page + 1, 1:-1, (length + i) % size + 1, 1:-1] = new_keys[row, :, i]
-    new_lengths, status = cache_ops.append_paged(
+    new_lengths, status = torch.ops.polyspec.append_paged(
         keys, values, table, new_keys, new_keys, lengths, counts
     )
     assert not status.any()
     assert new_lengths.tolist() == [11, 5, 4]
     assert torch.equal(whole_keys, expected_keys)
     assert torch.equal(whole_values, expected_values)
-    assert not cache_ops.truncate_pages(*pool, torch.tensor([4, 5, 0], device=device), size).any()
+    assert not torch.ops.polyspec.truncate_pages(
+        *pool, torch.tensor([4, 5, 0], device=device), size
+    ).any()
     assert table.tolist() == [[7, -1, -1, -1], [4, 3, -1, -1], [-1, -1, -1, -1]]
     assert free[: int(free_count)].tolist() == [0, 1, 6, 5, 2]
-    status = cache_ops.reserve_pages(*pool, torch.tensor([16, 5, 16], device=device), size)
+    status = torch.ops.polyspec.reserve_pages(*pool, torch.tensor([16, 5, 16], device=device), size)
     assert status.tolist() == [0, 0, int(CacheStatus.CACHE_FULL)]  # three pages went to row 0
     assert held.tolist() == [4, 2, 0]
 

@@ -151,10 +151,14 @@ def cache(dtype: torch.dtype, device: str) -> None:
     held = torch.zeros(b, dtype=torch.int64, device=device)
     free = torch.arange(pages, dtype=torch.int32, device=device)
     count = torch.tensor([pages], device=device)
-    assert not cache_ops.reserve_pages(table, held, free, count, lengths + t, page_size).any()
-    _, status = cache_ops.append_paged(page_keys, page_values, table, new_keys, new_values, lengths)
+    assert not torch.ops.polyspec.reserve_pages(
+        table, held, free, count, lengths + t, page_size
+    ).any()
+    _, status = torch.ops.polyspec.append_paged(
+        page_keys, page_values, table, new_keys, new_values, lengths, None
+    )
     assert not status.any()
-    assert not cache_ops.truncate_pages(table, held, free, count, lengths, page_size).any()
+    assert not torch.ops.polyspec.truncate_pages(table, held, free, count, lengths, page_size).any()
 
 
 def schedule(device: str) -> None:
