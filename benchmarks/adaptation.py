@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import machine, output
+from benchmarks.policies import POLICIES
 from benchmarks.replay import Costs, Run, Trace, oracle, replay
 from benchmarks.traces import (
     BRANCH,
@@ -27,10 +28,10 @@ from benchmarks.traces import (
     prompt_sets,
     record,
 )
-from polyspec_ext import drawing, policies, progress, tiny
+from polyspec_ext import drawing, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
-from polyspec_ext.policies import RoundReport, StepReport
+from polyspec_ext.policies import Adaptive, RoundReport, StepReport
 
 T = TypeVar("T")
 SCHEMA = 2  # of the JSON report
@@ -57,8 +58,8 @@ def all_windows(levels: int) -> list[list[int]]:
     ]
 
 
-def policy_of(name: str, levels: int, **options: Any) -> policies.Adaptive:
-    return policies.POLICIES[name](max_windows=LIMITS[levels], **options)
+def policy_of(name: str, levels: int, **options: Any) -> Adaptive:
+    return POLICIES[name](max_windows=LIMITS[levels], **options)
 
 
 def changing(sets: dict[str, list[Text]]) -> list[Text]:
@@ -127,7 +128,7 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
         BEST: {"speed": fixed[best].speed, "windows": list(best)},
         HALVES: {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)},
     }
-    for name in policies.POLICIES:
+    for name in POLICIES:
         run = replay(traces, costs, policy_of(name, levels, guard=True), start)
         if name != "fixed":
             rows[name] = {"speed": run.speed, "windows_over_time": run.windows}
@@ -167,8 +168,8 @@ def overhead(levels: int) -> dict[str, float]:
         StepReport(n, 3, 2 if n < levels else 0, 3, 1, 1e-2 / n**2) for n in range(levels, 0, -1)
     ]
     text = list(range(600))
-    for name in policies.POLICIES:
-        policy = policy_of(name, levels) if levels in LIMITS else policies.named(name)
+    for name in POLICIES:
+        policy = policy_of(name, levels) if levels in LIMITS else POLICIES[name]()
         windows = [4 * 2**i for i in reversed(range(levels - 1))]
         policy.next(RoundReport(0, windows, text, 0))
         report = RoundReport(0, windows, text, 4, steps)
@@ -199,7 +200,7 @@ def live(
         PLAIN: Chain(levels[:1]),
         SHIPPED: Chain(levels, shipped, rounds=tiny.ROUNDS[tiny.LEVELS]),
     }
-    for name in policies.POLICIES:
+    for name in POLICIES:
         if name != "fixed":
             chains[name] = Chain(levels, shipped, policy=policy_of(name, len(levels)))
     return {
@@ -298,7 +299,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines += ["Microseconds per round:", ""]
     lines += output.table(
         ["policy", *(f"{n} levels" for n in overheads)],
-        ([name, *(f"{own[name]:.1f}" for own in overheads.values())] for name in policies.POLICIES),
+        ([name, *(f"{own[name]:.1f}" for own in overheads.values())] for name in POLICIES),
     )
     for chain, sets in report["chains"].items():
         first = next(iter(sets.values()))

@@ -124,7 +124,7 @@ class Chain:
             loaded by path or id, False for those that are given.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
-            "fsm", "cached-fsm", "q-learning", "joint" or "fixed". None: they stay.
+            "cached-fsm", "joint" or "fixed". None: they stay.
         sync_each_step: whether the host reads what came of each draft and verification before the
             next. None: on the CPU, and where it must: unbounded `rounds`, logits processors,
             a drafter on the host, levels on several devices, the end of a context.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Fsm, Joint, Online, QLearning, named
+from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Joint, Online, named
 from .base import RoundReport, StepReport, WindowPolicy
 from .drafter_choice import DrafterChoice
 
@@ -12,10 +12,8 @@ __all__ = [
     "CachedFsm",
     "DrafterChoice",
     "Fixed",
-    "Fsm",
     "Joint",
     "Online",
-    "QLearning",
     "RoundReport",
     "StepReport",
     "WindowPolicy",

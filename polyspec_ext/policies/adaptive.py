@@ -131,16 +131,9 @@ class Online(Adaptive):
 
 
 @dataclass(eq=False)
-class Fsm(Adaptive):
-    """A state machine per level: one up after a block that was accepted whole, one down after one
-    of which less than half was."""
-
-    name, _kind = "fsm", PolicyKind.FSM
-
-
-@dataclass(eq=False)
 class CachedFsm(Adaptive):
-    """`Fsm`, and a table from the last tokens to the window that fitted there last.
+    """A table from the last tokens to the window that fitted there last; elsewhere one up after a
+    block that was accepted whole, one down after one of which less than half was.
 
     Args:
         ngram: tokens of a key, 1 to 8.
@@ -148,25 +141,6 @@ class CachedFsm(Adaptive):
 
     name, _kind = "cached-fsm", PolicyKind.CACHED_FSM
     ngram: int = 3
-
-
-@dataclass(eq=False)
-class QLearning(Adaptive):
-    """Tabular Q-learning of one up, stay, or one down per level; the reward is tokens per second
-    over their running mean.
-
-    Args:
-        learning_rate: step size, in (0, 1].
-        discount: in [0, 1).
-        exploration: share of random actions, in [0, 1].
-        seed: of these.
-    """
-
-    name, _kind = "q-learning", PolicyKind.Q_LEARNING
-    learning_rate: float = 0.2
-    discount: float = 0.5
-    exploration: float = 0.1
-    seed: int = 0
 
 
 @dataclass(eq=False)
@@ -185,7 +159,7 @@ class Joint(Adaptive):
 
 
 POLICIES: dict[str, type[Adaptive]] = {
-    kind.name: kind for kind in (Fixed, Online, Fsm, CachedFsm, QLearning, Joint)
+    kind.name: kind for kind in (Fixed, Online, CachedFsm, Joint)
 }
 
 

@@ -15,12 +15,13 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
+from benchmarks.policies import POLICIES, Fsm, QLearning
 from polyspec_ext import _C, policies
 from polyspec_ext.planning import theory
 from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 
-NAMES = list(policies.POLICIES)
+NAMES = list(POLICIES)
 # Step by step; and without host synchronisation, as on a device.
 EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
 
@@ -58,7 +59,7 @@ def test_sampled_text_has_the_targets_distribution(
     kind = toy_rows.Staying if at_once else toy_rows.Rows
     made = [kind(2, 11 + i) for i in range(count)]
     options: dict[str, Any] = {"ngram": 1} if name == "cached-fsm" else {}
-    policy = policies.POLICIES[name](
+    policy = POLICIES[name](
         max_windows=[3] * (count - 1), guard_loss=0.5, guard_hold=1, guard_share=50.0, **options
     )
     clock = Clock(policy)
@@ -78,7 +79,7 @@ def test_sampled_text_has_the_targets_distribution(
 def test_greedy_text_is_the_targets(count: int, name: str) -> None:
     levels = [toy.ToyLevel(40, 11 + i, scale=3.0) for i in range(count)]
     plain = ps.Chain(levels[:1]).generate([7], 120).sequences
-    chain = ps.Chain(levels, [2] * (count - 1), policy=name)
+    chain = ps.Chain(levels, [2] * (count - 1), policy=POLICIES[name]())
     for _ in range(2):
         assert chain.generate([7], 120).sequences.equal(plain)
 
@@ -88,7 +89,9 @@ def test_rows_of_a_batch(name: str) -> None:
     levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
     prompts = [[1, 2], [3], [4, 4, 4]]
     lengths = [30, 12, 50]
-    out = ps.Chain(levels, [3, 2], policy=name).generate(prompts, lengths, eos_token_id=[])
+    out = ps.Chain(levels, [3, 2], policy=POLICIES[name]()).generate(
+        prompts, lengths, eos_token_id=[]
+    )
     plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
     assert out.sequences.equal(plain.sequences)
 
@@ -200,7 +203,7 @@ def test_times_are_a_function_of_the_window() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_drafter_that_is_always_wrong_costs_little(name: str) -> None:
     """Never below .97 of plain decoding over a run."""
-    kind = policies.POLICIES[name]
+    kind = POLICIES[name]
     chosen = rounds(kind(guard=True), [0.0], linear, [4], 1000)
     spent = sum(linear(1, w) + (linear(2, w) if w else 0) for (w,) in chosen)
     plain = 1000 * linear(1, 0)
@@ -214,7 +217,7 @@ def test_a_drafter_that_is_always_wrong_costs_little(name: str) -> None:
 def test_it_speculates_again(name: str) -> None:
     """Nothing is accepted for a while, and then nearly all is."""
     accept = [0.0] * 200 + [0.95] * 1300
-    chosen = rounds(policies.POLICIES[name](), accept, linear, [4], len(accept))
+    chosen = rounds(POLICIES[name](), accept, linear, [4], len(accept))
     assert sum(w > 0 for (w,) in chosen[50:200]) < 40
     if name not in ("q-learning", "cached-fsm"):
         assert all(w > 2 for (w,) in chosen[-20:])
@@ -274,11 +277,11 @@ def test_windows_above_are_whole_rounds_of_the_level_below() -> None:
 
 def test_q_learning_asks_no_more_of_a_drafter_that_is_always_wrong() -> None:
     """Nothing is known at first: equal values must not lead upwards."""
-    chosen = rounds(policies.QLearning(exploration=0), [0.0], linear, [4], 200)
+    chosen = rounds(QLearning(exploration=0), [0.0], linear, [4], 200)
     asked = [w for (w,) in chosen if w]
     assert max(asked) <= 4
     assert min(asked) == 1
-    upwards = rounds(policies.QLearning(exploration=0, guard=False), [1.0], linear, [4], 5)
+    upwards = rounds(QLearning(exploration=0, guard=False), [1.0], linear, [4], 5)
     assert [w for (w,) in upwards] == [4, 5, 6, 7, 8]
 
 
@@ -287,7 +290,7 @@ def test_state_machine() -> None:
         steps = [StepReport(1, tokens, accepted, tokens, 1, 0.0)]
         return RoundReport(0, [tokens], [0] * 9, accepted + 1, steps)
 
-    policy = policies.Fsm(max_windows=[6])
+    policy = Fsm(max_windows=[6])
     (now,) = policy.next(RoundReport(0, [4], [0], 0))
     seen = [now]
     for accepted in (4, 5, 6, 2, 2, 2, 1, 0, 0, 0, 0):
@@ -360,7 +363,7 @@ def test_names_and_options() -> None:
 
 
 def test_copies_begin_anew() -> None:
-    policy = policies.Fsm()
+    policy = Fsm()
     policy.next(RoundReport(0, [4], [0], 0))
     for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
         assert list(other.next(RoundReport(0, [2], [0], 0))) == [2]

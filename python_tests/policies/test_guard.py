@@ -97,7 +97,7 @@ def test_drafting_that_loses_costs_little(name: str, accept: float, length: int)
     assert sum(w > 0 for w in run.drafted) > 4  # it has asked again
 
 
-@pytest.mark.parametrize("name", [*BY_TIMES, "fsm", "fixed"])
+@pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
 def test_plain_passes_are_timed_by_themselves(name: str) -> None:
     """Any pass with drafts takes nearly three plain ones: a line through all widths takes plain
     passes for dearer than they are, and losses for gains."""
