@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import runpy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import toy_rows
 from device_rounds import counted
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from random_chains import Row, Shape, batch_of, rows, shapes
 from toy import ToyLevel
 from transformers import AutoModelForCausalLM
 
@@ -20,76 +21,6 @@ from polyspec_ext import tiny
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "one_screen.py"
 generate = runpy.run_path(str(EXAMPLE))["generate"]
-
-sampling = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.6, 1.0, 1.0, 1.7]),
-        "top_k": st.sampled_from([0, 0, 0, 4]),
-        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
-        "min_p": st.sampled_from([0.0, 0.0, 0.1]),
-        "seed": st.sampled_from([0, 1, 7, 2**63, 2**64 - 1]),
-    }
-)
-
-
-class Row(NamedTuple):
-    """A request of a batch."""
-
-    prompt: list[int]
-    max_new_tokens: int
-    eos: list[int]
-    sampling: dict[str, Any]
-
-
-def rows(prompts: st.SearchStrategy[list[int]], most: int) -> st.SearchStrategy[list[Row]]:
-    eos = st.sets(st.integers(0, 5), max_size=1).map(list)
-    row = st.builds(Row, prompts, st.integers(0, most), eos, sampling)
-    return st.lists(row, min_size=1, max_size=5)
-
-
-class Shape(NamedTuple):
-    """A chain but for its levels."""
-
-    window: list[int]
-    rounds: list[int]
-    tail: int
-    rule: str
-    sync_each_step: bool | None
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments of `Chain`."""
-        return self._asdict()
-
-
-@st.composite
-def shapes(draw: st.DrawFn, least: int = 1) -> Shape:
-    levels = draw(st.integers(least, 4))
-    window = draw(
-        st.lists(st.sampled_from([1, 2, 3, 5, 8, 0]), min_size=levels - 1, max_size=levels - 1)
-    )
-    rounds = draw(
-        st.lists(
-            st.sampled_from([1, 2, 3, 0]), min_size=max(0, levels - 2), max_size=max(0, levels - 2)
-        )
-    )
-    tail = draw(st.integers(0, 3)) if levels > 2 else 0
-    # Without the host's reading a round must be bounded.
-    sync = draw(st.sampled_from([False, None])) if all(rounds) else None
-    return Shape(window, rounds, tail, draw(st.sampled_from(["token", "token", "block"])), sync)
-
-
-def batch_of(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> list[list[int]]:
-    """Return the new tokens of each row of one call."""
-    names = list(batch[0].sampling)
-    running = chain.batch(
-        [row.prompt for row in batch],
-        [row.max_new_tokens for row in batch],
-        eos_token_id=[row.eos for row in batch],
-        cache_prompt=cache_prompt,
-        **{name: [row.sampling[name] for row in batch] for name in names},
-    )
-    running.complete()
-    return [row.tokens[len(own.prompt) :] for row, own in zip(running.rows, batch, strict=True)]
 
 
 def screen(levels: list[Any], shape: Shape, row: Row) -> list[int]:

@@ -1,0 +1,254 @@
+"""Random chains with trees and hidden states against a loop without caches: every row of `Chain`
+has its tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import last_state_heads
+import pytest
+import torch
+from device_rounds import counted
+from eagle_heads import Variant, save, weights_of
+from head_screen import Draft, generate
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from random_chains import Row, Shape, batch_of, rows, shapes
+from told import draft_input, prompts, told
+from toy_trees import StayingTrees
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.drafters.base import DrafterCapabilities
+from polyspec_ext.drafters.eagle.load import load_head
+from polyspec_ext.levels.base import InputBlock, PromptBatch
+from polyspec_ext.sampling import Sampling
+from polyspec_ext.tensors import RowParameters
+
+VOCAB, SIZE = 7, 8
+SIZES: dict[str, Any] = {"hidden": SIZE, "inner": 12, "heads": 2, "kv_heads": 2, "own_head": True}
+
+
+class Level(StayingTrees):
+    """A level whose hidden states name it, and as the oracle reads it."""
+
+    def __init__(self, number: int, layers: int = 1) -> None:
+        super().__init__(VOCAB, 11 + number, size=SIZE)
+        self.number, self.layers = number, layers
+
+    def _named(self, states: torch.Tensor) -> torch.Tensor:
+        states = states.clone()
+        states[..., 0] -= VOCAB / 2
+        states[..., 1] = (states[..., 1] * 0.7).cos()
+        states[..., 2] = 2.0 * self.number - 1
+        return states
+
+    def prefill(self, prompts: Any) -> Any:
+        return {layer: self._named(own) for layer, own in super().prefill(prompts).items()}
+
+    def forward(self, block: Any) -> Any:
+        out = super().forward(block)
+        named = {layer: self._named(own) for layer, own in (out.hidden or {}).items()}
+        return out._replace(hidden=named)
+
+    def __call__(self, text: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = [self.table.row(text[: end + 1]) for end in range(len(text))]
+        states = torch.zeros(len(text), SIZE)
+        states[:, 0], states[:, 1] = torch.tensor(text), torch.arange(len(text))
+        return torch.stack(logits), self._named(states).repeat(1, self.layers)
+
+
+TREES = {"dynamic": ps.DynamicTree(2, 5), "static": ps.StaticTree([[0], [1], [2], [0, 0], [0, 1]])}
+HEADS = ["eagle", "eagle 3", "eagle dynamic", "eagle static", "medusa", "hydra"]
+
+
+def head_of(kind: str, place: Path) -> Any:
+    """Return a head with random weights for a target whose embeddings it reads."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": SIZE, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    target = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
+    if kind == "medusa":
+        weights = last_state_heads.medusa(2, hidden=SIZE, vocab=VOCAB)
+        place = last_state_heads.save_medusa(weights, place)
+        return ps.Medusa.from_pretrained(place, target, tree=TREES["dynamic"])
+    if kind == "hydra":
+        weights = last_state_heads.hydra(2, hidden=SIZE, vocab=VOCAB)
+        place = last_state_heads.save_hydra(weights, place)
+        return ps.Hydra.from_pretrained(place, target, tree=TREES["static"])
+    variant = Variant("first", vocab=VOCAB, **SIZES)
+    if kind == "eagle 3":
+        variant = Variant("third", version=3, vocab=VOCAB, draft_vocab=5, aux=(0, 1), **SIZES)
+    head = load_head(save(variant, weights_of(variant, 2), place), target)
+    return ps.Eagle(head, TREES.get(kind.removeprefix("eagle ")))
+
+
+class Forgetful(NamedTuple):
+    """A head that is told of the whole text before every draft."""
+
+    head: Any
+    number: int
+    sampling: dict[str, Any]
+
+    def __call__(self, text: list[int], states: torch.Tensor, k: int, rounds: int) -> Draft:
+        can, seed = self.head.capabilities, self.sampling["seed"]
+        names = ("temperature", "top_k", "top_p", "min_p")
+        sampling = Sampling(*[self.sampling[name] for name in names])
+        layers = can.hidden_layers
+        hidden = told(layers, [states], [0]) if len(states) else None
+        inputs = dataclasses.replace(
+            draft_input([text], [k], hidden),
+            level=self.number,
+            rounds=torch.tensor([rounds]),
+            parameters=RowParameters(1, torch.device("cpu")).write([sampling], [seed]),
+            vocab_size=self.head.vocab_size,
+        )
+        self.head.prefill(prompts(1))
+        block = self.head.draft(inputs)
+        count = k if block.counts is None else int(block.counts[0])
+        tokens = block.tokens[0, :count].tolist()
+        if block.parents is not None:
+            return Draft(tokens, block.parents[0, :count].tolist())
+        logits = block.rows.logits[0, :count]
+        return Draft(tokens, None, can.id_map.spread(logits, self.head.vocab_size))
+
+
+def compare(
+    shape: Shape,
+    batch: list[Row],
+    drafter: Any,
+    forgetful: Any,
+    levels: Sequence[Any] = (),
+    anew: Sequence[Any] = (),
+) -> bool:
+    """Compare every row; return whether the host stayed out of a round.
+
+    Args:
+        drafter: of the chain.
+        forgetful: from the drafter's number and a row's parameters to the drafter of the loop.
+        levels: of the chain; none: toy levels.
+        anew: the same as the loop reads them.
+    """
+    layers = getattr(drafter, "capabilities", DrafterCapabilities()).hidden_layers
+    levels = levels or [Level(i, len(layers)) for i in range(len(shape.window))]
+    chain = ps.Chain([*levels, drafter], **shape.options())
+    with counted() as read:
+        tokens = batch_of(chain, batch)
+    for row, found in zip(batch, tokens, strict=True):
+        alone = forgetful(len(levels) + 1, row.sampling)
+        window, rounds, tail, _, _ = shape
+        options = {"tail": tail, "eos": row.eos, **row.sampling}
+        assert found == generate(
+            anew or levels, alone, window, row.prompt, row.max_new_tokens, rounds, **options
+        )
+    return bool(read)
+
+
+PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shapes(least=2), rows(PROMPTS, 20))
+def test_heads(kind: str, tmp_path: Path, shape: Shape, batch: list[Row]) -> None:
+    """Hidden states name the level that gives them; trees are dynamic, or of fixed shape."""
+    head, other = head_of(kind, tmp_path), head_of(kind, tmp_path)
+    shape = shape._replace(rule="token", tail=0 if head.capabilities.trees else shape.tail)
+    without_host = compare(shape, batch, head, lambda *own: Forgetful(other, *own))
+    event(f"{len(shape.window) + 1} levels, without the host: {without_host}")
+
+
+class Bush:
+    """A drafter of one text: trees whose shape and draws follow the text."""
+
+    name, trees = "bush", True
+
+    def __init__(self, drawn: bool) -> None:
+        self.drawn = drawn
+
+    def fork(self) -> Bush:
+        return Bush(self.drawn)
+
+    def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+        sampling = {**dataclasses.asdict(context.sampling), "seed": context.seed}
+        draft = self.grow(context.tokens, k, context.round, sampling)
+        logits = None if draft.logits is None else draft.logits[None]
+        return ps.Proposal(draft.tokens, logits, draft.parents)
+
+    def grow(self, text: list[int], k: int, rounds: int, sampling: dict[str, Any]) -> Draft:
+        """Return a tree of at most `k` levels; one child more at some nodes."""
+        table, greedy = Level(9), sampling["temperature"] == 0
+        tokens: list[int] = []
+        parents: list[int] = []
+        logits = [table(text)[0][-1]]
+        paths: list[list[int]] = [[]]
+        for node in range(-1, 6):
+            if node >= len(tokens) or len(paths[node + 1]) == k:
+                break
+            row, many = logits[node + 1], 1 + (len(text) + node) % 3
+            draw = ps.sample(
+                row.expand(many, -1), position=torch.arange(many) + 99 * (rounds + 1), **sampling
+            )
+            children = (
+                row.argsort(descending=True)[:many] if greedy or not self.drawn else draw.tokens
+            )
+            for child in children.tolist():
+                tokens.append(child)
+                parents.append(node)
+                paths.append([*paths[node + 1], child])
+                logits.append(table(text + paths[-1])[0][-1])
+        rows = torch.stack(logits) if self.drawn and not greedy else None
+        return Draft(tokens, parents, rows)
+
+
+@settings(max_examples=100)
+@given(shapes(least=2), rows(PROMPTS, 20), st.booleans())
+def test_trees_of_one_text(shape: Shape, batch: list[Row], drawn: bool) -> None:
+    """Children are drawn, or deterministic."""
+
+    def alone(number: int, sampling: dict[str, Any]) -> Any:
+        return lambda text, states, k, rounds: Bush(drawn).grow(text, k, rounds, sampling)
+
+    compare(shape._replace(rule="token", tail=0, sync_each_step=None), batch, Bush(drawn), alone)
+
+
+class Anew(NamedTuple):
+    """A level of a model that reads the whole text in one pass."""
+
+    level: Any
+    layers: tuple[int, ...]
+
+    def __call__(self, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.tensor([text])
+        self.level.prefill(PromptBatch(tokens[:, :0]))
+        out = self.level.forward(InputBlock(tokens, len(text), hidden_layers=self.layers))
+        return out.logits[0].clone(), torch.cat([out.hidden[i][0] for i in self.layers], 1)
+
+
+@functools.cache
+def shipped(head: str, use: str) -> tuple[list[Any], Any]:
+    """Return the shipped target, its 4-bit copy, and a head for them."""
+    model = AutoModelForCausalLM.from_pretrained(tiny.path("target"), dtype="float32")
+    levels = [ps.HuggingFaceLevel(model, pack=True), ps.HuggingFaceLevel(ps.quantize_w4(model))]
+    tree = ps.DynamicTree(3, 8) if head == "eagle2" else None
+    return levels, ps.Eagle.from_pretrained(tiny.path(head), levels[0], tree=tree)
+
+
+QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "Tom has 3 bags."])
+
+
+@pytest.mark.parametrize("name", ["eagle2", "eagle3"])
+@settings(max_examples=8)
+@given(shapes(least=2, most=3), rows(st.sampled_from(QUESTIONS), 16))
+def test_shipped_heads(name: str, shape: Shape, batch: list[Row]) -> None:
+    """Keys and values of paths that move, states of packed passes, and a cache of pairs."""
+    (levels, head), (others, other) = shipped(name, "chain"), shipped(name, "alone")
+    shape = shape._replace(rule="token", tail=0 if name == "eagle2" else shape.tail)
+    count, layers = len(shape.window), head.capabilities.hidden_layers
+    anew = [Anew(level, layers) for level in others[:count]]
+    compare(shape, batch[:2], head, lambda *own: Forgetful(other, *own), levels[:count], anew)

@@ -1,0 +1,79 @@
+"""Random chains and batches, for comparing every row of `Chain` with an independent loop."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+import polyspec_ext as ps
+
+sampling = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.6, 1.0, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 0, 0, 4]),
+        "top_p": st.sampled_from([1.0, 1.0, 0.8]),
+        "min_p": st.sampled_from([0.0, 0.0, 0.1]),
+        "seed": st.sampled_from([0, 1, 7, 2**63, 2**64 - 1]),
+    }
+)
+
+
+class Row(NamedTuple):
+    """A request of a batch."""
+
+    prompt: list[int]
+    max_new_tokens: int
+    eos: list[int]
+    sampling: dict[str, Any]
+
+
+def rows(prompts: st.SearchStrategy[list[int]], most: int) -> st.SearchStrategy[list[Row]]:
+    eos = st.sets(st.integers(0, 5), max_size=1).map(list)
+    row = st.builds(Row, prompts, st.integers(0, most), eos, sampling)
+    return st.lists(row, min_size=1, max_size=5)
+
+
+class Shape(NamedTuple):
+    """A chain but for its levels."""
+
+    window: list[int]
+    rounds: list[int]
+    tail: int
+    rule: str
+    sync_each_step: bool | None
+
+    def options(self) -> dict[str, Any]:
+        """Return the arguments of `Chain`."""
+        return self._asdict()
+
+
+@st.composite
+def shapes(draw: st.DrawFn, least: int = 1, most: int = 4) -> Shape:
+    levels = draw(st.integers(least, most))
+    window = draw(
+        st.lists(st.sampled_from([1, 2, 3, 5, 8, 0]), min_size=levels - 1, max_size=levels - 1)
+    )
+    rounds = draw(
+        st.lists(
+            st.sampled_from([1, 2, 3, 0]), min_size=max(0, levels - 2), max_size=max(0, levels - 2)
+        )
+    )
+    tail = draw(st.integers(0, 3)) if levels > 2 else 0
+    # Without the host's reading a round must be bounded.
+    sync = draw(st.sampled_from([False, None])) if all(rounds) else None
+    return Shape(window, rounds, tail, draw(st.sampled_from(["token", "token", "block"])), sync)
+
+
+def batch_of(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> list[list[int]]:
+    """Return the new tokens of each row of one call."""
+    names = list(batch[0].sampling)
+    running = chain.batch(
+        [row.prompt for row in batch],
+        [row.max_new_tokens for row in batch],
+        eos_token_id=[row.eos for row in batch],
+        cache_prompt=cache_prompt,
+        **{name: [row.sampling[name] for row in batch] for name in names},
+    )
+    running.complete()
+    return [row.tokens[len(own.prompt) :] for row, own in zip(running.rows, batch, strict=True)]
