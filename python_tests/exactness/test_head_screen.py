@@ -164,15 +164,15 @@ def test_heads(kind: str, tmp_path: Path, shape: Shape, batch: list[Row]) -> Non
 
 
 class Bush:
-    """A drafter of one text: trees whose shape and draws follow the text."""
+    """A drafter of one text, whose trees or chains follow the length of the text."""
 
-    name, trees = "bush", True
+    name = "bush"
 
-    def __init__(self, drawn: bool) -> None:
-        self.drawn = drawn
+    def __init__(self, trees: bool, drawn: bool) -> None:
+        self.trees, self.drawn = trees, drawn
 
     def fork(self) -> Bush:
-        return Bush(self.drawn)
+        return Bush(self.trees, self.drawn)
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:
         sampling = {**dataclasses.asdict(context.sampling), "seed": context.seed}
@@ -181,40 +181,51 @@ class Bush:
         return ps.Proposal(draft.tokens, logits, draft.parents)
 
     def grow(self, text: list[int], k: int, rounds: int, sampling: dict[str, Any]) -> Draft:
-        """Return a tree of at most `k` levels; one child more at some nodes."""
-        table, greedy = Level(9), sampling["temperature"] == 0
+        """Return a tree of at most `k` levels, or at most `k` tokens."""
+        table, drawn = Level(9), self.drawn and sampling["temperature"] > 0
         tokens: list[int] = []
         parents: list[int] = []
         logits = [table(text)[0][-1]]
         paths: list[list[int]] = [[]]
-        for node in range(-1, 6):
+        for node in range(-1, 6 if self.trees else k - 1 - len(text) % 3):
             if node >= len(tokens) or len(paths[node + 1]) == k:
                 break
-            row, many = logits[node + 1], 1 + (len(text) + node) % 3
+            row, many = logits[node + 1], 1 + (len(text) + node) % 3 * self.trees
             draw = ps.sample(
                 row.expand(many, -1), position=torch.arange(many) + 99 * (rounds + 1), **sampling
             )
-            children = (
-                row.argsort(descending=True)[:many] if greedy or not self.drawn else draw.tokens
-            )
+            children = draw.tokens if drawn else row.argsort(descending=True)[:many]
             for child in children.tolist():
                 tokens.append(child)
                 parents.append(node)
                 paths.append([*paths[node + 1], child])
                 logits.append(table(text + paths[-1])[0][-1])
-        rows = torch.stack(logits) if self.drawn and not greedy else None
-        return Draft(tokens, parents, rows)
+        if self.trees:
+            return Draft(tokens, parents, torch.stack(logits) if drawn else None)
+        return Draft(tokens, None, torch.stack(logits)[: len(tokens)] if drawn else None)
 
 
-@settings(max_examples=100)
-@given(shapes(least=2), rows(PROMPTS, 20), st.booleans())
-def test_trees_of_one_text(shape: Shape, batch: list[Row], drawn: bool) -> None:
-    """Children are drawn, or deterministic."""
+class Stateless(NamedTuple):
+    """The same for the loop."""
 
-    def alone(number: int, sampling: dict[str, Any]) -> Any:
-        return lambda text, states, k, rounds: Bush(drawn).grow(text, k, rounds, sampling)
+    bush: Bush
+    sampling: dict[str, Any]
 
-    compare(shape._replace(rule="token", tail=0, sync_each_step=None), batch, Bush(drawn), alone)
+    def __call__(self, text: list[int], states: torch.Tensor, k: int, rounds: int) -> Draft:
+        draft = self.bush.grow(text, k, rounds, self.sampling)
+        if draft.parents is not None or draft.logits is not None:
+            return draft
+        tokens = torch.tensor(draft.tokens, dtype=torch.int64)
+        return draft._replace(logits=torch.nn.functional.one_hot(tokens, VOCAB).float().log())
+
+
+@settings(max_examples=120)
+@given(shapes(least=2), rows(PROMPTS, 20), st.booleans(), st.booleans())
+def test_drafters_of_one_text(shape: Shape, batch: list[Row], trees: bool, drawn: bool) -> None:
+    """Fewer tokens than asked for, or none; children are drawn, or deterministic."""
+    shape = shape._replace(rule="token", tail=0 if trees else shape.tail, sync_each_step=None)
+    bush = Bush(trees, drawn)
+    compare(shape, batch, bush.fork(), lambda _, sampling: Stateless(bush, sampling))
 
 
 class Anew(NamedTuple):
