@@ -12,7 +12,7 @@ import toy_rows
 from device_rounds import counted
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from random_chains import Row, Shape, batch_of, rows, shapes
+from random_chains import Row, Shape, new_tokens, require_same_alone, rows, run, shapes
 from toy import ToyLevel
 from transformers import AutoModelForCausalLM
 
@@ -50,12 +50,13 @@ def same_tokens(shape: Shape, batch: list[Row], scale: float, vocabs: list[int])
     sizes = [vocabs[0], *vocabs[1 : len(shape.window) + 1]]
     levels = [toy_rows.Staying(size, 11 + i, scale) for i, size in enumerate(sizes)]
     with counted() as read:
-        tokens = batch_of(ps.Chain(levels, **shape.options(), check_vocabulary=False), batch)
-    for row, found in zip(batch, tokens, strict=True):
+        found = run(ps.Chain(levels, **shape.options(), check_vocabulary=False), batch)
+    require_same_alone(levels, shape, batch, found)
+    for row, own in zip(batch, found, strict=True):
         alone: list[Any] = [
             Alone(size, 11 + i, scale, min(sizes[: i + 1])) for i, size in enumerate(sizes)
         ]
-        assert found == screen(alone, shape, row)
+        assert new_tokens(own, row) == screen(alone, shape, row)
     return bool(read)
 
 
@@ -96,6 +97,7 @@ def shipped_levels(names: tuple[str, ...], use: str) -> list[Any]:
 
 
 QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "Tom has 3 bags."])
+QUESTIONS.append([5])
 
 
 @settings(max_examples=25)
@@ -111,9 +113,11 @@ def test_the_shipped_models(shape: Shape, batch: list[Row], more: int, cache_pro
     eos = list(shipped_levels(names, "chain")[0].eos_token_ids)
     batch = [row._replace(eos=eos) for row in batch]
     chain = ps.Chain(shipped_levels(names, "chain"), **shape.options())
+    alone = shipped_levels(names, "alone")
     for turn in range(2):
-        texts = batch_of(chain, batch, cache_prompt and turn > 0)
-        for row, found in zip(batch, texts, strict=True):
-            assert found == screen(shipped_levels(names, "alone"), shape, row)
+        found = run(chain, batch, cache_prompt and turn > 0)
+        require_same_alone(alone, shape, batch, found)
+        texts = [new_tokens(*pair) for pair in zip(found, batch, strict=True)]
+        assert texts == [screen(alone, shape, row) for row in batch]
         pairs = zip(batch, texts, strict=True)
         batch = [row._replace(prompt=row.prompt + text, max_new_tokens=more) for row, text in pairs]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import pytest
+from device_rounds import same_counts
 from hypothesis import strategies as st
 
 import polyspec_ext as ps
@@ -65,8 +67,8 @@ def shapes(draw: st.DrawFn, least: int = 1, most: int = 4) -> Shape:
     return Shape(window, rounds, tail, draw(st.sampled_from(["token", "token", "block"])), sync)
 
 
-def batch_of(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> list[list[int]]:
-    """Return the new tokens of each row of one call."""
+def run(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> list[Any]:
+    """Return the rows of one call: their tokens, log-probabilities and statistics."""
     names = list(batch[0].sampling)
     running = chain.batch(
         [row.prompt for row in batch],
@@ -76,4 +78,22 @@ def batch_of(chain: ps.Chain, batch: list[Row], cache_prompt: bool = False) -> l
         **{name: [row.sampling[name] for row in batch] for name in names},
     )
     running.complete()
-    return [row.tokens[len(own.prompt) :] for row, own in zip(running.rows, batch, strict=True)]
+    return running.rows
+
+
+def new_tokens(row: Any, request: Row) -> list[int]:
+    """Return what a row of `run` has behind its prompt."""
+    tokens: list[int] = row.tokens[len(request.prompt) :]
+    return tokens
+
+
+def require_same_alone(levels: list[Any], shape: Shape, batch: list[Row], rows: list[Any]) -> None:
+    """Compare rows of `run` with those that a chain of these levels gives one by one, whose host
+    reads every step."""
+    options = shape._replace(sync_each_step=None).options()
+    chain = ps.Chain(levels, **options, check_vocabulary=False)
+    for request, row in zip(batch, rows, strict=True):
+        [alone] = run(chain, [request])
+        assert row.tokens == alone.tokens
+        assert row.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+        same_counts(row.stats, alone.stats)
