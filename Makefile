@@ -11,6 +11,7 @@
 #   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
 #                             g++-aarch64-linux-gnu and qemu-user
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
+#   make hooks                commits with a subject that is no `area: imperative` are refused
 #   make wheel                a wheel in dist that auditwheel accepts, for Linux no older than this one
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
 VENV ?= .venv
@@ -36,7 +37,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel lint clean
+.PHONY: demo demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel hooks lint clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -128,6 +129,9 @@ wheel: $(PY)
 	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel .
 	PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --exclude 'libtorch*.so' --exclude 'libc10*.so' \
 	  --wheel-dir dist build/wheel/*.whl
+
+hooks:
+	git config core.hooksPath .githooks
 
 clean:
 	rm -rf build polyspec_ext/_C*.so

@@ -332,7 +332,6 @@ def _by_set(
     cell: Callable[[Any, T], str],
     label: Callable[[T], str] = str,
 ) -> list[str]:
-    """A table of what `cell` says of each prompt set's results and each row."""
     cells = ([label(row), *(cell(own, row) for own in sets.values())] for row in rows)
     return output.table(["", *sets], cells)
 

@@ -136,7 +136,6 @@ def fastest(
 
 
 def _seconds(levels: Sequence[HuggingFaceLevel]) -> list[dict[int, float]]:
-    """Of passes of `WIDTHS` tokens. On the CPU the clock is `pass_seconds`'s own choice."""
     clock = None if levels[0].device.type == "cpu" else device_clock(levels[0].device)
     return pass_seconds(levels, WIDTHS, limit=3.0, clock=clock)
 
@@ -231,7 +230,6 @@ def contenders(
 
 
 def _planned(found: Plan, things: Sequence[Any]) -> Candidate | None:
-    """The candidate that is made of these, which the planner puts in an order of its own."""
     wanted = {n for n, part in enumerate(found.parts) if any(part.thing is one for one in things)}
     return next((one for one in found.candidates if set(one.parts) == wanted), None)
 
@@ -444,7 +442,6 @@ def report_of(
 
 
 def _transformers(parts: dict[str, Any]) -> list[Contender]:
-    """Its `generate` with the same target, and assisted by the same drafter."""
     target, drafter = parts[TARGET], parts[DRAFTER].model
     eos = frozenset(target.eos_token_ids)
     return [

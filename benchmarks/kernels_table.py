@@ -26,7 +26,6 @@ BUSY = (
 
 
 def _number(value: float) -> str:
-    """Three or more significant digits without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -188,8 +188,6 @@ def _flashinfer_renorm(sampling: Any, probs: torch.Tensor, filters: Filters) -> 
 
 
 def _flashinfer_verify(sampling: Any, feed: Feed) -> Any:
-    """(tokens, accepted, emitted). Its `emitted` count is the prefix before the first rejection,
-    its `accepted` count goes on past it."""
     target = _flashinfer_renorm(sampling, feed.target.float().softmax(-1), feed.case.filters)
     draft = _flashinfer_renorm(sampling, feed.draft.float().softmax(-1), feed.case.filters)
     return sampling.chain_speculative_sampling(draft, feed.tokens.int(), target)

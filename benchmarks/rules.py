@@ -64,7 +64,6 @@ def sort_sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _emit(draft_tokens: torch.Tensor, accepted: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """[B, K+1]: the accepted prefix, the last token, then -1."""
     place = torch.arange(draft_tokens.shape[1] + 1, device=last.device)
     tokens = torch.nn.functional.pad(draft_tokens, (0, 1))
     tokens = torch.where(place < accepted[:, None], tokens, -1)
@@ -72,7 +71,6 @@ def _emit(draft_tokens: torch.Tensor, accepted: torch.Tensor, last: torch.Tensor
 
 
 def _rows(p: torch.Tensor, q: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """p and q [B, V] of row `at` [B]; q is 0 in the bonus row K."""
     requests = torch.arange(len(at), device=at.device)
     k = q.shape[1]
     below = q[requests, at.clamp(max=k - 1)]

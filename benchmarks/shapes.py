@@ -344,7 +344,6 @@ def _rollback_seconds(level: HuggingFaceLevel) -> float:
 def _whole(
     key: Key, seconds: float, found: Mapping[Key, float], shape: Shape, part: Shape
 ) -> float:
-    """Of the whole shape: what is behind the layers counts once, the layers by their number."""
     if key[0] not in (TARGET, W4) or shape.layers == part.layers:
         return seconds
     way = key[1] if (_END, key[1], key[2]) in found else EAGER

@@ -135,7 +135,6 @@ def measured_seconds() -> dict[str, dict[int, float]]:
 
 
 def _argmax(model: Any, row: Sequence[int]) -> list[int]:
-    """[i]: the argmax behind the first i + 1 tokens."""
     ids: list[int] = model(input_ids=torch.tensor([list(row)])).logits[0].argmax(-1).tolist()
     return ids
 

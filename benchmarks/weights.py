@@ -40,7 +40,6 @@ def parameters(model: Any) -> int:
 
 
 def _modules(model: Any) -> Iterable[torch.nn.Module]:
-    """Each once."""
     # (Projections that are one product do not own it.)
     merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
     return dict.fromkeys([*model.modules(), *merged])

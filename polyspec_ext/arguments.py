@@ -25,7 +25,7 @@ _ANYWHERE: _checks.Place = (1, torch.device("cpu"))
 
 
 def shown(value: object) -> str:
-    """`value` as an error tells it: short."""
+    """Return `value` as an error shows it, shortened."""
     if isinstance(value, torch.Tensor):
         # A nested tensor has no shape to tell.
         shape = "" if value.is_nested else f" of shape {list(value.shape)}"
@@ -41,7 +41,7 @@ def shown(value: object) -> str:
 
 
 def entries(name: str, value: Any) -> list[Any] | None:
-    """The entries of a sequence, array or tensor; None where `value` is none of these.
+    """Return the entries of a sequence, array or tensor; None where `value` is none of these.
 
     Entries of arrays and tensors come as Python's numbers, or as lists where there are more
     dimensions.
@@ -60,7 +60,6 @@ def entries(name: str, value: Any) -> list[Any] | None:
 
 
 def _read(name: str, value: Any) -> Any:
-    """An array or tensor, or numpy's scalar, in Python's lists and numbers."""
     try:
         return value.tolist()
     except (RuntimeError, TypeError) as error:  # on the meta device, sparse, nested
@@ -74,17 +73,17 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def real(name: str, value: Any, high: float = 1.0) -> float:
-    """A number in [0, high]."""
+    """Require a number in [0, high]."""
     return float(_checks.real(name, _scalar(name, value), _ANYWHERE, high)[0])
 
 
 def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) -> int:
-    """An integer in [low, high]."""
+    """Require an integer in [low, high]."""
     return _checks.integer(name, _scalar(name, value), _ANYWHERE, high, low)[0]
 
 
 def integers(name: str, values: Sequence[Any]) -> list[int]:
-    """Integers of any size and sign."""
+    """Require integers of any size and sign."""
     if all(type(one) is int for one in values):
         return list(values)
     made = []
@@ -99,7 +98,7 @@ def integers(name: str, values: Sequence[Any]) -> list[int]:
 
 
 def int64(name: str, value: Any) -> int:
-    """Any integer of 64 bits with a sign."""
+    """Require an integer of 64 bits with a sign."""
     made = integers(name, [value])[0]
     if not -(2**63) <= made < 2**63:
         raise ValueError(f"{name}: expected an integer in [-2**63, 2**63), given {made}")
@@ -107,21 +106,21 @@ def int64(name: str, value: Any) -> int:
 
 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
-    """Ids in [0, vocab_size)."""
+    """Require ids in [0, vocab_size)."""
     ids = integers(name, values)
     require_ids(name, ids, vocab_size)
     return ids
 
 
 def require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Integers that are ids in [0, vocab_size)."""
+    """Refuse integers that are no ids in [0, vocab_size)."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         bad = next(one for one in ids if not 0 <= one < vocab_size)
         raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {bad}")
 
 
 def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
-    """`count` integers >= 0, for a chain of `of` levels."""
+    """Require `count` integers >= 0, for a chain of `of` levels."""
     given = entries(name, value)
     wanted = f"{name}: expected {count} integers >= 0 for {of} levels"
     if given is None:
@@ -132,7 +131,7 @@ def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
 
 
 def row_integers(name: str, value: Any) -> list[int]:
-    """Integers in one of the containers, one of each row.
+    """Require integers in a container, an integer per row.
 
     Raises:
         TypeError: no container, or something else in it.
@@ -144,7 +143,7 @@ def row_integers(name: str, value: Any) -> list[int]:
 
 
 def per_row(name: str, value: Any, count: int) -> list[Any]:
-    """`value` once per row.
+    """Repeat a single value for every row.
 
     Raises:
         ValueError: another number of values.
@@ -160,7 +159,7 @@ def per_row(name: str, value: Any, count: int) -> list[Any]:
 
 
 def bit(name: str, value: Any) -> bool:
-    """0 or 1, of any type."""
+    """Require 0 or 1, of any type."""
     value = _scalar(name, value)
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise ValueError(f"{name}: expected 0 or 1, given {shown(value)}")
@@ -168,7 +167,7 @@ def bit(name: str, value: Any) -> bool:
 
 
 def strings(name: str, value: Any) -> list[str]:
-    """A string or several; None: none."""
+    """Require a string or several; None: none."""
     if value is None:
         return []
     given = [value] if isinstance(value, str) else entries(name, value)
@@ -184,7 +183,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def instance(name: str, value: Any, kind: type, none: bool = True) -> None:
-    """An object of a class, or that does what a protocol says; or None, where `none` says so."""
+    """Require an object of a class or protocol, or None where `none` allows it."""
     if value is None and none:
         return
     if isinstance(value, type) or not isinstance(value, kind):
@@ -193,14 +192,14 @@ def instance(name: str, value: Any, kind: type, none: bool = True) -> None:
 
 
 def function(name: str, value: Any, none: bool = False) -> None:
-    """What can be called; or None, where `none` says so."""
+    """Require a callable, or None where `none` allows it."""
     if not callable(value) and not (none and value is None):
         other = " or None" if none else ""
         raise TypeError(f"{name}: expected a function{other}, given {shown(value)}")
 
 
 def label(name: str, value: Any) -> None:
-    """A name, or None."""
+    """Require a string that is not empty, or None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{name}: expected a string or None, given {shown(value)}")
     if value == "":
@@ -208,13 +207,13 @@ def label(name: str, value: Any) -> None:
 
 
 def switch(name: str, value: Any) -> None:
-    """True, False or "auto"."""
+    """Require True, False or "auto"."""
     if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
         raise ValueError(f'{name}: expected True, False or "auto", given {shown(value)}')
 
 
 def dtype(name: str, value: Any) -> torch.dtype | None:
-    """A data type that logits may have, or its name; None stays None."""
+    """Return the data type of logits that a dtype or its name says; None stays None."""
     found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
     if found is None and value is None:
         return None
@@ -229,12 +228,12 @@ def dtype(name: str, value: Any) -> torch.dtype | None:
 
 
 def loaded_dtype(name: str, value: Any) -> torch.dtype | Literal["auto"] | None:
-    """As `dtype`, or "auto": what a checkpoint has itself."""
+    """Return `dtype`, or "auto", the data type of the checkpoint."""
     return "auto" if isinstance(value, str) and value == "auto" else dtype(name, value)
 
 
 def path(name: str, value: Any) -> Path:
-    """A path, whatever may be there."""
+    """Return a path, whether or not it exists."""
     if not isinstance(value, str | Path):
         raise TypeError(f"{name}: expected a path, given {shown(value)}")
     if not str(value) or "\0" in str(value):
@@ -243,7 +242,7 @@ def path(name: str, value: Any) -> Path:
 
 
 def model(name: str, value: Any) -> None:
-    """A loaded causal language model of `transformers`, or what wraps one."""
+    """Require a loaded causal language model of `transformers`, or a wrapper of such a model."""
     if isinstance(value, torch.nn.Module) and hasattr(value, "config"):
         return
     hint = ""
@@ -253,7 +252,7 @@ def model(name: str, value: Any) -> None:
 
 
 def place(name: str, value: Any) -> torch.device:
-    """A device of a kind that the operators run on."""
+    """Return a device of a kind that the operators run on."""
     if not isinstance(value, str | torch.device):
         raise TypeError(
             f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given "
@@ -276,7 +275,7 @@ def place(name: str, value: Any) -> torch.device:
 
 
 def device(name: str, value: Any) -> torch.device | None:
-    """A device that is here and that the operators run on; None stays None."""
+    """Return an available device that the operators run on; None stays None."""
     if value is None:
         return None
     made = place(name, value)

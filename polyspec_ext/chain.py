@@ -261,7 +261,7 @@ class Chain:
         consider: bool = False,
         batch: int = 1,
     ) -> Chain:
-        """The chain of some of `levels` that `ps.plan` recommends for such requests; the target
+        """Return the chain of `levels` that `ps.plan` recommends for such requests; the target
         alone where speculation does not pay. It is planned once for these levels, prompts and
         requests on a machine, and the answer kept in the user's cache folder.
 
@@ -348,7 +348,7 @@ class Chain:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: a copy is idle, whatever has been begun here. Levels and
+        """Return the state for `copy` and `pickle`: a copy is idle. Levels and
         drafters are copied as they define it.
 
         Raises:
@@ -363,7 +363,7 @@ class Chain:
         self._idle()
 
     def __repr__(self) -> str:
-        """A line per level, target first, then what decides when each verifies, and how."""
+        """Return a line per level, target first, then windows, rounds and rules."""
         lines = [level_line(level) for level in self.levels]
         if isinstance(self.drafter, DraftModel):
             lines.append(level_line(self.drafter.level))
@@ -498,7 +498,7 @@ class Chain:
         cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Batch:
-        """A batch of token lists, to be moved on by ``advance()`` as the caller likes.
+        """Begin a batch of token lists, of which the caller calls ``advance()``.
 
         Args:
             prompts: as `input_ids` of `generate`; the lists are copied.
@@ -763,5 +763,4 @@ def _name(level: object) -> str:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names, numbered where two levels share one."""
     return [n if names.count(n) == 1 else f"{n} (level {i + 1})" for i, n in enumerate(names)]

@@ -29,14 +29,14 @@ class ChatPrompt(NamedTuple):
 
 
 def has_template(tokenizer: Any) -> bool:
-    """Whether a tokenizer of transformers has a chat template."""
+    """Return whether a tokenizer of transformers has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def chat_prompt(
     tokenizer: Any, messages: Sequence[Mapping[str, str]], system: str | None = None
 ) -> ChatPrompt:
-    """The prompt for the next answer of a conversation.
+    """Return the prompt for the next answer of a conversation.
 
     Args:
         tokenizer: of transformers, with a chat template. If it has several, its "default" is used.

@@ -60,7 +60,7 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[range]:
-    """The columns in so many runs that fit."""
+    """Split the columns into runs that fit."""
     blocks, begin, used = [], 0, 0
     for n, one in enumerate(widths):
         if n > begin and used + len(_GAP) + one > width:

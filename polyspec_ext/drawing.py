@@ -7,7 +7,7 @@ from typing import IO, Any
 
 
 def pyplot() -> Any:
-    """matplotlib's, without a display. ImportError where it is not installed."""
+    """Return matplotlib's pyplot without a display. ImportError: it is not installed."""
     import matplotlib
 
     matplotlib.use("Agg")

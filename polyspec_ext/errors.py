@@ -57,7 +57,7 @@ _TEXT = {
 
 
 def describe(status: int) -> str:
-    """The error bits of one request's status, in words; "ok" for none."""
+    """Describe the error bits of a request's status; "ok" for none."""
     parts = [text for bit, text in _TEXT.items() if status & bit]
     unknown = status & ERROR_BITS & ~sum(_TEXT)
     if unknown:
@@ -94,7 +94,7 @@ class RequestError(PolyspecError, ValueError):
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """`BaseException.add_note`, where Python has it (3.11); `error.__notes__` holds it anyhow."""
+    """Add a note to `error.__notes__`, by `BaseException.add_note` where Python has it (3.11)."""
     notes: list[str] = [*getattr(error, "__notes__", []), note]
     setattr(error, "__notes__", notes)  # noqa: B010 (type checkers know the name from 3.11 on)
 

@@ -16,7 +16,7 @@ _OLD = 24 * 3600  # seconds after which nobody writes a file any more
 
 @contextmanager
 def replacing(place: Path) -> Iterator[Path]:
-    """A path to write in place of `place`, which it becomes when the block ends.
+    """Yield a path to write, which replaces `place` when the block ends.
 
     Other processes may read or write `place` meanwhile: each finds an old file or a new one,
     whole, and a file that is mapped stays as it was. Where the block raises, nothing is left; what
@@ -38,7 +38,7 @@ def replacing(place: Path) -> Iterator[Path]:
 
 
 def replace_text(place: Path, text: str) -> None:
-    """`text`, in UTF-8, in place of what `place` held."""
+    """Replace the contents of `place` by `text` in UTF-8."""
     with replacing(place) as part:
         part.write_text(text, encoding="utf-8")
 

@@ -33,7 +33,7 @@ class Prompts(list[list[int]]):
 
 
 def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
-    """The ids and the mask of what a tokenizer gives, a mapping; anything else as it is.
+    """Return the ids and the mask of a tokenizer's mapping; anything else as it is.
 
     Args:
         mask: of the caller, which goes before the mapping's own.
@@ -80,7 +80,7 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
 
 
 def rows_of(name: str, value: Any) -> list[list[int]]:
-    """One prompt or several as they were given, padding included.
+    """Return a prompt or several as rows of ids, padding included.
 
     Raises:
         TypeError: not integers in one of the containers that `arguments` describes.
@@ -116,7 +116,7 @@ def _texts(value: Any) -> bool:
 def prompts(
     name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
 ) -> Prompts:
-    """The ids out of `rows_of`, without padding.
+    """Return the ids of `rows_of` without padding.
 
     Raises:
         TypeError, ValueError: an empty prompt, an id out of range, a mask of another shape or with
@@ -155,7 +155,7 @@ def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
 
 
 def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
-    """What an encoder-decoder target's encoder reads.
+    """Return the input of an encoder-decoder target's encoder.
 
     Args:
         given: `EncodedInput`, or one text in one of the containers of `rows_of`, or in a mapping
@@ -186,7 +186,7 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
 
 
 def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
-    """One seed per row, each in [0, 2**64); out of a single one as `row_seeds` says.
+    """Return a seed per row in [0, 2**64); of a single seed by `row_seeds`.
 
     Args:
         seed: None: fresh. Greedy rows draw nothing: a batch of such has seed 0, and leaves torch's
@@ -203,7 +203,7 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
 
 
 def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
-    """The ids that end each row's text, in [0, vocab_size)."""
+    """Return the ids that end each row's text, in [0, vocab_size)."""
     name = "eos_token_id"
 
     def several(value: Any) -> list[Any] | None:
@@ -266,8 +266,7 @@ def padded(
     rows: Sequence[list[int]],
     pad: int,
 ) -> torch.Tensor:
-    """``[B, N]`` int64 on the prompts' device: what `input_ids` held, then the new tokens, then
-    padding.
+    """Return ``[B, N]`` int64 on the prompts' device: `input_ids`, the new tokens, then padding.
 
     Args:
         fronts, given: of `rows_of` and `prompts`.

@@ -44,7 +44,7 @@ class TargetTokenizer:
         return self._found
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: without the level, whose weights are large."""
+        """Return the state for `copy` and `pickle` without the level, whose weights are large."""
         return {"_level": None, "_name": self._name, "_found": self.find()}
 
 
@@ -174,7 +174,7 @@ class Answer:
         return next(self._pieces)
 
     def rest(self) -> str:
-        """What an interrupted iteration has not given."""
+        """Return the text that an interrupted iteration has not yielded."""
         return self._decoder.rest()
 
     def _read(self) -> Iterator[str]:

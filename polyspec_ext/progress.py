@@ -12,24 +12,23 @@ from tqdm import tqdm
 
 
 def bar(things: Any = None, **options: Any) -> Any:
-    """tqdm over `things`, or to be moved on by hand; silent where nobody watches."""
+    """Return a tqdm bar over `things`, or to be updated by hand; silent off a terminal."""
     return tqdm(things, file=sys.stderr, disable=None, **options)
 
 
 def on_terminal() -> bool:
-    """Whether somebody watches standard error."""
+    """Return whether standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def note(line: str) -> None:
-    """A line about what goes on, above the bars; nothing where nobody watches."""
+    """Print a line above the bars; nothing off a terminal."""
     if on_terminal():
         tqdm.write(line, file=sys.stderr)
 
 
 def phase(line: str) -> None:
-    """A line about what a command of minutes does next. It stands in a log as well, where it is all
-    that shows that something is going on."""
+    """Print a line about the next phase of a long command, to a log too."""
     if sys.stderr is not None:
         tqdm.write(line, file=sys.stderr)
         sys.stderr.flush()
@@ -37,8 +36,7 @@ def phase(line: str) -> None:
 
 @contextmanager
 def loading(shown: bool = True) -> Iterator[None]:
-    """transformers' bars for the models loaded here: none off a terminal, or where `shown` is
-    false. Its setting is as before afterwards."""
+    """Hide transformers' bars in the block off a terminal, or where `shown` is false."""
     from huggingface_hub import utils
     from transformers.utils import logging
 

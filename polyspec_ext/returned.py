@@ -14,7 +14,7 @@ from .validate import LOGITS_DTYPES, kind_of
 
 
 def require_output(name: str, output: Any) -> None:
-    """What ``forward`` of level `name` returned for a block must be a `LevelOutput`.
+    """Require a `LevelOutput` of ``forward`` of level `name`.
 
     Raises:
         TypeError: it is none.
@@ -28,7 +28,7 @@ def require_output(name: str, output: Any) -> None:
 def require_logits(
     name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
 ) -> None:
-    """What ``forward`` of level `name` returned must be ``[batch, keep, vocab_size]``.
+    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`.
 
     Raises:
         TypeError: no tensor, or another dtype.
@@ -63,8 +63,8 @@ def require_logits(
 
 
 def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
-    """The hidden states that a pass of level `name` over tokens of `shape` [B, T] returned must be
-    ``[B, T, H]`` by layer.
+    """Require hidden states ``[B, T, H]`` by layer of a pass of level `name` over tokens of `shape`
+    [B, T].
 
     Raises:
         TypeError: no mapping, or no floating-point tensors.
@@ -86,7 +86,7 @@ def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequenc
 
 
 def call(name: str, level: Any, method: str, *arguments: Any) -> None:
-    """Calls a method of level `name` that returns None. A result would be a message that nobody
+    """Call a method of level `name` that returns None. A result would be a message that nobody
     reads: a coroutine, False, other lengths than asked for.
 
     Raises:
@@ -98,8 +98,7 @@ def call(name: str, level: Any, method: str, *arguments: Any) -> None:
 
 
 def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
-    """What ``rollback`` of level `name` returned must be how many tokens of each row are left: no
-    more than asked for.
+    """Require the cached lengths after ``rollback`` of level `name`: no longer than asked for.
 
     Raises:
         TypeError: no integers.
@@ -120,7 +119,6 @@ def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
 
 
 def _same(one: torch.device, other: torch.device) -> bool:
-    """A device without an index is any of its kind."""
     return one.type == other.type and (
         one.index is None or other.index is None or one.index == other.index
     )

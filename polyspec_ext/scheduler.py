@@ -68,7 +68,6 @@ class Scheduler(_C.Scheduler):
 
 
 def _counts(name: str, value: Sequence[int]) -> list[int]:
-    """Integers >= 0, fewer than levels can be."""
     given = arguments.row_integers(name, value)
     if len(given) >= 2**16 - 1:
         raise ValueError(f"{name}: expected fewer than {2**16 - 1}, given {len(given)}")

@@ -9,8 +9,8 @@ from .validate import SEED_MAX
 
 
 def row_seeds(seed: int, count: int) -> list[int]:
-    """What ``seed=seed`` means for each of `count` prompts: row 0 has `seed` itself, row b the 64
-    bits of Philox4x32-10 keyed by (seed, position b, level 0, round 0, purpose 0).
+    """Derive the seeds of `count` prompts from one: row 0 has `seed` itself, row b the 64 bits of
+    Philox4x32-10 keyed by (seed, position b, level 0, round 0, purpose 0).
 
     No draw has level 0, so a row's seed is independent of every draw. It does not depend on
     `count`: a batch of one is drawn as with ``ps.sample(..., seed=seed)``, further prompts leave
@@ -31,5 +31,5 @@ def row_seeds(seed: int, count: int) -> list[int]:
 
 
 def fresh_seed() -> int:
-    """A seed out of torch's generator of the CPU, which ``torch.manual_seed`` fixes."""
+    """Draw a seed from torch's generator of the CPU, which ``torch.manual_seed`` fixes."""
     return int(torch.randint(2**63 - 1, (), device="cpu"))

@@ -140,7 +140,6 @@ class LevelStats:
 
 
 def _reaching(histogram: Sequence[int]) -> list[int]:
-    """[i] = how many of the counted lengths are above i."""
     tail, counts = 0, []
     for blocks in reversed(histogram[1:]):
         tail += blocks
@@ -197,7 +196,7 @@ class Stats:
         }
 
     def table(self) -> str:
-        """One screen for people: a line per level, then acceptance by position."""
+        """Format a line per level, then acceptance by position."""
         return _table(self)
 
 
@@ -217,7 +216,7 @@ class StatsRecorder:
         self._rows: Sequence[Stats] = ()
 
     def follow(self, rows: Sequence[Stats]) -> None:
-        """The rows that entries are of from now on."""
+        """Set the rows that later entries are of."""
         self._rows = rows
 
     def _all(self) -> list[Stats]:
@@ -225,20 +224,20 @@ class StatsRecorder:
         return [total, *[row for row in self._rows if row is not total]]
 
     def decoded(self, seconds: float) -> None:
-        """A round of the target took so long."""
+        """Add the seconds of a round of the target."""
         self._total.decode_seconds += seconds
         for row in self._rows:
             if row is not self._total:
                 row.decode_seconds += seconds
 
     def prefilled(self, index: int, seconds: float) -> None:
-        """A level has read the prompts."""
+        """Add the seconds in which a level read the prompts."""
         self.prefill_seconds += seconds
         for stats in self._all():
             stats.levels[index].prefill_seconds += seconds
 
     def spent(self, index: int, seconds: float, passes: int) -> None:
-        """A level has read what it lagged behind."""
+        """Add the passes in which a level read what it lagged behind."""
         for stats in self._all():
             level = stats.levels[index]
             level.num_forward_passes += passes
@@ -251,7 +250,7 @@ class StatsRecorder:
         passes: int,
         nodes: Sequence[int] | None = None,
     ) -> None:
-        """A draft, by row.
+        """Add a draft, by row.
 
         Args:
             entries: as of the state rows' log: tokens asked for (-1: no part), position, accepted,
@@ -276,7 +275,7 @@ class StatsRecorder:
             level.seconds += seconds
 
     def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
-        """A verification by one level, by row; what the target emits is committed."""
+        """Add a verification by a level, by row; tokens that the target emits are committed."""
         total = self._total
         took = [total]
         for row, entry in zip(self._rows, entries, strict=True):
@@ -321,7 +320,6 @@ def merge(requests: Sequence[Stats]) -> Stats:
 
 
 def _table(stats: Stats) -> str:
-    """A summary line, a line per level, and acceptance by position where anything was verified."""
     lines = [*_summary(stats), "", *_levels(stats)]
     verified = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
     if verified:

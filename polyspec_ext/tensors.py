@@ -14,7 +14,7 @@ from .sampling import Sampling
 
 
 def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of host values. The copy to a CUDA device does not wait for it."""
+    """Return a tensor of host values. The copy to a CUDA device does not wait for it."""
     table = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return table if device.type == "cpu" else table.to(device)
@@ -22,8 +22,8 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`tensor` on `device`. Only between CUDA devices is all that uses either of them ordered
-    behind the copy; the host would read, or write over, what is not copied yet."""
+    """Return `tensor` on `device`. Only between CUDA devices is all that uses either of them
+    ordered behind the copy; the host would read, or write over, what is not copied yet."""
     if tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
@@ -52,18 +52,18 @@ class RowCounts(Sequence[int]):
 
     @classmethod
     def of(cls, given: Sequence[int] | torch.Tensor) -> RowCounts:
-        """Of what a user may pass: integers ``[B]``, or a tensor of them, which is not read."""
+        """Take integers ``[B]`` of a user, or a tensor of them, which is not read."""
         if isinstance(given, torch.Tensor):
             return cls(None, given.to(torch.int64))
         return given if type(given) is cls else cls(given)
 
     @classmethod
     def read(cls, tensor: torch.Tensor, on_host: bool) -> RowCounts:
-        """Of a tensor ``[B]`` int64, which the host reads, or may not."""
+        """Take a tensor ``[B]`` int64, which the host reads where `on_host` allows it."""
         return cls(tensor.tolist() if on_host else None, tensor)
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """``[B]`` int64 on `device`; made once."""
+        """Return ``[B]`` int64 on `device`; made once."""
         own = self._tensor
         if own is None or own.device != device:
             known = self.host is not None
@@ -72,14 +72,14 @@ class RowCounts(Sequence[int]):
         return cast(torch.Tensor, own)
 
     def less(self, by: int, most: int | None = None) -> RowCounts:
-        """Of each number n ``max(n - by, 0)``, and `most` where that is more."""
+        """Return ``max(n - by, 0)`` of each number n, at most `most`."""
         if self.host is None:
             return RowCounts(None, (self._tensor - by).clamp(0, most))
         own = map(max, map(operator.sub, self.host, repeat(by)), repeat(0))
         return RowCounts(tuple(own if most is None else map(min, own, repeat(most))))
 
     def all(self, number: int) -> bool:
-        """The host knows that every number is `number`."""
+        """Return whether the host knows that every number is `number`."""
         return self.host is not None and self.host.count(number) == len(self.host)
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class RowParameters:
         return self
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor | float]:
-        """temperature, top_k, top_p, min_p and seed, in this order: keyword arguments of
+        """Return temperature, top_k, top_p, min_p and seed, in this order: keyword arguments of
         `ps.sample` and `ps.verify`. A number where no row has the filter set, or all have
         temperature 0, since kernels that know it are smaller."""
         if device not in self._on:
@@ -160,7 +160,7 @@ class RowParameters:
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:
-    """``[B, T]`` int64, right-padded with 0, and how many tokens each row has."""
+    """Return ``[B, T]`` int64, right-padded with 0, and the number of tokens of each row."""
     counts = [len(row) for row in rows]
     width = max(counts, default=0)
     table = [[*row, *[0] * (width - len(row))] for row in rows]

@@ -78,7 +78,7 @@ class Layout(NamedTuple):
 
 
 def kind_of(value: object) -> str:
-    """What messages call a value of a wrong kind."""
+    """Name a value of a wrong kind for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of dtype {value.dtype}"
     return type(value).__name__
@@ -161,7 +161,7 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any
 
 
 def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:
-    """The slots as int64 [B], and the place of the parameters that lie there: as many as the first
+    """Return the slots as int64 [B], and the place of the parameters at them: as many as the first
     tensor among `values` has. Without slots the parameters are the batch's."""
     if slots is None:
         return None, place
@@ -187,7 +187,6 @@ def _per_request(name: str, tensor: torch.Tensor, place: Place, dtype: torch.dty
 
 
 def _gathered(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Contiguous and of `dtype`."""
     return (tensor if tensor.dtype is dtype else tensor.to(dtype)).contiguous()
 
 
@@ -201,8 +200,8 @@ def per_request(
     position: Any,
     round: Any,
 ) -> tuple[Any, ...]:
-    """What every request has a value of, as the operators take it: each as a scalar and a tensor
-    that overrides it, or None."""
+    """Return the parameters of every request as the operators take them: each as a scalar and a
+    tensor that overrides it, or None."""
     return (
         *real("temperature", temperature, place, TEMPERATURE_MAX),
         *integer("top_k", top_k, place),
@@ -217,7 +216,8 @@ def per_request(
 def real(
     name: str, value: Any, place: Place, high: float = 1.0
 ) -> tuple[float, torch.Tensor | None]:
-    """A number in [0, high], or a floating tensor [B]: (scalar, None) or (unused, tensor)."""
+    """Require a number in [0, high], or a floating tensor [B]: (scalar, None) or (unused,
+    tensor)."""
     kind = type(value)
     if kind is not float and kind is not int:
         if isinstance(value, torch.Tensor):
@@ -245,7 +245,8 @@ def _index(name: str, value: Any) -> int:
 def integer(
     name: str, value: Any, place: Place, high: int = INT64_MAX, low: int = 0
 ) -> tuple[int, torch.Tensor | None]:
-    """An integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused, tensor)."""
+    """Require an integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused,
+    tensor)."""
     if type(value) is not int:
         if isinstance(value, torch.Tensor):
             if value.dtype not in INT_DTYPES:
@@ -258,7 +259,6 @@ def integer(
 
 
 def _seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
-    """A seed in [0, 2**64) as the int64 of the same 64 bits, or an int64 or uint64 tensor [B]."""
     if isinstance(value, torch.Tensor):
         if value.dtype == torch.uint64:
             value = value.view(torch.int64)
@@ -268,7 +268,7 @@ def _seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
 
 
 def level(value: Any) -> int:
-    """A level in [1, 2**16); 1 is the target."""
+    """Require a level in [1, 2**16); 1 is the target."""
     if type(value) is not int:
         value = _index("level", value)
     if not 1 <= value <= LEVEL_MAX:
@@ -277,7 +277,7 @@ def level(value: Any) -> int:
 
 
 def rule(value: Any) -> int:
-    """The operator's number of a rule."""
+    """Return the operator's number of a rule."""
     number = RULES.get(value) if isinstance(value, str) else None
     if number is None:
         raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
@@ -287,7 +287,8 @@ def rule(value: Any) -> int:
 def table(
     name: str, value: Any, place: Place, shape: tuple[int, ...], text: str, dtype: torch.dtype
 ) -> torch.Tensor:
-    """An integer tensor of an exact shape on the logits' device, made contiguous and of `dtype`."""
+    """Require an integer tensor of an exact shape on the logits' device; return it contiguous, of
+    `dtype`."""
     if not isinstance(value, torch.Tensor) or value.dtype not in INT_DTYPES:
         _wrong_kind(name, "an integer tensor", value)
     if value.shape != shape:
@@ -297,7 +298,7 @@ def table(
 
 
 def ids(name: str, value: Any, place: Place) -> torch.Tensor:
-    """Token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device.
+    """Return token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device.
 
     Args:
         name: for the text.
@@ -321,7 +322,7 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
 
 
 def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | None:
-    """The caller's own 64-bit draws, as int64 (or uint64) bits, [B, count]."""
+    """Require the caller's 64-bit draws as int64 (or uint64) bits, [B, count]."""
     if value is None:
         return None
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.uint64):

@@ -208,7 +208,6 @@ class HeadTraining:
         return list(order[torch.randperm(len(order), generator=generator)].split(own.batch))
 
     def _pick(self, places: torch.Tensor) -> States:
-        """Rows by their number."""
         rows = [divmod(place, self._settings.block) for place in places.tolist()]
         fields = zip(*(tuple(f[i] for f in self._states[b]) for b, i in rows), strict=True)
         return States(*(torch.stack(field) for field in fields))

@@ -96,7 +96,6 @@ class Teacher:
 
 
 def _sizes(states: torch.Tensor) -> torch.Tensor:
-    """Of each column, but for rows far larger than others."""
     rows = states.flatten(0, -2).float()
     size = rows.norm(dim=-1)
     return rows[size < _OUTLIER * size.median()].pow(2).mean(0).sqrt().clamp_min(1e-6)

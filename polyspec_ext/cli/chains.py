@@ -16,7 +16,7 @@ _PLANNED = 32  # new tokens that a plan is made for, at least: fewer do not show
 
 
 def sampling_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    """What `add_sampling_options` has read, for `count` prompts, as `Chain.generate` takes it."""
+    """Return the sampling options for `count` prompts as keyword arguments of `Chain.generate`."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     given: dict[str, list[Any]] = {name: getattr(args, name) for name in names}
     for name, values in given.items():
@@ -28,7 +28,7 @@ def sampling_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
 
 
 def build_chain(args: argparse.Namespace) -> Chain:
-    """The chain that the options describe."""
+    """Build the chain that the options describe."""
     if args.chain is not None:
         return _saved_chain(args)
     if args.measure_again:
@@ -51,7 +51,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
 
 
 def _saved_chain(args: argparse.Namespace) -> Chain:
-    """The chain of ``--chain``, whose target becomes that of the options.
+    """Load the chain of ``--chain``, and set the target of the options to its target.
 
     Raises:
         ValueError: no such chain, or options that it decides.
@@ -71,7 +71,7 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
 
 
 def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
-    """The chain that is recommended for such prompts and the options' models (``--auto``).
+    """Plan a chain of the options' models for such prompts (``--auto``).
 
     Raises:
         ValueError: no target, or options that a plan chooses.

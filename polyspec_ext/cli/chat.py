@@ -187,7 +187,7 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
 
 
 def _figures(stats: Stats) -> str:
-    """A line about an answer: speed, and how much of the drafts each level took."""
+    """Format a line about an answer: speed, and the mean acceptance length of each level."""
     lengths = [
         f"{level.mean_acceptance_length:.2f} ({level.name})"
         for level in stats.levels
@@ -220,12 +220,6 @@ def _between_rounds() -> Iterator[list[int]]:
 
 
 def _line() -> str:
-    """The next line, without white space at its ends.
-
-    Raises:
-        EOFError: there is none.
-        ValueError: bytes that are no text.
-    """
     try:
         if sys.stdin.isatty() and sys.stdout.isatty():
             return options.prompt(_typed()).strip()
@@ -235,8 +229,8 @@ def _line() -> str:
 
 
 def _typed() -> str:
-    """A message from the terminal. Pasted lines are one: readline knows where a paste ends, without
-    it the terminal tells."""
+    """Read a message from the terminal. Pasted lines are one message: readline knows where a paste
+    ends; without readline the terminal marks the end."""
     with contextlib.suppress(ImportError):
         import readline
 

@@ -78,7 +78,7 @@ def _stdin() -> str:
 
 
 def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
-    """Of every prompt, as JSON has them."""
+    """Return the answers by prompt as JSON has them."""
     found = []
     for row, prompt, seed, stats in zip(
         out.sequences, prompts, out.seeds, out.requests, strict=True

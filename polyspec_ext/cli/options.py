@@ -38,17 +38,17 @@ def _number(kind: Callable[[str], N], what: str, low: float, high: float) -> Cal
 
 
 def integer(low: int, high: float = NO_END) -> Callable[[str], int]:
-    """An integer in [low, high]."""
+    """Return a parser of integers in [low, high]."""
     return _number(int, "an integer", low, high)
 
 
 def number(low: float, high: float = NO_END) -> Callable[[str], float]:
-    """A finite number in [low, high]."""
+    """Return a parser of finite numbers in [low, high]."""
     return _number(float, "a number", low, high)
 
 
 def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """One or several of `kind` with commas between: ``"8,4"`` -> ``[8, 4]``."""
+    """Return a parser of values with commas between: ``"8,4"`` -> ``[8, 4]``."""
 
     def read(text: str) -> list[T]:
         try:
@@ -74,26 +74,26 @@ SHARES = listed(SHARE)
 
 
 def words(text: str) -> list[str]:
-    """``"a,b"`` -> ``["a", "b"]``."""
+    """Split ``"a,b"`` into ``["a", "b"]``."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def file(text: str) -> Path:
-    """A file that is there."""
+    """Return the path of an existing file."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"expected a file, given {text!r}")
     return Path(text)
 
 
 def folder(text: str) -> Path:
-    """A folder that is there."""
+    """Return the path of an existing folder."""
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"expected a folder, given {text!r}")
     return Path(text)
 
 
 def prompt(text: str) -> str:
-    """Text. The shell may hand over bytes that are none."""
+    """Require text: a shell may pass bytes that are no UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -102,7 +102,7 @@ def prompt(text: str) -> str:
 
 
 def add_threads(group: Any) -> None:
-    """``--threads`` of every command that computes something; `run_command` sees to it."""
+    """Add ``--threads``, which `run_command` sets."""
     group.add_argument(
         "--threads",
         type=COUNT,
@@ -113,7 +113,7 @@ def add_threads(group: Any) -> None:
 
 
 def add_json(group: Any, instead_of: str = "Markdown") -> None:
-    """``--json``."""
+    """Add ``--json``."""
     group.add_argument(
         "--json", action="store_true", help=f"one JSON object instead of {instead_of}"
     )
@@ -127,13 +127,13 @@ def add(
     metavar: str,
     what: str = "",
 ) -> None:
-    """An option with a value, whose help ends with the default."""
+    """Add an option with a value, whose help ends with the default."""
     text = f"{what} (default: %(default)s)".strip()
     group.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
 
 def add_count(group: Any, name: str, default: int, what: str = "") -> None:
-    """An option that takes an integer >= 1."""
+    """Add an option that takes an integer >= 1."""
     add(group, name, COUNT, default, "N", what)
 
 
@@ -152,13 +152,13 @@ class _Renamed(argparse.Action):
 
 
 def add_draft(group: Any, what: str) -> None:
-    """``--draft`` of a command that takes one; it was ``--drafter``."""
+    """Add ``--draft``, and ``--drafter``, its old name."""
     group.add_argument("--draft", metavar="MODEL", help=what)
     group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
 
 
 def add_llama(group: Any) -> None:
-    """``--gguf`` and ``--llama`` of what measures beside llama.cpp."""
+    """Add ``--gguf`` and ``--llama``, for measurements beside llama.cpp."""
     group.add_argument(
         "--gguf",
         type=words,
@@ -174,22 +174,22 @@ def add_llama(group: Any) -> None:
 
 
 def add_seed(group: Any, what: str = "") -> None:
-    """``--seed``."""
+    """Add ``--seed``."""
     add(group, "--seed", SEED, 0, "S", what)
 
 
 def add_device(group: Any) -> None:
-    """``--device`` of what runs on either."""
+    """Add ``--device``: cpu or cuda."""
     group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
 
 
 def add_temperature(group: Any, default: float) -> None:
-    """``--temperature`` of all requests."""
+    """Add ``--temperature`` of all requests."""
     add(group, "--temperature", number(0), default, "T")
 
 
 def add_processor_time(group: Any) -> None:
-    """``--processor-time``."""
+    """Add ``--processor-time``."""
     group.add_argument(
         "--processor-time",
         action="store_true",
@@ -199,7 +199,7 @@ def add_processor_time(group: Any) -> None:
 
 
 def add_prompt_options(parser: Any) -> None:
-    """Options of what is made of the user's words."""
+    """Add the options of prompts."""
     parser.add_argument(
         "--system", metavar="TEXT", help="system prompt, where the chat template takes one"
     )
@@ -211,12 +211,12 @@ def add_prompt_options(parser: Any) -> None:
 
 
 def add_raw(parser: Any) -> None:
-    """The option that leaves out the chat template (`text_prompt`)."""
+    """Add the option that leaves out the chat template (`text_prompt`)."""
     parser.add_argument("--raw", action="store_true", help="without the chat template")
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
-    """Options that choose the models of a chain."""
+    """Add the options that choose the models of a chain."""
     group = parser.add_argument_group(
         "chain",
         "without --target: the shipped target, and below it the shipped middle and drafter where "
@@ -295,7 +295,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_measure_again(parser: Any) -> None:
-    """Option that forgets what was timed on this processor."""
+    """Add the option that forgets the times of this processor."""
     parser.add_argument(
         "--measure-again",
         action="store_true",
@@ -305,7 +305,7 @@ def add_measure_again(parser: Any) -> None:
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Options of a request, each one value or one for every prompt."""
+    """Add the options of a request, each with a value for all prompts or a value per prompt."""
     group = parser.add_argument_group(
         "sampling", "each takes one value, or one for every prompt with commas between"
     )

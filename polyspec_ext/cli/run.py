@@ -65,7 +65,7 @@ def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> in
 
 
 def _line(error: Exception, options: Collection[str]) -> str:
-    """The message in one line. An argument it names is named as the command line has it."""
+    """Return the message in one line. An argument is named as on the command line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -81,7 +81,7 @@ def _flush() -> None:
 
 
 def _abandon() -> None:
-    """What is still in the buffers is dropped, or the interpreter would complain at its end."""
+    """Drop the buffers' contents, which the interpreter would complain of at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()
@@ -92,7 +92,7 @@ def _abandon() -> None:
 
 
 def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
-    """What runs where a command lacks its second word: its help, as an error."""
+    """Return a command that prints the help as an error: a word is missing."""
 
     def show_help(_: argparse.Namespace) -> int:
         parser.print_help(sys.stderr)

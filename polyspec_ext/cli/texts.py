@@ -21,7 +21,7 @@ SHIPPED = (
 
 
 def tokenizer_of(args: argparse.Namespace) -> Any:
-    """The tokenizer of the target; ValueError where there is no model, or none beside it."""
+    """Load the tokenizer of the target. ValueError: no model, or no tokenizer beside it."""
     if args.target is None:
         return tiny.tokenizer()
     place = original(args.target)
@@ -33,7 +33,7 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
 
 
 def require_text(asked: Sequence[str]) -> None:
-    """ValueError where prompts are without text; names the first."""
+    """Refuse prompts without text (ValueError)."""
     for number, text in enumerate(asked, 1):
         if not text.strip():
             which = f" as prompt {number} of {len(asked)}" if len(asked) > 1 else ""
@@ -46,7 +46,7 @@ def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatProm
 
 
 def show_prompt(prompt: ChatPrompt) -> None:
-    """As the target reads it, for ``--verbose``."""
+    """Print a prompt as the target reads it, for ``--verbose``."""
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
@@ -60,15 +60,15 @@ def print_text(tokens: Iterable[int], tokenizer: Any) -> str:
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:
-    """The option that gives the same text again, where it was sampled and nobody chose a seed; else
-    nothing."""
+    """Return the ``--seed`` option that samples the same text again; empty for a greedy text or a
+    chosen seed."""
     if args.seed != [None] or not any(args.temperature):
         return ""
     return f"--seed {','.join(map(str, seeds))}"
 
 
 def speed(stats: Stats) -> str:
-    """Tokens and seconds, in a line."""
+    """Format tokens and seconds in a line."""
     return (
         f"{stats.num_new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s "
         f"(prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {stats.decode_seconds * 1e3:.1f} "
@@ -77,7 +77,7 @@ def speed(stats: Stats) -> str:
 
 
 def summary(stats: Stats) -> str:
-    """A few lines for people: speed, and what each level did."""
+    """Format speed and the work of each level in a few lines."""
     lines = [speed(stats)]
     for number, level in enumerate(stats.levels, 1):
         line = f"  level {number} {level.name}: {level.num_forward_passes} passes, "

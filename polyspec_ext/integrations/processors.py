@@ -124,7 +124,6 @@ def take_apart(processors: Sequence[Any], do_sample: bool) -> Parts:
 
 
 def _plain(warper: Any) -> bool:
-    """Whether it does to every row what the operators do."""
     value = getattr(warper, "filter_value", _NEGATIVE)
     return bool(value == _NEGATIVE and getattr(warper, "min_tokens_to_keep", 1) == 1)
 
@@ -219,7 +218,7 @@ class TransformersProcessors:
     @torch.inference_mode(False)
     @torch.no_grad()
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-        """As `LogitsProcessors.apply`; float32.
+        """Apply the processors as `LogitsProcessors.apply`; float32.
 
         Raises:
             ValueError: a processor keeps state, or returned something else than scores. Its own
@@ -281,8 +280,6 @@ class TransformersProcessors:
         return out.float()
 
     def _void(self, scores: torch.Tensor, ids: torch.Tensor, first: int, row: int) -> bool:
-        """Whether no text can stand where row ``len(scores)`` would: behind an EOS, or behind a
-        drafted token that its own row has just ruled out. Such a row is never read."""
         reached = first + len(scores)
         begin = len(self._padding[row]) + self._prompts[row]
         if not self._eos[row].isdisjoint(ids[begin:reached].tolist()):
@@ -334,7 +331,6 @@ def _stateful(name: str, reason: str) -> ValueError:
 
 
 def _users_part(processor: Any) -> Any:
-    """Return what of a processor transformers does not know, or None."""
     if not _of_transformers(type(processor)):
         return processor
     return getattr(processor, "_prefix_allowed_tokens_fn", None)
@@ -345,7 +341,7 @@ def _vouched(processor: Any) -> bool:
 
 
 def _step(processor: Any, row: int, count: int) -> _Step:
-    """The processor as row `row` of `count` calls it."""
+    """Return the processor as row `row` of `count` calls it."""
     name, rows = type(processor).__name__, 1 if _vouched(processor) else count
     if _of_transformers(type(processor)):
         ignored = getattr(processor, "prompt_ignore_length", None)
@@ -363,7 +359,6 @@ def _step(processor: Any, row: int, count: int) -> _Step:
 
 
 def _by_row(value: Any, count: int) -> bool:
-    """Whether an attribute may hold something for each of `count` rows."""
     if isinstance(value, torch.Tensor):
         return value.dim() > 0 and value.shape[0] == count
     return callable(value) or (isinstance(value, Sized) and len(value) == count)

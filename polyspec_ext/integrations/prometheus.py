@@ -62,11 +62,6 @@ _TOTALS = (
 
 
 def _families() -> Any:
-    """prometheus_client's metric families.
-
-    Raises:
-        ImportError: the package is missing; says how to install it.
-    """
     try:
         from prometheus_client import core
     except ImportError as error:
@@ -101,7 +96,7 @@ class RequestCollector:
             self._sums[names] = merge([stats] if known is None else [known, stats])
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape reads."""
+        """Yield the metrics that a scrape reads."""
         with self._lock:  # sums are replaced, never changed
             sums = list(self._sums.values())
         yield from self._totals(sums)

@@ -156,8 +156,6 @@ def custom_generate(
 
 
 def _dropped(frame: types.FrameType | None) -> dict[str, Any]:
-    """Return the variables of `generate`, which calls what runs in `frame` and keeps some arguments
-    from it: without its streamer, who reads from that in another thread would wait for ever."""
     caller = None if frame is None else frame.f_back
     if caller is None or caller.f_code.co_name != "generate":
         return {}
@@ -305,7 +303,6 @@ class _Run:
             stats.num_new_tokens -= over
 
     def _ready(self) -> int:
-        """Steps that every row has reached or has ended before."""
         longest = max(map(len, self.texts))
         rows = zip(self.batch.rows, self.texts, strict=True)
         return min(longest if row.ended else len(text) for row, text in rows)
@@ -326,7 +323,6 @@ class _Run:
             self.asked += 1
 
     def _observe(self, row: int, logits: torch.Tensor) -> None:
-        """The target's logits ``[e, V]`` behind e committed tokens."""
         if self.with_scores:
             self.scores[row] += shown_scores(logits, self.parts).clone().unbind()
         if self.with_logits:
@@ -334,8 +330,6 @@ class _Run:
             self.logits[row] += given[: len(logits)].float().clone().unbind()
 
     def _step(self, rows: list[list[torch.Tensor]], step: int) -> torch.Tensor:
-        """``[B, V]`` of one step, an ordinary tensor on the device of the sequences; behind the end
-        of a row the padding has all probability."""
         end = rows[0][0].new_full((self.chain.vocab_sizes[0],), -float("inf"))
         if self.pad is not None and 0 <= self.pad < len(end):
             end[self.pad] = 0
@@ -344,7 +338,6 @@ class _Run:
         return torch.stack(shown).to(self.ids.device)
 
     def _stream(self, ready: int) -> None:
-        """Hand on the tokens ``[B]`` of each step before `ready`."""
         for at in range(self.streamed, ready):
             step = [text[at] if at < len(text) else self.pad or 0 for text in self.texts]
             for streamer in self.streamers:
@@ -353,6 +346,5 @@ class _Run:
 
 
 def _met(answer: Any, rows: int) -> list[bool]:
-    """Return of each row whether a criterion ends it, which may have answered for all at once."""
     met = answer.reshape(-1).tolist() if isinstance(answer, torch.Tensor) else [answer]
     return [bool(one) for one in (met * rows if len(met) == 1 else met)]

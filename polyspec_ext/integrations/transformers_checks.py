@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def require_chain(chain: Any, model: PreTrainedModel) -> Any:
-    """The target's level, if it runs `model`."""
+    """Return the target's level, which has to run `model`."""
     if not isinstance(chain, Chain):
         raise TypeError(
             f"chain: expected a polyspec_ext.Chain whose target is {name_of(model)}, given "
@@ -88,7 +88,7 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> EncodedInput:
-    """What `generate` has encoded, taken out of its arguments.
+    """Take the encoder's outputs out of the arguments of `generate`.
 
     Raises:
         TypeError, ValueError: the ids are missing, none, or not those of the states.
@@ -110,7 +110,7 @@ def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> Encode
 
 
 def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
-    """How many ids on the left of each row are padding.
+    """Return the number of padding ids on the left of each row.
 
     Raises:
         ValueError: padding elsewhere, or positions other than the padding gives.

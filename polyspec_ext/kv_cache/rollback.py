@@ -488,7 +488,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def _pointers(
         self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """`ops.kv.pointers`, made once for the same memory."""
         bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
         if bases not in self._moved:
             if len(self._moved) >= len(self.layers):  # of memory that is gone

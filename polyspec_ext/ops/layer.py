@@ -53,8 +53,8 @@ def rotary(
     key_norm: torch.Tensor | None = None,
     epsilon: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys and values of a product with their matrices one below the other; queries and
-    keys are turned by their positions: ``x cosine + (-second half of x, first half) sine``.
+    """Split a product into queries, keys and values, and turn queries and keys by their positions:
+    ``x cosine + (-second half of x, first half) sine``.
 
     Args:
         x: [B T, (heads + 2 groups) D].
@@ -80,7 +80,7 @@ def rotary(
 
 
 def gated(x: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of [M, 2 N], gate and up side by side: [M, N]."""
+    """Return ``silu(gate) * up``, [M, N], of gate and up side by side, [M, 2 N]."""
     made: torch.Tensor = _gated(x)
     return made
 

@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 def next_step(
     state: torch.Tensor, shape: RoundShape, level: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the rows have to do in a step of `level`.
+    """Return the work of the rows in a step of `level`.
 
     Args:
         state: ``[B, shape.words]`` int64.
@@ -71,7 +71,7 @@ def report(
     eos: torch.Tensor,
     padding: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Enters what a step of `level` has brought into `state`, in place.
+    """Enter the results of a step of `level` into `state`, in place.
 
     Args:
         plan: of the step's `next_step`.

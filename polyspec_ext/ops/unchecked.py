@@ -38,8 +38,8 @@ def draw(
     rows: torch.Tensor | None,
     statistics: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`ps.sample` of the next token of each row, which is entered in a column of the tables of what
-    is drawn one behind the other, ``[B, W]`` each, with the row that it was drawn from.
+    """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, with
+    the logits that it was drawn from.
 
     Args:
         logits: ``[B, 1, V]``.
@@ -75,7 +75,7 @@ def put_rows(
     slots: torch.Tensor,
     padding: int,
 ) -> None:
-    """Copies rows of a block to their slots in a table, with what is known of them.
+    """Copy rows of a block to their slots in a table, with their statistics.
 
     Args:
         table: ``[B, N, V]``.
@@ -117,7 +117,7 @@ def verify(
     draft_statistics: torch.Tensor | None,
     target_to_draft: torch.Tensor | None = None,
 ) -> VerifyResult:
-    """`ps.verify` of a text that is cut nowhere."""
+    """Verify as `ps.verify` a text that is cut nowhere."""
     if draft_statistics is not None:
         draft_statistics = draft_statistics.contiguous()
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
@@ -154,7 +154,7 @@ def verify_tree(
     round: torch.Tensor,
     target_to_draft: torch.Tensor | None = None,
 ) -> TreeVerifyResult:
-    """`ps.verify_tree` of a text that is cut nowhere."""
+    """Verify as `ps.verify_tree` a text that is cut nowhere."""
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
     top_ks = top_k if isinstance(top_k, _BY_ROW) else None
     top_ps = top_p if isinstance(top_p, _BY_ROW) else None
@@ -173,7 +173,6 @@ def verify_tree(
 
 
 def _together(place: torch.Tensor, tensors: Iterable[object]) -> None:
-    """Where a tensor is elsewhere, this is what torch calls, and no kernel."""
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and tensor.device != place.device:
             raise ValueError(f"expected tensors on {place.device}, given one on {tensor.device}")

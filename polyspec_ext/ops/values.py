@@ -20,7 +20,7 @@ Statistics = Callable[[torch.Tensor, Sequence[Parameter]], tuple[torch.Tensor, t
 
 
 def check_logits(name: str, rows: torch.Tensor | None) -> None:
-    """Raises if `rows` [.., V] are probabilities: each row in [0, 1] with a sum of 1.
+    """Refuse `rows` [.., V] that are probabilities: each row in [0, 1] with a sum of 1.
 
     Rows of zeros or with values that are not finite, which padding may be, say nothing. Nor does a
     vocabulary of one token.
@@ -52,8 +52,8 @@ def rows_of_draft_tokens(
     entries: int,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each draft token of blocks, its request and the draft row that it was drawn from among
-    all of them, -1: a deterministic proposal. Arguments as `verify` takes them; `entries` is the
+    """Return the request of each draft token of blocks, and its draft row among all of them, -1: a
+    deterministic proposal. Arguments as `verify` takes them; `entries` is the
     number of draft tokens' entries."""
     request, entry, index = _entries(batch, draft_len, lengths, offsets, entries, device)
     if draft_rows is None:
@@ -70,7 +70,7 @@ def rows_of_nodes(
     offsets: torch.Tensor | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of each node of trees. Arguments as `verify_tree` takes them."""
+    """Return request and draft row of each node of trees. Arguments as `verify_tree` takes them."""
     request, entry, index = _entries(batch, nodes, counts, offsets, parents.numel(), device)
     parent = parents.reshape(-1)[entry]
     # Without offsets a request has a draft row more than it has nodes.
@@ -88,8 +88,8 @@ def _entries(
     entries: int,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each draft token of a request that can have so many: the request, the token's entry in the
-    tables of them, and its index in the request. (What cannot be, the status says.)"""
+    """Return the request of each draft token, its entry in the tables, and its index in the
+    request. (Impossible lengths are errors of the status.)"""
     if offsets is not None:
         first, count = offsets[:-1], offsets.diff() - 1
         count = count.where((offsets[:-1] >= 0) & (offsets[1:] <= entries), 0)
@@ -111,8 +111,7 @@ def check_draft_statistics(
     parameters: Sequence[Parameter],
     statistics_of: Statistics,
 ) -> None:
-    """Computes the statistics of the draft tokens' rows again, and raises unless those given are
-    the same, bit for bit.
+    """Compute the statistics of the draft tokens' rows again, and refuse others, bit for bit.
 
     Args:
         draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.

@@ -102,7 +102,7 @@ class CutVerifyResult(NamedTuple):
 
 
 def has_cuda() -> bool:
-    """Whether this build has CUDA kernels and torch sees a device for them. Never raises."""
+    """Return whether this build has CUDA kernels and torch sees a device for them. Never raises."""
     return bool(_C.build_info()["cuda"]) and torch.cuda.is_available()
 
 
@@ -121,7 +121,7 @@ def sample(
     draws: torch.Tensor | None = None,
     validate: bool = False,
 ) -> SampleResult:
-    """Draws one token per request from the processed distribution of its logits.
+    """Draw one token per request from the processed distribution of its logits.
 
     The distribution is the softmax of ``logits / temperature``, cut by top-k, then top-p, then
     min-p, each on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest
@@ -236,7 +236,8 @@ def verify(
     room: Int | None = None,
     validate: bool = False,
 ) -> VerifyResult | CutVerifyResult:
-    """Verifies a drafted block against the target's logits and emits what stands.
+    """Verify draft tokens against the target's logits, and emit tokens of the target's
+    distribution.
 
     Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
     the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" verifies the block as a
@@ -360,7 +361,7 @@ def statistics_of(
 
 
 def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
-    """How many requests a verification has."""
+    """Return the number of requests of a verification."""
     return target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
 
 

@@ -81,7 +81,8 @@ def verify_tree(
     room: Int | None = None,
     validate: bool = False,
 ) -> TreeVerifyResult:
-    """Verifies a tree of draft tokens against the target's logits and emits the path that stands.
+    """Verify a tree of draft tokens against the target's logits, and emit the accepted path and a
+    token.
 
     The walk begins at the root and goes on while a child stands. Deterministic children (EAGLE-2's
     top-k): a token is drawn from the target's distribution, and the walk goes on if it is a

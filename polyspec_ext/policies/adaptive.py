@@ -73,7 +73,7 @@ class Adaptive:
         return {**self.__dict__, "_native": None}
 
     def next(self, report: RoundReport) -> Sequence[int]:
-        """See `WindowPolicy.next`. The windows of the first report are the first that it tries."""
+        """Choose windows (`WindowPolicy.next`). The windows of the first report are tried first."""
         if self._native is None:
             self._native = _made(self, report.windows)
         begins = report.committed == 0 and not report.steps
@@ -97,7 +97,7 @@ def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
 
 
 def _plain(name: str, value: Any, default: Any) -> Any:
-    """An option of the kind of its default; what its range is, the library says."""
+    """Return an option of the kind of its default; the library checks its range."""
     if isinstance(default, bool):
         return arguments.flag(name, value)
     if isinstance(default, int):
@@ -164,7 +164,7 @@ POLICIES: dict[str, type[Adaptive]] = {
 
 
 def named(name: str) -> Adaptive:
-    """The policy of that name, with its default options.
+    """Return the policy of that name with its default options.
 
     Raises:
         TypeError, ValueError: there is none.

@@ -77,7 +77,7 @@ class DrafterChoice:
         return [tokens / seconds if seconds > 0 else math.nan for tokens, seconds in pairs]
 
     def next(self, report: RoundReport) -> Sequence[int]:
-        """See `WindowPolicy.next`."""
+        """Choose windows (`WindowPolicy.next`)."""
         begins = report.committed == 0 and not report.steps
         if begins:
             self._windows[report.request] = list(report.windows)
@@ -100,7 +100,6 @@ class DrafterChoice:
         return self.policies[at].next(report)
 
     def _leads(self, report: RoundReport) -> bool:
-        """Whether the report is the first before a round; rows come in one order."""
         if self._first is None or report.request <= self._first:
             self._first = report.request
         return report.request == self._first

@@ -25,7 +25,7 @@ class RoundRecorder(StatsRecorder):
         self._steps: list[list[StepReport]] = [[] for _ in rows]
 
     def take(self, request: int) -> Sequence[StepReport]:
-        """The steps of a row since the last call."""
+        """Take the steps of a row since the last call."""
         steps, self._steps[request] = self._steps[request], []
         return steps
 
@@ -56,8 +56,8 @@ class RoundRecorder(StatsRecorder):
         found: Sequence[tuple[int, int, int]],
         seconds: float,
     ) -> None:
-        """A step of each row that took part: tokens and accepted ones without a tail, tokens with
-        it."""
+        """Note a step of each row that took part: tokens and accepted tokens without a tail, and
+        tokens with the tail."""
         seconds = seconds if self._timed else 0.0
         took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
         width = max((found[at][2] for at in took), default=0)

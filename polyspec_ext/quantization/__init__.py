@@ -42,7 +42,7 @@ def quantize_w4(
     calibration: Sequence[Any] | None = None,
     head: bool | None = None,
 ) -> Any:
-    """A copy of a causal language model whose linear layers have 4-bit weights.
+    """Copy a causal language model with 4-bit weights in its linear layers.
 
     It shares all else with `model`, as its embeddings, and reads a quarter of the bytes of bfloat16
     (``Level(copy, shares_cache_with=model)`` shares the cache as well). On the CPU it multiplies
@@ -88,7 +88,7 @@ def quantize_w4(
 
 @torch.inference_mode()
 def quantize_w8(model: Any, head: bool | None = None) -> Any:
-    """A copy of a causal language model on the CPU whose linear layers have 8-bit weights, each
+    """Copy a causal language model on the CPU with 8-bit weights in its linear layers, each
     rounded to the nearest in groups of 32 inputs with one float16 scale: blocks of GGUF's type
     Q8_0, which `ops.blocks.product` multiplies.
 
@@ -119,7 +119,7 @@ def quantize_w8(model: Any, head: bool | None = None) -> Any:
 
 
 def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, nn.Linear]:
-    """The layers to be quantised to so many bits (see `quantize_w4`).
+    """Return the layers to quantise to so many bits (see `quantize_w4`).
 
     Raises:
         TypeError, ValueError: `head` is neither, or is asked for where it cannot be quantised; or
@@ -183,7 +183,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
-    """The copy that `save_w4` kept, over the model that it was made of.
+    """Load the copy that `save_w4` kept, over the model that it was made of.
 
     Args:
         model: as `quantize_w4` was given it.

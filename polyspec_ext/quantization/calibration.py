@@ -22,8 +22,8 @@ _COLUMNS = 1024
 def token_ids(
     model: Any, calibration: Sequence[Any], name: str = "calibration"
 ) -> list[torch.Tensor]:
-    """Texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer that
-    lies beside the model's weights.
+    """Return texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer
+    that lies beside the model's weights.
 
     Raises:
         TypeError, ValueError: what is given is neither; the message begins with `name`.
@@ -94,7 +94,8 @@ class Hessians:
         self._rows: dict[str, list[torch.Tensor]] = {}  # inputs that are not added yet
 
     def of(self, name: str) -> torch.Tensor:
-        """Of a layer, ``[K, K]`` float32. KeyError: no text has reached it, or it was forgotten."""
+        """Return the Hessian of a layer, ``[K, K]`` float32. KeyError: no text reached the
+        layer."""
         while name not in self._shared and self._spans:
             end, layers = self._spans.pop(0)
             self._sums, self._shared = {}, {}
@@ -103,8 +104,8 @@ class Hessians:
 
     @torch.inference_mode()
     def _run(self, end: int, layers: Mapping[str, nn.Linear]) -> None:
-        """The texts are read on by the decoder layers below `end`, or by all that is left of the
-        model if these are its last."""
+        """Run the texts through the decoder layers below `end`, or through the rest of the model if
+        these are its last."""
         self._last, self._rows = None, {}
         outputs: list[Any] = []
         hooks = [
@@ -153,7 +154,7 @@ class Hessians:
             self._add(name)
 
     def _end(self) -> None:
-        """What is left is added, and the sums mirrored."""
+        """Add the remaining rows, and mirror the sums."""
         self._last = None
         for name in self._rows:
             self._add(name)

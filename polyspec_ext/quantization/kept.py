@@ -46,7 +46,7 @@ class Kept:
     _parts: dict[str, tuple[torch.Tensor, ...]]  # as they are in the file
 
     def take(self, name: str) -> Int4Weights:
-        """The weights of a layer, once: nobody keeps them here."""
+        """Take the weights of a layer out of the file's tensors."""
         pairs, scales, zeros = self._parts.pop(name)
         values = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
         return Int4Weights(values, scales.float(), zeros.float())
@@ -90,7 +90,6 @@ def write(
 
 
 def _sum(name: str, content: Any) -> str:
-    """Return the CRC-32 of a tensor's name and bytes, as eight hexadecimal digits."""
     return f"{zlib.crc32(content, zlib.crc32(name.encode())):08x}"
 
 
@@ -167,7 +166,7 @@ def _require_shapes(given: Mapping[str, list[int]], group: int, name: str) -> No
 
 
 def _require_finite(read: Mapping[str, torch.Tensor], name: str) -> None:
-    """A weight lies between zero - 8 scale and zero + 7 scale."""
+    """Refuse weights that are not finite: they lie between zero - 8 scale and zero + 7 scale."""
     reach = read["scales"].float() * 8
     for part, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):
         beyond = read[part][~torch.isfinite(farthest)]

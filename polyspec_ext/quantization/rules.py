@@ -15,13 +15,14 @@ _ROWS = 1 << 14  # whose errors are in memory at once
 
 
 def round_to_nearest(weight: torch.Tensor, group: int) -> Int4Weights:
-    """``weight [N, K]``, each number by itself."""
+    """Round ``weight [N, K]``, each number by itself."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
 
 
 def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
-    """``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32 inputs a
-    float16 scale, the largest magnitude over 127, and whole numbers of it to the nearest."""
+    """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
+    inputs a float16 scale, the largest magnitude over 127, and whole numbers of it to the
+    nearest."""
     made = []
     for rows in weight.detach().cpu().split(_ROWS):
         groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
@@ -36,9 +37,9 @@ def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
 
 
 def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> Int4Weights:
-    """``weight [N, K]`` column by column, each rounding error pushed into the columns to come that
-    are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups of the
-    largest inputs come first, as most columns are left for their errors then.
+    """Round ``weight [N, K]`` column by column, and push each rounding error into the later columns
+    that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups
+    of the largest inputs come first, as most columns are left for their errors then.
 
     With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, whose column j has no error
     before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for column j,
@@ -67,7 +68,7 @@ def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> In
 def _fed_back(
     weight: torch.Tensor, importance: torch.Tensor, factor: torch.Tensor, group: int
 ) -> Int4Weights:
-    """`with_feedback` of some rows, which do not depend on each other."""
+    """Round some rows, which do not depend on each other (`with_feedback`)."""
     given = weight.float()
     owed = torch.zeros_like(given)  # E L, of the errors so far
     unit = torch.eye(group, device=given.device)

@@ -21,22 +21,22 @@ _GROUPS = (128, 64, 32)
 
 
 def is_copy(place: object) -> bool:
-    """Whether a chain's element is the quantised copy of a model, as ``w4:DIR`` is."""
+    """Return whether a chain's element is the quantised copy of a model, as ``w4:DIR``."""
     return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in WORDS))
 
 
 def original(place: str | Path) -> str | Path:
-    """The place of the model itself, whose tokenizer is the copy's: `place` without ``w4:``."""
+    """Return the source of the model, which has the copy's tokenizer: `place` without ``w4:``."""
     return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
 
 
 def copy_prefix(place: object) -> str:
-    """``w4:`` or ``w8:``, if `place` is such a copy; else nothing."""
+    """Return ``w4:`` or ``w8:`` if `place` is such a copy, else an empty string."""
     return str(place).partition(":")[0] + ":" if is_copy(place) else ""
 
 
 def copy_of(word: str, model: Any, name: str = "model") -> Any:
-    """The copy that one of `WORDS` stands for; see `stored_w4`."""
+    """Make or load the copy that a word of `WORDS` stands for; see `stored_w4`."""
     if word == "w4":
         return stored_w4(model, name)
     try:
@@ -46,8 +46,8 @@ def copy_of(word: str, model: Any, name: str = "model") -> Any:
 
 
 def stored_w4(model: Any, name: str = "model") -> Any:
-    """The 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or in the largest
-    groups for which no fewer layers can be quantised.
+    """Make or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or in
+    the largest groups for which no fewer layers can be quantised.
 
     On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
     model's shapes and weights; where nothing can be written it is made anew. `name` is the model's,

@@ -14,8 +14,8 @@ from .calibration import token_ids
 
 
 def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
-    """A copy of a causal language model that has logits of its `size` most frequent ids only, for
-    the lowest level of a chain. Where the head is most of what a pass reads, as in small models of
+    """Copy a causal language model with logits of its `size` most frequent ids only, for the lowest
+    level of a chain. Where the head is most of what a pass reads, as in small models of
     large vocabularies, that makes drafting cheaper.
 
     The copy reads every id and draws those alone. What it hands up is the distribution over them

@@ -56,13 +56,12 @@ QUESTIONS = (
 
 
 def root() -> Path:
-    """The folder of the models: beside this file, or where POLYSPEC_TINY points (a chain trained by
-    oneself)."""
+    """Return the folder of the models: beside this file, or where POLYSPEC_TINY points."""
     return Path(os.environ.get("POLYSPEC_TINY") or Path(__file__).parent)
 
 
 def path(level: str) -> Path:
-    """Directory of "target", "middle" or "drafter", or of an EAGLE head, "eagle2" or "eagle3".
+    """Return the directory of "target", "middle", "drafter", "eagle2" or "eagle3".
 
     Raises:
         ValueError: no such level.
@@ -95,19 +94,19 @@ CHAT_TEMPLATE = (
 
 
 def prompt_of(question: str) -> str:
-    """A question in the form the models were trained on."""
+    """Return a question in the form that the models were trained on."""
     return f"Question: {question.strip()}\nAnswer:"
 
 
 def tokenizer() -> Any:
-    """The tokenizer of the shipped models, which they share."""
+    """Load the tokenizer that the shipped models share."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(path("target")))
 
 
 def prompt_ids(questions: Iterable[str]) -> list[list[int]]:
-    """Token ids of questions in the form the models were trained on (`prompt_of`)."""
+    """Return token ids of questions in the form that the models were trained on (`prompt_of`)."""
     read = tokenizer()
     return [read(prompt_of(question))["input_ids"] for question in questions]
 
@@ -119,7 +118,7 @@ def levels(
     device: str | torch.device | None = None,
     pack: Switch = "auto",
 ) -> dict[str, HuggingFaceLevel]:
-    """The shipped models as levels, by name, target first.
+    """Load the shipped models as levels, by name, target first.
 
     Args:
         dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, if the
@@ -152,7 +151,7 @@ def chain(
     pack: Switch = "auto",
     **options: Any,
 ) -> Chain:
-    """The shipped chain, or part of it: `levels`, and the other options of `Chain`."""
+    """Load the shipped chain, or part of it: `levels`, and the other options of `Chain`."""
     from ..chain import Chain
 
     if window is None:
@@ -172,9 +171,9 @@ def grown(
     intermediate_size: int | None = None,
     key_value_heads: int | None = None,
 ) -> Any:
-    """The shipped target with hidden and intermediate widths and heads `times` as wide and the same
-    distribution to rounding: 112 million parameters at 4, 445 million at 8. It is made in memory,
-    in seconds; it costs what a model of that size costs and says what the target says.
+    """Make the shipped target with hidden and intermediate widths and heads `times` as wide and the
+    same distribution to rounding: 112 million parameters at 4, 445 million at 8. It is made in
+    memory, in seconds; it costs what a model of that size costs and says what the target says.
 
     Args:
         times: >= 1.
@@ -198,8 +197,8 @@ def grown(
 
 
 def grown_head(name: str, times: int, folder: str | Path) -> Path:
-    """A shipped EAGLE head, "eagle2" or "eagle3", for `grown(times)`: a directory in the format
-    that it was trained in, for `ps.Eagle.from_pretrained`.
+    """Write a shipped EAGLE head, "eagle2" or "eagle3", for `grown(times)`: a directory in the
+    format that it was trained in, for `ps.Eagle.from_pretrained`.
 
     Args:
         times: >= 1.

@@ -32,7 +32,7 @@ def grown_model(
     intermediate_size: int | None = None,
     key_value_heads: int | None = None,
 ) -> Any:
-    """See `tiny.grown`: a Llama model on the device of `model`, with its logits to rounding."""
+    """Widen a Llama model on its device, with the same logits to rounding (`tiny.grown`)."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if type(model) is not LlamaForCausalLM or not model.config.tie_word_embeddings:
@@ -101,15 +101,14 @@ def grown_model(
 
 
 def _heads_repeated(rows: torch.Tensor, size: int, copies: int) -> torch.Tensor:
-    """Every head of `size` rows followed by copies of itself."""
     by_head = rows.reshape(-1, size, rows.shape[1])
     return by_head.repeat_interleave(copies, 0).reshape(-1, rows.shape[1])
 
 
 @torch.no_grad()
 def grown_head(place: Path, model: Any, times: int, output: Path) -> None:
-    """A shipped EAGLE head for `grown_model(model, times)`, with its distribution to rounding, in
-    the format that it has.
+    """Write a shipped EAGLE head for `grown_model(model, times)`, in its format, with its
+    distribution to rounding.
 
     An EAGLE-2 head reads and gives states of the target's width, so it grows as the target does. An
     EAGLE-3 head keeps its own width: the product that fuses the target's states has its columns

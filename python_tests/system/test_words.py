@@ -1,0 +1,99 @@
+"""The rules for words in CONTRIBUTING.md, as far as they can be counted."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("polyspec_ext", "benchmarks", "training")
+# Docstrings of functions that do not begin with a verb, and of private functions that need none.
+# Lower the numbers, never raise them.
+WITHOUT_A_VERB = 669
+NEEDLESS = 65
+NO_VERBS = {
+    "a", "all", "an", "another", "any", "as", "at", "by", "each", "every", "for", "from", "how",
+    "if", "in", "its", "no", "nothing", "of", "on", "one", "only", "see", "so", "some", "that",
+    "the", "those", "under", "up", "what", "when", "where", "whether", "which", "who", "whose",
+    "why", "with",
+}  # fmt: skip
+SHORT = 6  # lines of a private function that needs no docstring
+
+
+def functions(root: Path) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{path.relative_to(root.parent)}:{node.lineno} {node.name}", node
+
+
+def begins_without_a_verb(node: ast.FunctionDef) -> bool:
+    """Tell by the first word, which is no verb where it is a shape, a code name or a stop word."""
+    text = ast.get_docstring(node)
+    decorators = " ".join(map(ast.unparse, node.decorator_list))
+    if text is None or "property" in decorators:
+        return False
+    word = text.split()[0]
+    return not word.isalpha() or not word[0].isupper() or word.lower() in NO_VERBS
+
+
+def says_too_much(node: ast.FunctionDef) -> bool:
+    """Tell a private function whose docstring is longer than it needs."""
+    private = node.name.startswith("_") and not node.name.startswith("__")
+    if not private or ast.get_docstring(node) is None or len(node.body) == 1:
+        return False
+    end = node.body[0].end_lineno
+    assert end is not None
+    assert node.end_lineno is not None
+    return node.end_lineno - end <= SHORT
+
+
+def test_docstrings_begin_with_a_verb() -> None:
+    found = [name for root in FOLDERS for name, node in functions(ROOT / root)
+             if begins_without_a_verb(node)]  # fmt: skip
+    assert len(found) <= WITHOUT_A_VERB, found
+
+
+def test_short_private_functions_have_no_docstring() -> None:
+    found = [name for root in FOLDERS for name, node in functions(ROOT / root)
+             if says_too_much(node)]  # fmt: skip
+    assert len(found) <= NEEDLESS, found
+
+
+@pytest.mark.parametrize(
+    ("text", "without_verb", "too_much"),
+    [
+        ('def f():\n    """Return a number."""\n    return 1', False, False),
+        ('def f():\n    """What is returned."""\n    return 1', True, False),
+        ('def f():\n    """``[B]``, numbers."""\n    return 1', True, False),
+        ('@property\ndef f(self):\n    """The number."""\n    return 1', False, False),
+        ('def _f():\n    """Return a number."""\n    return 1', False, True),
+        ("def _f():\n    return 1", False, False),
+    ],
+)
+def test_what_is_counted(text: str, without_verb: bool, too_much: bool) -> None:
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    assert (begins_without_a_verb(node), says_too_much(node)) == (without_verb, too_much)
+
+
+@pytest.mark.parametrize(
+    ("subject", "status"),
+    [
+        ("levels: load half of a model", 0),
+        ("benchmarks, training: leave the package", 0),
+        ("Merge branch 'main'", 0),
+        ("Load half of a model", 1),
+        ("levels: " + "x" * 65, 1),
+        ("", 1),
+    ],
+)
+def test_the_hook_refuses_other_subjects(subject: str, status: int, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text(f"{subject}\n\nWhy.\n")
+    hook = ROOT / ".githooks" / "commit-msg"
+    assert subprocess.run([hook, message], capture_output=True).returncode == status
