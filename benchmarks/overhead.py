@@ -30,8 +30,8 @@ from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
-from polyspec_ext.runtime.config import Operators
 from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.runtime.requirements import Operators
 
 SCHEMA = 2  # of the JSON report
 BUDGET = 150.0  # microseconds per round at batch 1

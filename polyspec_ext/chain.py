@@ -33,11 +33,11 @@ from .levels.describe import level_line, num_parameters
 from .outputs import Answer, Output, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
-from .runtime.config import ChainConfig, Operators
 from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.ownership import CacheOwner
 from .runtime.plan import default_rounds
+from .runtime.requirements import ChainConfig, Operators
 from .sampling import LogitsProcessors, Sampling
 from .tuning import Switch, level_for, widths_of
 
@@ -129,7 +129,7 @@ class Chain:
             next. None: on the CPU, and where it must: unbounded `rounds`, logits processors,
             a drafter on the host, levels on several devices, the end of a context.
             Else it reads once per round of the target.
-        operators: draw the tokens (`runtime.config.Operators`).
+        operators: draw the tokens (`runtime.requirements.Operators`).
 
     Attributes:
         names: of the levels, target first, as in messages and statistics.

@@ -6,7 +6,7 @@ import torch
 
 from ..drafters.base import RowBuffer
 from ..tensors import Place, RowParameters, moved
-from .hidden_window import HiddenWindow
+from .hidden import HiddenWindow
 from .plan import RoundPlan
 from .state import StateRows
 from .trees import Tree

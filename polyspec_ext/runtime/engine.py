@@ -43,14 +43,13 @@ from ..stats import StatsRecorder
 from ..tensors import RowCounts, RowParameters
 from . import requirements, steps
 from .buffers import Buffers
-from .config import ChainConfig
-from .graphs import Graphs
-from .hidden_window import HiddenWindow
+from .graphs import Clock, Graphs, SideStreams
+from .hidden import HiddenWindow
 from .plan import RoundPlan, default_rounds, round_plan
 from .prefill import Part, prefill, read_rest
 from .request import Row
+from .requirements import ChainConfig
 from .state import Entry, Report, StateRows, Step
-from .streams import Clock, SideStreams
 from .trees import Tree, pending_tree, require_tree, tree_pass, verify_tree
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed

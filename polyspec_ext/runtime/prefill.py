@@ -20,9 +20,9 @@ from ..levels.base import BatchedLevel, Hidden, PromptBatch
 from ..levels.id_map import IdMap
 from ..stats import StatsRecorder
 from ..tensors import padded
-from .config import ChainConfig
+from .graphs import SideStreams
 from .request import Row
-from .streams import SideStreams
+from .requirements import ChainConfig
 
 Part = BatchedLevel | BatchedDrafter
 

@@ -10,7 +10,7 @@ from ..drafters.base import RowBuffer
 from ..levels.id_map import IdMap
 from ..ops import unchecked
 from ..tensors import RowParameters, moved
-from .config import ChainConfig
+from .requirements import ChainConfig
 from .state import Step
 
 

@@ -19,7 +19,7 @@ from ..drafters.base import DraftBlock, RowBuffer
 from ..drafters.trees import require_parents
 from ..kv_cache.masks import ancestors
 from ..tensors import RowParameters
-from .config import ChainConfig
+from .requirements import ChainConfig
 from .state import Step
 
 

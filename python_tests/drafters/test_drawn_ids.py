@@ -11,7 +11,7 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext.levels import IdMap
-from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.requirements import Operators
 
 V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
 

@@ -14,7 +14,7 @@ from told import draft_input, drawn_from, prompts, told
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.requirements import Operators
 from polyspec_ext.tensors import RowCounts
 
 FIRST = Variant("first", hidden=32, vocab=64, own_head=False)

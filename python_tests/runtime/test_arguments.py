@@ -23,8 +23,8 @@ from polyspec_ext import _C, arguments, inputs
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
 from polyspec_ext.policies.base import RoundReport
-from polyspec_ext.runtime.config import Operators
 from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.runtime.requirements import Operators
 
 VOCAB = 20
 

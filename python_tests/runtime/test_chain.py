@@ -11,7 +11,7 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
-from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.requirements import Operators
 
 # ---- bookkeeping ---------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import torch
 from small_models import make
 
 import polyspec_ext as ps
+from polyspec_ext.runtime.graphs import SideStreams
 from polyspec_ext.runtime.prefill import prefill
-from polyspec_ext.runtime.streams import SideStreams
 from polyspec_ext.stats import StatsRecorder
 
 GPU = torch.device("cuda", 0)

@@ -17,7 +17,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
-from polyspec_ext.runtime.config import Operators
+from polyspec_ext.runtime.requirements import Operators
 
 
 class ToyLevel:
