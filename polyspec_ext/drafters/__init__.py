@@ -17,13 +17,11 @@ from .eagle import Eagle
 from .features import FeatureCache
 from .first_layers import early_exit
 from .hydra import Hydra
+from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .medusa import Medusa
 from .model import DraftModel
 from .named import elements, is_drafter
-from .ngram import NGramTable
-from .prompt_lookup import PromptLookup
 from .proposals import ProposalDrafter
-from .suffix import SuffixMatch
 from .switching import SwitchingDrafter, levels_of
 from .trees import DynamicTree, StaticTree
 

@@ -17,10 +17,8 @@ from ..quantization.trimming import trim
 from . import eagle
 from .base import BatchedDrafter, Drafter
 from .first_layers import early_exit
+from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel
-from .ngram import NGramTable
-from .prompt_lookup import PromptLookup
-from .suffix import SuffixMatch
 
 _TRIMMED = re.compile(r"trim:(\d+):(.+)")
 _EARLY_EXIT = re.compile(r"early-exit:(\d+)")

@@ -1,0 +1,231 @@
+"""Lookups: an index and an automaton equal a search, and a table counts earlier texts."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+import toy_rows
+from proposal_kinds import distance, enumerated, text_distributions
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.lookup import SuffixAutomaton
+
+
+def searched(text: list[int]) -> tuple[int, list[int]]:
+    """Length of the longest suffix that occurs earlier, and where such occurrences end."""
+    for length in range(len(text) - 1, 0, -1):
+        suffix = text[-length:]
+        ends = [end for end in range(length, len(text)) if text[end - length : end] == suffix]
+        if ends:
+            return length, ends
+    return 0, []
+
+
+@pytest.mark.parametrize("letters", [1, 2, 3, 8])
+def test_the_automaton_finds_what_a_search_finds(letters: int) -> None:
+    """Also behind tokens that were taken back and replaced."""
+    chance = random.Random(letters)
+    for _ in range(60):
+        found, text = SuffixAutomaton(), list[int]()
+        for _ in range(40):
+            if text and chance.random() < 0.3:
+                for _ in range(chance.randint(1, min(6, len(text)))):
+                    found.pop()
+                    text.pop()
+            for _ in range(chance.randint(1, 4)):
+                text.append(chance.randrange(letters))
+                found.append(text[-1])
+            length, ends = searched(text)
+            assert found.matches[-1].length == length
+            if length:
+                assert found.matches[-1].end == ends[-1]  # the latest
+        assert found.tokens == text
+        again = SuffixAutomaton()
+        for token in text:
+            again.append(token)
+        assert again.matches == found.matches
+
+
+def test_a_text_that_repeats_one_token_costs_little() -> None:
+    """One suffix of every length is known at every place; few of them are kept up to date."""
+    found = SuffixAutomaton()
+    for _ in range(3000):
+        found.append(7)
+    assert found.matches[-1].length == 2999
+    assert found.matches[-1].end == 2999
+
+
+def test_suffixes() -> None:
+    drafter = ps.SuffixMatch()
+    context = ps.Context([1, 2, 3, 4, 9, 2, 3])
+    assert list(drafter.propose(context, 3).tokens) == [4, 9, 2]
+    context.valid = 7
+    context.tokens += [8]
+    assert list(drafter.propose(context, 3).tokens) == []
+    # 8 is taken back and replaced: what was learnt from it is gone, the rest stays.
+    context.valid = 7
+    context.tokens[7:] = [4]
+    assert list(drafter.propose(context, 2).tokens) == [9, 2]
+    # The place before is the beginning of a repetition, which goes on.
+    assert list(drafter.propose(ps.Context([5, 1, 2, 1, 2]), 5).tokens) == [1, 2, 1, 2, 1]
+    long = ps.SuffixMatch(min_length=3)
+    assert list(long.propose(ps.Context([1, 2, 5, 1, 2]), 2).tokens) == []
+    assert list(long.fork().propose(ps.Context([1, 2, 3, 5, 1, 2, 3]), 2).tokens) == [5, 1]
+    with pytest.raises(ValueError, match=r"min_length: expected .*, given 0"):
+        ps.SuffixMatch(0)
+
+
+def test_the_longest_match_wins() -> None:
+    """Where hashed n-grams of three tokens only see that 1 2 3 was followed by 9 last."""
+    text = [7, 8, 1, 2, 3, 5, 0, 1, 2, 3, 9, 7, 8, 1, 2, 3]
+    assert list(ps.PromptLookup().propose(ps.Context(list(text)), 1).tokens) == [9]
+    assert list(ps.SuffixMatch().propose(ps.Context(list(text)), 1).tokens) == [5]
+
+
+def test_by_name_and_in_a_batch() -> None:
+    target = toy_rows.make(1)[0]
+    chain = ps.Chain([target, "suffix"], [6])
+    assert isinstance(chain.drafter, ps.SuffixMatch)
+    alone = [toy_rows.run(chain, [row]).sequences[0].tolist() for row in toy_rows.ROWS]
+    together = toy_rows.run(chain, toy_rows.ROWS)
+    for own, text, row in zip(together.sequences.tolist(), alone, toy_rows.ROWS, strict=True):
+        assert own[: len(text)] == text, row
+    # A target that repeats itself, greedily: its periods are found.
+    greedy = ps.Chain([toy.ToyLevel(4, 3), ps.SuffixMatch()], [6]).generate([1], 60)
+    assert greedy.sequences.equal(ps.Chain([toy.ToyLevel(4, 3)]).generate([1], 60).sequences)
+    assert greedy.stats.levels[0].mean_acceptance_length > 2
+
+
+@pytest.mark.parametrize("sizes", [(3, 1), (4, 2)], ids=str)
+def test_prompt_lookup_finds_what_a_search_finds(sizes: tuple[int, int]) -> None:
+    """Also behind tokens that were taken back and replaced."""
+    chance, drafter = random.Random(5), ps.PromptLookup(*sizes)
+    context = ps.Context([0])
+    for _ in range(400):
+        tokens = context.tokens
+        expected: list[int] = []
+        for size in range(sizes[0], sizes[1] - 1, -1):
+            ends = [
+                end
+                for end in range(size, len(tokens))
+                if tokens[end - size : end] == tokens[-size:]
+            ]
+            if ends and size <= len(tokens):
+                expected = tokens[ends[-1] : ends[-1] + 3]
+                break
+        assert drafter.propose(context, 3).tokens == expected
+        context.valid = chance.choice([len(tokens), chance.randint(0, len(tokens))])
+        tokens[context.valid :] = [chance.randrange(3) for _ in range(chance.randint(1, 3))]
+
+
+# ---- a table of n-grams
+
+
+def proposed(table: ps.NGramTable, tokens: list[int], k: int) -> list[int]:
+    return list(table.fork().propose(ps.Context(tokens), k).tokens)
+
+
+def test_what_followed_most_often() -> None:
+    table = ps.NGramTable(max_ngram=2, min_ngram=1, learning=False)
+    assert proposed(table, [1, 2], 3) == []
+    table.learn([1, 2, 3, 1, 2, 3, 1, 2, 4])
+    assert proposed(table, [1, 2], 4) == [3, 1, 2, 3]
+    assert proposed(table, [9, 4], 4) == []  # nothing followed 4
+    assert proposed(table, [9, 2], 2) == [3, 1]  # 9 2 is not known, and 2 is
+    table.learn([2, 4])
+    table.learn([1, 2, 4])
+    assert proposed(table, [1, 2], 1) == [4]  # twice each: the latest
+    assert proposed(table, [], 2) == []
+
+
+def test_only_so_many_are_kept() -> None:
+    table = ps.NGramTable(max_ngram=1, min_ngram=1, max_entries=3)
+    table.learn([1, 2, 3, 4])
+    table.learn([1, 9])
+    assert len(table) == 3
+    table.learn([5, 6])  # 2 was not met for longest
+    assert proposed(table, [2], 1) == []
+    assert [proposed(table, [key], 1) for key in (1, 3, 5)] == [[9], [4], [6]]
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match=r"min_ngram: expected an integer in \[1, 2\], given 3"):
+        ps.NGramTable(2, 3)
+    with pytest.raises(ValueError, match=r"max_entries: expected .*, given 0"):
+        ps.NGramTable(max_entries=0)
+
+
+def test_a_table_is_kept_in_a_file(tmp_path: Path) -> None:
+    table = ps.NGramTable(max_ngram=3, min_ngram=2)
+    chain = ps.Chain([toy_rows.make(1)[0], table], [4])
+    toy_rows.run(chain, toy_rows.ROWS)
+    table.save(tmp_path / "table.json")  # with the texts of the latest batch
+    again = ps.NGramTable.load(tmp_path / "table.json")
+    assert len(again) == len(table) > 20
+    for text in ([1, 2, 7], [8, 9], [3, 3, 3]):
+        assert proposed(again, text, 5) == proposed(table, text, 5)
+    (tmp_path / "other.json").write_text('{"format": 7}')
+    for name in ("other.json", "table.json"):
+        if name == "table.json":
+            (tmp_path / name).write_text("[1]")
+        with pytest.raises(ValueError, match=r"expected a file that NGramTable\.save wrote"):
+            ps.NGramTable.load(tmp_path / name)
+
+
+def test_earlier_outputs_are_learnt() -> None:
+    target = toy_rows.make(1)[0]
+    chain = ps.Chain([target, "ngram"], [4])
+    first = chain.generate([1], 60)
+    second = chain.generate([1], 60)  # greedy: the text is known by now
+    assert second.sequences.equal(first.sequences)
+    assert second.stats.levels[0].mean_acceptance_length > 4
+    assert first.stats.levels[0].num_accepted_tokens == 0  # a text without a repetition
+    frozen = ps.NGramTable(learning=False)
+    chain = ps.Chain([target, frozen], [4])
+    for _ in range(2):
+        chain.generate([1], 60)
+    assert len(frozen) == 0
+
+
+def test_rows_of_a_batch_do_not_see_each_other() -> None:
+    """Each has the tokens that it has alone with the table as it was before."""
+    table = ps.NGramTable(max_ngram=2, min_ngram=1)
+    target = toy_rows.make(1)[0]
+    toy_rows.run(ps.Chain([target, table], [4]), toy_rows.ROWS)
+    table.fork()  # the batch is over
+    same = [toy_rows.ROWS[0] | {"seed": 50 + i} for i in range(6)]  # what one says, others may
+    rows = [*toy_rows.ROWS, *same]
+    together = toy_rows.run(ps.Chain([target, copy.deepcopy(table)], [4]), rows)
+    assert sum(one.levels[0].num_accepted_tokens for one in together.requests) > 5
+    for row, own, stats in zip(rows, together.sequences.tolist(), together.requests, strict=True):
+        alone = toy_rows.run(ps.Chain([target, copy.deepcopy(table)], [4]), [row])
+        text = alone.sequences[0].tolist()
+        assert own[: len(text)] == text
+        mine, theirs = stats.levels[0], alone.stats.levels[0]
+        assert mine.draft_length_histogram == theirs.draft_length_histogram
+        assert mine.acceptance_histogram == theirs.acceptance_histogram
+
+
+def learned() -> ps.NGramTable:
+    table = ps.NGramTable(2, 1, learning=False)
+    table.learn([0, 1, 1, 0, 0, 1, 0])
+    return table
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("window", [[3], [3, 2]], ids=str)
+@pytest.mark.parametrize("drafter", [ps.SuffixMatch, learned], ids=["suffix", "table"])
+def test_the_distribution_stays_the_targets(
+    drafter: Callable[[], Any], window: list[int], rule: str
+) -> None:
+    prompts = [[0, 1, 0], [1, 1]]
+    levels = [toy_rows.Rows(2, 11 + i) for i in range(len(window))]
+    enumerator, chain = enumerated([*levels, drafter()], window, rule=rule)
+    found = text_distributions(enumerator, chain, prompts, 4, temperature=1.0)
+    assert distance(found, levels[0], prompts, 4, [1.0, 1.0]) < 1e-12
