@@ -1,24 +1,23 @@
-"""Drafters of one text (`Drafter`) as the engine calls them: one for each request, its context kept
-for it, and proposals that fit.
+"""Drafters of one text (`Drafter`) as the engine calls them: one for each request, with its
+context, and proposals that are checked.
 
-A drafter may be a user's own. Errors name it, what its contract expects, and what came.
+A drafter may be a user's. Errors name it, what its contract expects, and what came.
 TypeError: wrong kind or dtype. ValueError: wrong shape, layout, device or range.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import require_ids
+from ..arguments import require_ids, row_integers
 from ..errors import add_note
 from ..levels.base import PromptBatch
 from ..tensors import RowCounts, on_device
-from ..validate import INT_DTYPES, LOGITS_DTYPES, kind_of
+from ..validate import LOGITS_DTYPES, kind_of
 from .base import (
     Context,
     DraftBlock,
@@ -68,10 +67,10 @@ class ProposalDrafter:
 
     @property
     def num_forward_passes(self) -> int:
-        return sum(getattr(own, "num_forward_passes", 0) for own in self._drafters)
+        return sum(getattr(one, "num_forward_passes", 0) for one in self._drafters)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: without what belongs to a batch."""
+        """Leave out the state of a batch, for `copy` and `pickle`."""
         return {**self.__dict__, "_drafters": [], "_contexts": []}
 
     def prefill(self, prompts: PromptBatch) -> None:
@@ -111,80 +110,120 @@ class ProposalDrafter:
         """
         assert inputs.eos is not None
         rounds, lengths = inputs.rounds.tolist(), list(inputs.lengths)
-        proposals: list[Proposed | None] = []
+        vocab_size = min(self.vocab_size, inputs.vocab_size)
+        proposals = [_Checked([])] * len(lengths)
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
-            length = lengths[b]
-            if length == 0:
-                proposals.append(None)
+            if lengths[b] == 0:
                 continue
             context = self._contexts[b]
             if self._trees:
-                # Behind a tree the text goes on along the path that stood.
+                # Behind a tree the text continues along the accepted path.
                 assert inputs.text is not None
                 context.tokens[:] = inputs.text(b).tolist()
             else:
                 context.tokens += row[:count]
             context.round, context.eos = rounds[b], inputs.eos[b]
-            context.sampling, context.seed = (
-                inputs.parameters.sampling[b],
-                inputs.parameters.seeds[b],
-            )
+            context.sampling = inputs.parameters.sampling[b]
+            context.seed = inputs.parameters.seeds[b]
             context.request = inputs.requests[b]
-            before = len(context.tokens)
-            try:
-                proposal = self._drafters[b].propose(context, length)
-            except Exception as error:
-                kind = type(self._drafters[b]).__name__
-                add_note(error, f"in propose of the drafter {self.name} ({kind})")
-                raise
-            if len(context.tokens) != before:
-                raise ValueError(
-                    f"{self.name}: expected propose to leave context.tokens as they are, {before} "
-                    f"ids, given {len(context.tokens)}"
-                )
-            proposed = checked(
-                proposal,
-                length,
-                name=self.name,
-                vocab_size=min(self.vocab_size, inputs.vocab_size),
-                target_vocab_size=self.input_vocab_size,
-                trees=self._trees,
-            )
-            if proposed.parents is None:
-                proposed = proposed._replace(tokens=cut_at_eos(proposed.tokens, context.eos))
-                # The last token of a text is given again with the next draft.
-                context.tokens += proposed.tokens
+            proposal = self._checked(self._propose(b, lengths[b]), lengths[b], vocab_size)
+            if proposal.parents is None:
+                proposal = proposal._replace(tokens=cut_at_eos(proposal.tokens, context.eos))
+                # The last token of a text comes again with the next draft.
+                context.tokens += proposal.tokens
                 context.tokens.pop()
-            if len(self._contexts) > 1 and proposed.logits is not None:
+            if len(lengths) > 1 and proposal.logits is not None:
                 # Another row's drafter may write its rows in the same buffer.
-                known = proposed.statistics
-                known = None if known is None else known.clone()
-                proposed = proposed._replace(logits=proposed.logits.clone(), statistics=known)
+                known = None if proposal.statistics is None else proposal.statistics.clone()
+                proposal = proposal._replace(logits=proposal.logits.clone(), statistics=known)
             context.valid = len(context.tokens)
-            proposals.append(proposed)
-        return self._block(proposals, inputs)
+            proposals[b] = proposal
+        return self._block(proposals, inputs.wants_rows, vocab_size)
 
-    def _block(self, proposals: Sequence[Proposed | None], inputs: DraftInput) -> DraftBlock:
-        given = [Proposed([]) if own is None else own for own in proposals]
-        width = max(1, *(len(own.tokens) for own in given))
-        vocab_size = min(self.vocab_size, inputs.vocab_size)
-        sampled = inputs.wants_rows and any(own.tokens and own.logits is not None for own in given)
+    def _propose(self, row: int, count: int) -> Any:
+        drafter, context = self._drafters[row], self._contexts[row]
+        before = len(context.tokens)
+        try:
+            proposal = drafter.propose(context, count)
+        except Exception as error:
+            add_note(error, f"in propose of the drafter {self.name} ({type(drafter).__name__})")
+            raise
+        if len(context.tokens) != before:
+            raise ValueError(
+                f"{self.name}: expected propose to leave context.tokens as they are, {before} ids, "
+                f"given {len(context.tokens)}"
+            )
+        return proposal
+
+    def _checked(self, proposal: Any, count: int, vocab_size: int) -> _Checked:
+        """Return what `propose` returned for `count` tokens or tree levels, without ids that the
+        level above, of `vocab_size` ids, lacks.
+
+        Raises:
+            TypeError: no Proposal, ids that are no integers, logits or statistics of another kind.
+            ValueError: too many tokens, an id out of range, no tree, or rows that do not fit.
+        """
+        name = self.name
+        if not isinstance(proposal, Proposal):
+            raise TypeError(
+                f"{name}: expected propose to return a Proposal, given {kind_of(proposal)}"
+            )
+        tokens, parents = _ids(f"{name}: token ids", proposal.tokens), None
+        logits, statistics = proposal.logits, proposal.statistics
+        if proposal.parents is not None:
+            if not self._trees:
+                raise ValueError(
+                    f"{name}: expected a chain of tokens from a drafter without `trees = True`, "
+                    "given a tree"
+                )
+            parents = _ids(f"{name}: parents", proposal.parents)
+            _require_tree(name, tokens, parents, count, logits is None)
+        elif len(tokens) > count:
+            raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
+        checked = _Checked(tokens, parents, logits, statistics)
+        if logits is not None:
+            _require_rows(name, logits, statistics, checked.rows, vocab_size)
+            require_ids(name, tokens, logits.shape[2])
+            return checked
+        if statistics is not None:
+            raise ValueError(
+                f"{name}: expected no draft statistics without draft logits, given both"
+            )
+        require_ids(name, tokens, self.input_vocab_size)
+        if parents is None:
+            return _Checked(list(itertools.takewhile(vocab_size.__gt__, tokens)))
+        # The nodes whose ids and ancestors' ids are below `vocab_size`.
+        index = {-1: -1}
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if token < vocab_size and parent in index:
+                index[node] = len(index) - 1
+        kept = [node for node in index if node >= 0]
+        return _Checked([tokens[node] for node in kept], [index[parents[node]] for node in kept])
+
+    def _block(
+        self, proposals: Sequence[_Checked], wants_rows: bool, vocab_size: int
+    ) -> DraftBlock:
+        counts = [len(one.tokens) for one in proposals]
+        width = max(1, *counts)
+        sampled = wants_rows and any(one.tokens and one.logits is not None for one in proposals)
+        parents = drawn = None
         # By what the drafter may propose and not by what it does: a row's chain is verified by the
         # same rule alone as beside another row's tree (contract C3).
-        tree = self._trees
-        parents = drawn = None
-        if tree:
-            above = [
-                range(-1, len(own.tokens) - 1) if own.parents is None else own.parents
-                for own in given
-            ]
-            parents = self._padded(above, width)
-            from_rows = [[own.logits is not None] * (width + 1) for own in given]
+        if self._trees:
+            chain = range(-1, width)
+            parents = self._padded(
+                [
+                    chain[:n] if one.parents is None else one.parents
+                    for n, one in zip(counts, proposals, strict=True)
+                ],
+                width,
+            )
+            from_rows = [[one.logits is not None] * (width + 1) for one in proposals]
             drawn = on_device(from_rows, torch.bool, self.device) if sampled else None
         return DraftBlock(
-            self._padded([own.tokens for own in given], width),
-            on_device([len(own.tokens) for own in given], torch.int64, self.device),
-            rows=_rows(given, width, vocab_size, tree) if sampled else None,
+            self._padded([one.tokens for one in proposals], width),
+            on_device(counts, torch.int64, self.device),
+            rows=_rows(proposals, width, vocab_size, self._trees) if sampled else None,
             parents=parents,
             drawn=drawn,
         )
@@ -194,14 +233,8 @@ class ProposalDrafter:
         return on_device(lists, torch.int64, self.device)
 
 
-class Proposed(NamedTuple):
-    """A proposal that the level above can verify.
-
-    Attributes:
-        tokens: ids.
-        parents: of a tree, as of `Proposal`.
-        logits, statistics: as of `Proposal`.
-    """
+class _Checked(NamedTuple):
+    """A proposal that the level above can verify, with the attributes of `Proposal`."""
 
     tokens: list[int]
     parents: list[int] | None = None
@@ -210,107 +243,49 @@ class Proposed(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of logits that it needs."""
         return len(self.tokens) + (self.parents is not None)
 
 
-def _rows(proposals: Sequence[Proposed], width: int, vocab_size: int, tree: bool) -> RowBuffer:
-    """The rows of logits that the tokens were drawn from, side by side; of a chain that is
-    deterministic among chains they are one-hot."""
-    one = proposals[0]
-    if len(proposals) == 1 and one.logits is not None and one.logits.shape[1] == width + tree:
-        logits = one.logits if one.logits.stride(2) == 1 else one.logits.contiguous()
-        return RowBuffer(logits, one.statistics)
-    given = [own for own in proposals if own.logits is not None]
-    rows = [own.logits for own in given if own.logits is not None]
-    dtypes = {own.dtype for own in rows}
+def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool) -> RowBuffer:
+    """Return the rows of logits that the tokens were drawn from, side by side; those of a
+    deterministic chain are one-hot."""
+    first = proposals[0]
+    if len(proposals) == 1 and first.logits is not None and first.logits.shape[1] == width + tree:
+        logits = first.logits if first.logits.stride(2) == 1 else first.logits.contiguous()
+        return RowBuffer(logits, first.statistics)
+    sampled = [one.logits for one in proposals if one.logits is not None]
+    dtypes = {logits.dtype for logits in sampled}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    even = len({own.shape[2] for own in rows}) == 1 and len(rows) == len(proposals)
-    vocab = rows[0].shape[2] if even else vocab_size
-    device = rows[0].device
-    # What no row fills is handed to the operator as well, and must be harmless.
-    shape = (len(proposals), width + tree)
-    logits = torch.zeros(*shape, vocab, dtype=dtype, device=device)
-    statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=device)
-    known = even and all(own.statistics is not None for own in given)
-    for b, own in enumerate(proposals):
-        count = own.rows
-        if not own.tokens or (own.logits is None and tree):
+    even = len(sampled) == len(proposals) and len({logits.shape[2] for logits in sampled}) == 1
+    known = even and all(one.statistics is not None for one in proposals)
+    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
+    shape = len(proposals), width + tree
+    logits = torch.zeros(
+        *shape, sampled[0].shape[2] if even else vocab_size, dtype=dtype, device=sampled[0].device
+    )
+    statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=logits.device)
+    for b, one in enumerate(proposals):
+        if not one.tokens or (one.logits is None and tree):
             continue
-        logits[b, :count] = -float("inf")  # what a smaller vocabulary lacks is never drawn
-        if own.logits is None:
-            logits[b, range(count), own.tokens] = 0
+        logits[b, : one.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
+        if one.logits is None:
+            logits[b, range(one.rows), one.tokens] = 0
             continue
-        logits[b, :count, : own.logits.shape[2]] = own.logits[0, :count]
-        if known and own.statistics is not None:
-            statistics[b, :count] = own.statistics[0, :count]
+        logits[b, : one.rows, : one.logits.shape[2]] = one.logits[0, : one.rows]
+        if known and one.statistics is not None:
+            statistics[b, : one.rows] = one.statistics[0, : one.rows]
     return RowBuffer(logits, statistics if known else None)
 
 
 def cut_at_eos(tokens: Sequence[int], eos: frozenset[int]) -> list[int]:
-    """Tokens up to and including the first EOS (contract C2: it is kept)."""
+    """Return the tokens up to and including the first EOS (contract C2: it is kept)."""
     end = next((i for i, token in enumerate(tokens, 1) if token in eos), None)
     return list(tokens[:end])
 
 
-def checked(
-    proposal: Any,
-    count: int,
-    *,
-    name: str,
-    vocab_size: int,
-    target_vocab_size: int,
-    trees: bool = False,
-) -> Proposed:
-    """A proposal, if it is one that the level above can verify.
-
-    Args:
-        proposal: whatever the drafter returned.
-        count: tokens asked for, or levels of a tree.
-        name: of the drafter, for messages.
-        vocab_size: ids of the level above are below it.
-        target_vocab_size: ids of the target are below it. A deterministic proposal ends before an
-            id that only levels further up have.
-        trees: whether it may be a tree.
-
-    Raises:
-        TypeError: no Proposal, ids that are no integers, logits or statistics of another kind.
-        ValueError: too many tokens, an id out of range, what is no tree, or rows that do not fit.
-    """
-    if not isinstance(proposal, Proposal):
-        raise TypeError(f"{name}: expected propose to return a Proposal, given {kind_of(proposal)}")
-    tokens, parents = _ids(name, "token ids", proposal.tokens), None
-    if proposal.parents is not None:
-        parents = _ids(name, "parents", proposal.parents)
-        _require_tree(name, tokens, parents, count, trees, proposal.logits is None)
-    elif len(tokens) > count:
-        raise ValueError(f"{name}: expected at most {count} tokens, given {len(tokens)}")
-    made = Proposed(tokens, parents, proposal.logits, proposal.statistics)
-    if proposal.logits is not None:
-        width = _require_rows(name, proposal.logits, proposal.statistics, made.rows, vocab_size)
-        require_ids(name, tokens, width)
-        return made
-    if proposal.statistics is not None:
-        raise ValueError(f"{name}: expected no draft statistics without draft logits, given both")
-    require_ids(name, tokens, target_vocab_size)
-    if parents is None:
-        return Proposed(list(itertools.takewhile(vocab_size.__gt__, tokens)))
-    return _known_nodes(tokens, parents, vocab_size)
-
-
 def _require_tree(
-    name: str,
-    tokens: Sequence[int],
-    parents: Sequence[int],
-    most: int,
-    trees: bool,
-    deterministic: bool,
+    name: str, tokens: Sequence[int], parents: Sequence[int], most: int, deterministic: bool
 ) -> None:
-    if not trees:
-        raise ValueError(
-            f"{name}: expected a chain of tokens from a drafter without `trees = True`, given a "
-            "tree"
-        )
     if len(parents) != len(tokens):
         raise ValueError(
             f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
@@ -323,18 +298,8 @@ def _require_tree(
         )
 
 
-def _known_nodes(tokens: Sequence[int], parents: Sequence[int], vocab_size: int) -> Proposed:
-    """The nodes whose ids and ancestors' ids are below `vocab_size`."""
-    place = {-1: -1}
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if token < vocab_size and parent in place:
-            place[node] = len(place) - 1
-    kept = [node for node in place if node >= 0]
-    return Proposed([tokens[node] for node in kept], [place[parents[node]] for node in kept])
-
-
-def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> int:
-    """Draft logits and statistics of `count` tokens. Returns Vd."""
+def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> None:
+    """Refuse draft logits and statistics that are not those of `count` rows."""
     if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS_DTYPES:
         raise TypeError(
             f"{name}: expected draft logits as a float32, bfloat16 or float16 tensor, given "
@@ -352,47 +317,21 @@ def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size:
     if rows.is_meta or rows.layout != torch.strided:
         what = "the meta device" if rows.is_meta else f"layout {rows.layout}"
         raise ValueError(f"{name}: expected draft logits with values in memory, given {what}")
-    if statistics is not None:
-        _require_statistics(name, statistics, count)
-    return int(rows.shape[2])
-
-
-def _require_statistics(name: str, statistics: Any, count: int) -> None:
+    if statistics is None:
+        return
     if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
         raise TypeError(
             f"{name}: expected draft statistics as an int64 tensor from ps.sample, given "
             f"{kind_of(statistics)}"
         )
-    if tuple(statistics.shape) != (1, count, 2) or statistics.is_meta:
+    if statistics.shape != (1, count, 2) or statistics.is_meta:
         raise ValueError(
             f"{name}: expected draft statistics of shape [1, {count}, 2], given "
             f"{list(statistics.shape)} on {statistics.device}"
         )
 
 
-def _ids(name: str, what: str, tokens: Any) -> list[int]:
-    """Token ids or other indices as Python has them, ``[n]``."""
-    if isinstance(tokens, torch.Tensor):
-        if tokens.dtype not in INT_DTYPES:
-            raise TypeError(f"{name}: expected integer {what}, given {kind_of(tokens)}")
-        if tokens.dim() != 1 or tokens.is_meta:
-            raise ValueError(
-                f"{name}: expected {what} of shape [n], given {list(tokens.shape)} on "
-                f"{tokens.device}"
-            )
-        ids: list[int] = tokens.tolist()
-        return ids
-    if not isinstance(tokens, Sequence) and not hasattr(tokens, "__array__"):
-        raise TypeError(f"{name}: expected a sequence of {what}, given {kind_of(tokens)}")
-    return [_id(name, what, token) for token in tokens]
-
-
-def _id(name: str, what: str, token: Any) -> int:
-    if type(token) is int:
-        return token
-    if not isinstance(token, bool):
-        try:
-            return operator.index(token)
-        except TypeError:
-            pass
-    raise TypeError(f"{name}: expected integer {what}, given {kind_of(token)} among them")
+def _ids(name: str, ids: Any) -> list[int]:
+    if isinstance(ids, torch.Tensor) and (ids.dim() != 1 or ids.is_meta):
+        raise ValueError(f"{name}: expected shape [n], given {list(ids.shape)} on {ids.device}")
+    return row_integers(name, ids)

@@ -268,7 +268,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (ps.Proposal([0, 1, 2], parents=[-1, 0, 1]), ValueError, "a tree of at most 2 levels, given 3"),
     (ps.Proposal([1, 1], parents=[-1, -1]), ValueError, "the children of a node to differ"),
     (ps.Proposal([0, 9], parents=[-1, 0]), ValueError, r"token ids in \[0, 3\), given 9"),
-    (ps.Proposal([0], parents=[0.5]), TypeError, "integer parents, given float"),  # type: ignore[list-item]
+    (ps.Proposal([0], parents=[0.5]), TypeError, r"parents: expected an integer, given 0\.5"),  # type: ignore[list-item]
     (ps.Proposal([0], torch.zeros(1, 1, V), [-1]), ValueError, r"shape \[1, 2, Vd\]"),
     (
         ps.Proposal([0], torch.zeros(1, 2, V), [-1], torch.zeros(1, 1, 2).long()),
@@ -285,7 +285,7 @@ def test_wrong_trees_are_named(proposal: ps.Proposal, error: type[Exception], te
             return proposal
 
     chain = ps.Chain([TreeLevel(V, 1), Wrong(toy.ToyLevel(V, 31), [2])], [2])
-    with pytest.raises(error, match=f"^proposer: expected .*{text}"):
+    with pytest.raises(error, match=f"^proposer: .*{text}"):
         chain.generate(PROMPT, 8, temperature=1.0)
 
 

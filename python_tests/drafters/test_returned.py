@@ -201,18 +201,18 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
     ([1, 2], TypeError, "propose to return a Proposal, given list"),
     (None, TypeError, "propose to return a Proposal, given NoneType"),
     (torch.tensor([1]), TypeError, r"a Proposal, given a tensor of dtype torch\.int64"),
-    (Proposal([1.0, 2.0]), TypeError, "integer token ids, given float among them"),  # type: ignore[list-item]
-    (Proposal([True, False]), TypeError, "integer token ids, given bool among them"),
-    (Proposal([[1, 2]]), TypeError, "integer token ids, given list among them"),  # type: ignore[list-item]
-    (Proposal("12"), TypeError, "integer token ids, given str among them"),  # type: ignore[arg-type]
-    (Proposal({1: 2}), TypeError, "a sequence of token ids, given dict"),  # type: ignore[arg-type]
-    (Proposal(1), TypeError, "a sequence of token ids, given int"),  # type: ignore[arg-type]
-    (Proposal(torch.tensor([1.0])), TypeError, r"given a tensor of dtype torch\.float32"),
-    (Proposal(torch.tensor([True])), TypeError, r"given a tensor of dtype torch\.bool"),
-    (Proposal(torch.tensor([[1]])), ValueError, r"ids of shape \[n\], given \[1, 1\]"),
-    (Proposal(torch.tensor(1)), ValueError, r"ids of shape \[n\], given \[\]"),
+    (Proposal([1.0, 2.0]), TypeError, r"token ids: .* integer, given 1\.0"),  # type: ignore[list-item]
+    (Proposal([True, False]), TypeError, "token ids: .* integer, given True"),
+    (Proposal([[1, 2]]), TypeError, "token ids: .* integer, given list"),  # type: ignore[list-item]
+    (Proposal("12"), TypeError, "token ids: .* list, given '12'"),  # type: ignore[arg-type]
+    (Proposal({1: 2}), TypeError, "token ids: .* list, given dict"),  # type: ignore[arg-type]
+    (Proposal(1), TypeError, "token ids: .* list, given 1"),  # type: ignore[arg-type]
+    (Proposal(torch.tensor([1.0])), TypeError, r"token ids: .* integer, given 1\.0"),
+    (Proposal(torch.tensor([True])), TypeError, "token ids: .* integer, given True"),
+    (Proposal(torch.tensor([[1]])), ValueError, r"ids: expected shape \[n\], given \[1, 1\]"),
+    (Proposal(torch.tensor(1)), ValueError, r"ids: expected shape \[n\], given \[\]"),
     (Proposal(torch.ones(1, device="meta").long()), ValueError, r"given \[1\] on meta"),
-    (Proposal(np.array([1.5])), TypeError, "integer token ids, given float64 among them"),  # type: ignore[arg-type]
+    (Proposal(np.array([1.5])), TypeError, r"token ids: .* integer, given 1\.5"),  # type: ignore[arg-type]
     (Proposal([1, 2, 3]), ValueError, "at most 2 tokens, given 3"),
     (Proposal([1, 5]), ValueError, r"token ids in \[0, 5\), given 5"),
     (Proposal([-1]), ValueError, r"token ids in \[0, 5\), given -1"),
@@ -248,7 +248,7 @@ PROPOSALS: list[tuple[Any, type[Exception], str]] = [
 @pytest.mark.parametrize(("made", "error", "text"), PROPOSALS, ids=label)
 def test_proposals(made: Any, error: type[Exception], text: str) -> None:
     chain = ps.Chain([toy.ToyLevel(V, 1), Says(lambda k: made)], [2])
-    with pytest.raises(error, match=f"^the drafter: expected .*{text}") as caught:
+    with pytest.raises(error, match=f"^the drafter: .*{text}") as caught:
         chain.generate([0, 1], 8, 1.0)
     assert type(caught.value) is error
     assert "in level 2 (the drafter), request 0 at position 2" in str(caught.value.__notes__)  # type: ignore[attr-defined]
