@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +11,9 @@ from device_rounds import same_counts
 from hypothesis import strategies as st
 
 import polyspec_ext as ps
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "one_screen.py"
+generate = runpy.run_path(str(EXAMPLE))["generate"]
 
 sampling = st.fixed_dictionaries(
     {
@@ -97,3 +102,11 @@ def require_same_alone(levels: list[Any], shape: Shape, batch: list[Row], rows: 
         assert row.tokens == alone.tokens
         assert row.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
         same_counts(row.stats, alone.stats)
+
+
+def screen(levels: list[Any], shape: Shape, row: Row) -> list[int]:
+    """Return the tokens of the loop on one screen."""
+    window, rounds, tail, rule, _ = shape
+    options = {"rounds": rounds, "tail": tail, "rule": rule, "eos": row.eos, **row.sampling}
+    tokens: list[int] = generate(levels, window, row.prompt, row.max_new_tokens, **options)
+    return tokens

@@ -1,0 +1,113 @@
+"""Random chains of models against the loop of examples/one_screen.py: caches and executors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import captured_chains
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_chains import Row, Shape, new_tokens, require_same_alone, rows, run, screen, shapes
+from recorder import Recorder
+from small_models import FAMILIES, make, rough
+from transformers import AutoModelForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.runtime.graphs import Graphs
+
+
+@functools.cache
+def shipped(name: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny.path(name), dtype="float32")
+
+
+def packed(names: tuple[str, ...]) -> list[Any]:
+    """Return levels whose logits do not depend on the batch."""
+    return [
+        ps.HuggingFaceLevel(shipped(name), name=f"{i}", pack=True) for i, name in enumerate(names)
+    ]
+
+
+@functools.cache
+def shipped_levels(names: tuple[str, ...], use: str) -> list[Any]:
+    return packed(names)
+
+
+QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "Tom has 3 bags."])
+QUESTIONS.append([5])
+
+
+@settings(max_examples=15)
+@given(
+    shapes(least=2),
+    rows(st.sampled_from(QUESTIONS), 24),
+    st.integers(0, 12),
+    st.booleans(),
+)
+def test_the_shipped_models(shape: Shape, batch: list[Row], more: int, cache_prompt: bool) -> None:
+    """Two calls, the second of which may go on with the caches of the first."""
+    names = ("target", *["middle"] * (len(shape.window) - 1), "drafter")
+    eos = list(shipped_levels(names, "chain")[0].eos_token_ids)
+    batch = [row._replace(eos=eos) for row in batch]
+    chain = ps.Chain(shipped_levels(names, "chain"), **shape.options())
+    alone = shipped_levels(names, "alone")
+    for turn in range(2):
+        found = run(chain, batch, cache_prompt and turn > 0)
+        require_same_alone(alone, shape, batch, found)
+        texts = [new_tokens(*pair) for pair in zip(found, batch, strict=True)]
+        assert texts == [screen(alone, shape, row) for row in batch]
+        pairs = zip(batch, texts, strict=True)
+        batch = [row._replace(prompt=row.prompt + text, max_new_tokens=more) for row, text in pairs]
+
+
+class Plain:
+    """A level without a cache, which reads its text anew with every pass."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.vocab_size = model, model.config.vocab_size
+
+    def prefill(self, tokens: torch.Tensor) -> None:
+        self.text: list[int] = tokens[0].tolist()
+
+    @torch.inference_mode()
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        self.text += tokens[0].tolist()
+        logits: torch.Tensor = self.model(torch.tensor([self.text]), use_cache=False).logits
+        return logits[:, -keep:]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        del self.text[lengths[0] :]
+
+
+@functools.cache
+def small(family: str, captured: bool) -> tuple[list[Any], list[Any]]:
+    """Return levels of small random models, and the same models without a cache."""
+    if captured:
+        made = [captured_chains.level(i, 3 - min(i, 2), f"level {i}", True) for i in range(4)]
+    else:
+        target = make(family, vocab=40, seed=5 if family == "qwen3" else 0)
+        models = [target, *(rough(target, 0.03, seed=i) for i in range(3))]
+        made = [ps.HuggingFaceLevel(model, name=str(i)) for i, model in enumerate(models)]
+    return made, [Plain(level.model) for level in made]
+
+
+@pytest.mark.parametrize(
+    ("family", "captured"), [*((family, False) for family in FAMILIES), ("llama", True)]
+)
+@settings(max_examples=6)
+@given(shapes(), rows(st.lists(st.integers(0, 39), min_size=1, max_size=9), 16))
+def test_small_models(family: str, captured: bool, shape: Shape, batch: list[Row]) -> None:
+    """Twice, so that the second call has the caches, and captured steps, of the first."""
+    levels, plain = (own[: len(shape.window) + 1] for own in small(family, captured))
+    graphs = Graphs(Recorder(), progress=False) if captured else None
+    chain = ps.Chain(levels, **shape.options(), graphs=graphs)
+    for _ in range(2):
+        found = run(chain, batch)
+        for row, own in zip(batch, found, strict=True):
+            assert new_tokens(own, row) == screen(plain, shape, row)
+    require_same_alone(levels, shape, batch, found)
