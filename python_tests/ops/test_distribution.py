@@ -11,9 +11,9 @@ import torch
 from draws import distributions_of, injected, one_round, rows, tensor_of
 from evidence import ALPHA
 from reference import Sampling
+from reference_rules import Distribution, pick, verify
 
 import polyspec_ext as ps
-from polyspec_ext.reference import Distribution, pick, verify
 
 VOCABULARIES = (1, 2, 31, 32, 33, 1000, 1023, 1025, 50257, 128256)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

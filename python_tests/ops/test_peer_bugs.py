@@ -21,9 +21,9 @@ import reference as ref
 import torch
 from draws import distributions_of, injected, one_round, rows, tensor_of
 from reference import Sampling
+from reference_rules import pick, verify
 
 import polyspec_ext as ps
-from polyspec_ext.reference import pick, verify
 
 RULES = ("token", "block")
 MAP_NORESERVE = 0x4000  # Linux; the mmap module names it from Python 3.13 on

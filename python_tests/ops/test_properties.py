@@ -14,9 +14,9 @@ from draws import distributions_of, injected, tensor_of
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from reference import Sampling
+from reference_rules import Distribution, pick, verify
 
 import polyspec_ext as ps
-from polyspec_ext.reference import Distribution, pick, verify
 
 settings.register_profile(
     "operators",

@@ -10,9 +10,9 @@ import numpy as np
 import reference as ref
 import torch
 from reference import Sampling, Words
+from reference_rules import ACCEPT, TRY, Distribution, Draw, distribution
 
 import polyspec_ext as ps
-from polyspec_ext.reference import ACCEPT, TRY, Distribution, Draw, distribution
 
 
 def tensor_of(bits: Words) -> torch.Tensor:

@@ -10,7 +10,7 @@ Salmon et al., SC 2011 (Philox4x32-10).
 The library evaluates its exponential in float32 and may be off by `Distribution.error`; it promises
 that what it *emits* has the distribution it *samples* from to 1e-15 (test_lossless.py asks for
 that, distribution against distribution). What it does with a draw, bit for bit,
-`polyspec_ext.reference` says; here are the distributions.
+`reference_rules` says; here are the distributions.
 """
 
 from __future__ import annotations
