@@ -92,7 +92,7 @@ class DenseLinear(PackedLinear):
 
 def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
     """`layers`, which are packable, as one."""
-    if _multiplies(layers[0].weight.dtype):
+    if _prefers_dense(layers[0].weight.dtype):
         return DenseLinear(layers)
     return OneDnnLinear(layers)
 
@@ -131,7 +131,7 @@ def packed(model: nn.Module, name: str) -> Runs:
             f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
             f"to pack, given {type(model).__name__} without any"
         )
-    other = _other_forward(model)
+    other = _patched_forward(model)
     if other is not None:
         raise ValueError(
             f"{name}: expected modules with their class's forward to pack, given another one at "
@@ -141,7 +141,7 @@ def packed(model: nn.Module, name: str) -> Runs:
     # A model may use its projections in a way that wants each one's own memory.
     for merge in (True, False):
         try:
-            difference, runs = _tried(model, pack_layers(model, merge))
+            difference, runs = _compared(model, pack_layers(model, merge))
         except RuntimeError:
             if merge:
                 continue
@@ -165,16 +165,14 @@ def unpacked(model: nn.Module) -> Runs:
     products give a token the same bits whatever stands beside it."""
     if not _quantised(model):
         return model, None
-    if _other_forward(model) is None:
-        difference, runs = _tried(model, replaced(model, lambda _: False, pack_linear))
+    if _patched_forward(model) is None:
+        difference, runs = _compared(model, replaced(model, lambda _: False, pack_linear))
         if difference <= _tolerance(model):
             return runs
     return model, _varying(model, False)
 
 
-def _tried(model: nn.Module, made: Any) -> tuple[float, Runs]:
-    """How far the logits of `made` are from those of `model` (`_difference`), once its attention is
-    grouped and its layers are fused."""
+def _compared(model: nn.Module, made: Any) -> tuple[float, Runs]:
     use_grouped(made)
     use_fused(made)
     difference, attends = _difference(model, made)
@@ -187,18 +185,17 @@ def _varying(model: Any, attends: bool) -> tuple[str, ...]:
     others = (module for module in model.modules() if module is not head)
     found = {
         "attention": not attends,
-        "products": any(map(_multiplies_by_block, others)),
-        "head": head is not None and _multiplies_by_block(head),
+        "products": any(map(_multiplies_elsewhere, others)),
+        "head": head is not None and _multiplies_elsewhere(head),
     }
     return tuple(part for part, varies in found.items() if varies)
 
 
-def _multiplies_by_block(module: nn.Module) -> bool:
-    """Whether it has a matrix that others than this package multiply with. (Packed ones are vectors
-    of bytes, and masks are bool.)"""
+def _multiplies_elsewhere(module: nn.Module) -> bool:
     if isinstance(module, OneDnnLinear):
         return True
     own = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    # (Packed matrices are vectors of bytes, masks are bool.)
     matrix = any(tensor.dim() > 1 and tensor.dtype != torch.bool for tensor in own)
     return matrix and not isinstance(module, nn.Embedding)
 
@@ -207,21 +204,19 @@ def _quantised(model: nn.Module) -> bool:
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
-def _other_forward(model: nn.Module) -> str | None:
-    """A module whose forward is not its class's; None: there is none."""
+def _patched_forward(model: nn.Module) -> str | None:
     named = model.named_modules()
     return next((path or "the top" for path, module in named if "forward" in module.__dict__), None)
 
 
 def _tolerance(model: nn.Module) -> float:
-    """How far the logits of what runs may be from those of `model`, relative to the largest."""
     if _quantised(model):
         return _TOLERANCE_QUANTISED
     return _TOLERANCE.get(next(model.parameters()).dtype, 1e-4)
 
 
-def _multiplies(dtype: torch.dtype) -> bool:
-    """Whether this package's product is faster than oneDNN's, or the only one."""
+def _prefers_dense(dtype: torch.dtype) -> bool:
+    # There it is faster than oneDNN's, or the only one.
     x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return x86 and dtype in (torch.float32, torch.bfloat16)
 
@@ -232,7 +227,7 @@ def _packable(module: nn.Module) -> bool:
     weight: torch.Tensor = module.weight  # type: ignore[assignment]
     if weight.device.type != "cpu":
         return False
-    if _multiplies(weight.dtype):
+    if _prefers_dense(weight.dtype):
         return True
     if not torch.backends.mkldnn.is_available():
         return False

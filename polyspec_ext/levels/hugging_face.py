@@ -173,7 +173,7 @@ class HuggingFaceLevel(ModelLevel):
             self._share(shares_cache_with)
 
     def _without(self, placed: bool, masked: bool) -> str | None:
-        """What a batch needs and this level lacks."""
+        """Return why batches are refused, or None."""
         if not placed:
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
@@ -235,7 +235,7 @@ class HuggingFaceLevel(ModelLevel):
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over a copy of its model, with an empty cache."""
         state = {"max_length": self.max_length, "choice": self.choice}
-        return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
+        return _restored, (type(self), self.model, {**self._options, "name": self.name}, state)
 
     @property
     def supports_batches(self) -> bool:
@@ -269,7 +269,7 @@ class HuggingFaceLevel(ModelLevel):
     def capabilities(self) -> LevelCapabilities:
         return LevelCapabilities(
             batches=self.supports_batches,
-            device_lengths=self._stays(),
+            device_lengths=self._keeps_lengths_on_device(),
             reads_apart=self.reads_apart,
             hidden_states=bool(self._states),
             trees=self.no_trees is None,
@@ -423,7 +423,7 @@ class HuggingFaceLevel(ModelLevel):
         except BaseException:
             self._drop()
             raise
-        return _joined(parts, layers) if parts else {}
+        return _concatenated(parts, layers) if parts else {}
 
     @overload
     def forward(self, block: InputBlock) -> LevelOutput: ...
@@ -486,7 +486,7 @@ class HuggingFaceLevel(ModelLevel):
             raise
 
     def _inputs(self, block: InputBlock) -> dict[str, Any]:
-        """Arguments of a pass of the model, whose cache is prepared for it."""
+        """Return the arguments of a pass of the model, and prepare the cache for it."""
         tokens, counts = block.tokens, block.counts
         longest = tokens.shape[1]
         arguments = self._arguments
@@ -499,7 +499,7 @@ class HuggingFaceLevel(ModelLevel):
         return {**arguments, "input_ids": tokens, self._cache_name: self._past}
 
     def _pass(self, block: InputBlock) -> LevelOutput:
-        """One pass of the model."""
+        """Run one pass of the model."""
         arguments, rows = self._inputs(block), None
         first, keep = block.first, block.keep
         if first is not None and not first.all(block.tokens.shape[1] - keep):
@@ -528,7 +528,7 @@ class HuggingFaceLevel(ModelLevel):
         return LevelOutput(logits, hidden or None)
 
     def _long(self, block: InputBlock) -> LevelOutput:
-        """A pass of more tokens than go in one: in pieces, whose logits are put together."""
+        """Run a pass of more tokens than go in one in pieces, and concatenate their logits."""
         tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
@@ -542,7 +542,7 @@ class HuggingFaceLevel(ModelLevel):
             states.append(out.hidden or {})
             if needed:
                 kept.append(out.logits)
-        logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
+        logits, hidden = torch.cat(kept, 1), _concatenated(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
         rows = _row_indices(first.less(begin), keep, logits)
@@ -574,8 +574,7 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    def _stays(self) -> bool:
-        """Whether the lengths of the cache at hand can stay on the device for a whole round."""
+    def _keeps_lengths_on_device(self) -> bool:
         member = self._member is None or self._member.stays
         cache = self._cache  # None: the last attempt to make one failed
         return member and self.supports_batches and cache is not None and bool(cache.in_one_place)
@@ -597,13 +596,12 @@ class HuggingFaceLevel(ModelLevel):
             self._member.note_lengths(lengths)
 
 
-def _made(
+def _restored(
     kind: type[HuggingFaceLevel],
     model: PreTrainedModel,
     options: dict[str, Any],
     state: dict[str, Any],
 ) -> HuggingFaceLevel:
-    """A level that was copied or pickled."""
     level = kind(model, **options)
     level.__dict__.update(state)
     return level
@@ -612,21 +610,18 @@ def _made(
 def _pieces(
     tokens: torch.Tensor, counts: RowCounts | None, chunk: int
 ) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
-    """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Hidden states of one pass after another."""
+def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
     if len(parts) == 1:
         return dict(parts[0])
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
-    """``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
-    begin = first.on(tokens.device)
+    begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)

@@ -142,7 +142,6 @@ class Registry:
 
 
 def _letters(word: str) -> str:
-    """What users write alike: without capitals, hyphens, spaces and what follows a colon."""
     return re.sub(r"[^a-z]", "", word.lower().partition(":")[0])
 
 

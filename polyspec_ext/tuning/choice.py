@@ -118,7 +118,6 @@ def choose(
 def _fastest(
     make: Callable[[LevelConfig], _Level], candidates: Sequence[LevelConfig], widths: Sequence[int]
 ) -> tuple[_Level, Choice]:
-    """See `choose`."""
     processor.note_load()
     made: dict[LevelConfig, _Level] = {}
     errors: list[Exception] = []
@@ -145,7 +144,7 @@ def _fastest(
     best = _best(seconds)
     steady = _best(first) == _best(second) == best and all(
         abs(math.log(first[config][width] / second[config][width])) < math.log(_REPEATS)
-        and seconds[config][width] < _longest(level, width)
+        and seconds[config][width] < _most_seconds(level, width)
         for config, level in made.items()
         for width in widths
     )
@@ -160,8 +159,7 @@ def _best(seconds: Mapping[LevelConfig, Mapping[int, float]]) -> LevelConfig:
     return best
 
 
-def _longest(level: Level, width: int) -> float:
-    """Return the seconds that a pass of `width` tokens takes at most on any processor."""
+def _most_seconds(level: Level, width: int) -> float:
     model = getattr(level, "model", None)
     if not isinstance(model, torch.nn.Module):
         return math.inf
