@@ -234,11 +234,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_size(self) -> int:
         return self.rows.batch
 
-    @property
-    def known_lengths(self) -> Sequence[int] | None:  # type: ignore[override]
-        """Tokens of each row, if the host knows them."""
-        return self.rows.host
-
     def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
         """Prepare a forward pass whose mask and positions are made elsewhere.
 

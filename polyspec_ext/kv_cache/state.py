@@ -29,7 +29,6 @@ class SequenceState:
         longest_pass: tokens of a row that one pass may append.
         only_drafts: why logits depend on the passes that have read a text, so that none but plain
             decoding has the model's distribution; or None.
-        known_lengths: tokens of each row, if the host knows them; else None.
         failed: a pass over it raised an error, so that no batch begins in its memory again.
         past: what the passes of a model are given as `past_key_values`; None: the state itself.
     """
@@ -40,7 +39,6 @@ class SequenceState:
     keeps_all: bool = True
     longest_pass: int = sys.maxsize
     only_drafts: str | None = None
-    known_lengths: Sequence[int] | None = None
     failed: bool = False
     past: Any = None
 
@@ -79,10 +77,6 @@ class CroppedState(SequenceState):
 
     def __init__(self, cache: Any) -> None:
         self.past = cache
-
-    @property
-    def known_lengths(self) -> Sequence[int]:  # type: ignore[override]
-        return [int(self.past.get_seq_length())]
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         excess = self.past.get_seq_length() - int(lengths[0])

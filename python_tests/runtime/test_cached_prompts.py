@@ -190,7 +190,7 @@ def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
     list(chain.stream(TEXT, 9, eos_token_id=[]))
     kept = 0
     if between == "a level by hand":  # as many tokens as before, but others
-        held = target.cache.known_lengths[0]
+        held = int(target.cache.lengths[0])
         target.rollback([2])
         target.forward(torch.full((1, held - 2), 11), 1)
     elif between == "another chain":
