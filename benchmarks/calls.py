@@ -43,9 +43,9 @@ def counted(call: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def _levels(*names: str) -> list[Any]:
-    # As they are, whatever this processor would choose.
-    return list(tiny.levels(names, dtype=torch.float32, pack=False).values())
+def _levels(*names: str, pack: bool = False) -> list[Any]:
+    # Whatever this processor would choose.
+    return list(tiny.levels(names, dtype=torch.float32, pack=pack).values())
 
 
 def _eagle_tree() -> ps.Chain:
@@ -54,14 +54,16 @@ def _eagle_tree() -> ps.Chain:
     return ps.Chain([target, head], [5])
 
 
-def _three_levels() -> ps.Chain:
-    return ps.Chain(_levels(*tiny.LEVELS), [5, 3])
+def _three_levels(pack: bool = False) -> ps.Chain:
+    return ps.Chain(_levels(*tiny.LEVELS, pack=pack), [5, 3])
 
 
 # Name, chain of the shipped models, prompts, temperature.
 CASES: dict[str, tuple[Callable[[], ps.Chain], int, float]] = {
     "plain decoding": (lambda: ps.Chain(_levels("target")), 1, 1.0),
+    "plain decoding, packed": (lambda: ps.Chain(_levels("target", pack=True)), 1, 1.0),
     "three levels": (_three_levels, 1, 1.0),
+    "three levels, packed": (lambda: _three_levels(pack=True), 1, 1.0),
     "three levels, 8 prompts": (_three_levels, 8, 1.0),
     "EAGLE tree": (_eagle_tree, 1, 0.0),
 }

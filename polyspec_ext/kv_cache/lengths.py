@@ -61,13 +61,19 @@ class Rows:
                 status = torch.zeros(batch, dtype=torch.int32, device=self.device)
                 self._memory = lengths, torch.zeros_like(lengths), status
             self._most = batch
-        self._lengths, self._base, self.status = (x[:batch] for x in self._memory)
+        self._slice()
+
+    def _slice(self) -> None:
+        # On the CPU, where the host knows the numbers, tensors are made when somebody asks: new
+        # ones, since older ones may be of inference mode and the reader outside it.
+        self._lengths: torch.Tensor | None
+        self._base: torch.Tensor | None
+        self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
 
     def reset(self) -> None:
-        self._late = False
-        self._lengths.zero_()
-        self._base.zero_()
-        self.status.zero_()
+        for whole in self._memory:
+            whole.zero_()
+        self._slice()
         self.counts: torch.Tensor | None = None
         self.new: int | None = None
         self.host: list[int] | None = [0] * self.batch
@@ -82,22 +88,15 @@ class Rows:
 
     @property
     def lengths(self) -> torch.Tensor:
-        if self._late:
-            self._write()
+        if self._lengths is None:
+            self._lengths = torch.tensor(self.host)
         return self._lengths
 
     @property
     def base(self) -> torch.Tensor:
-        if self._late:
-            self._write()
+        if self._base is None:
+            self._base = torch.tensor(self._base_host)
         return self._base
-
-    def _write(self) -> None:
-        # New tensors, since those at hand may have been made in inference mode and the reader be
-        # outside it.
-        self._late = False
-        self._lengths = torch.tensor(self.host)
-        self._base = torch.tensor(self._base_host)
 
     @property
     def ragged(self) -> bool:
@@ -125,11 +124,10 @@ class Rows:
             whole = known is not None and min(known) == new
             self.counts = None if whole else counts.on(self.device)
         if self.on_cpu and before is not None and after is not None:
-            self._base_host, self._late = before, True
+            self._base_host, self._lengths, self._base = before, None, None
         else:
-            lengths = self.lengths  # may make both tensors anew
-            self._base.copy_(lengths)
-            self._lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
+            self.base.copy_(self.lengths)
+            self.lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
         self.at = before[0] if even and before is not None and self.counts is None else None
         self.host = after
         self.base_bound = self.bound
@@ -174,8 +172,9 @@ class Rows:
         if left is None or not self.on_cpu:
             now = self.lengths
             torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
-        self.host, self._late = left, self.on_cpu and left is not None
+        self.host = left
         if left is not None:
+            self._lengths = None if self.on_cpu else self._lengths
             self.bound = max(left, default=0)
         if bound is not None:
             self.bound = min(self.bound, bound)
@@ -187,7 +186,7 @@ class Rows:
     def note(self, lengths: Sequence[int]) -> None:
         """Lengths are these on the device already; the host did not see it happen."""
         self.limit = None
-        self.host, self.at, self._late = [int(n) for n in lengths], None, False
+        self.host, self.at = [int(n) for n in lengths], None
         self.bound, self.peak = max(self.host, default=0), self.capacity
 
     def place(self, lengths: RowCounts) -> None:
@@ -196,8 +195,9 @@ class Rows:
         known = lengths.host
         if known is None or not self.on_cpu:
             self.lengths.copy_(lengths.on(self.device), non_blocking=True)
-        self.host, self._late = None, self.on_cpu and known is not None
+        self.host = None
         if known is not None:
+            self._lengths = None if self.on_cpu else self._lengths
             self.host, self.bound = list(known), max(known, default=0)
             self.peak = max(self.peak, self.bound)
 
@@ -217,8 +217,8 @@ class Rows:
         here = indices.to(self.device)
         lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
         self.resize(lengths.shape[0])
-        self._lengths.copy_(lengths)
-        self._base.zero_()
+        self.lengths.copy_(lengths)
+        self.base.zero_()
         self.status.copy_(status)
         self.counts, self.new, self.at, self.seen = None, None, None, set()
         if self.host is not None and not self.ragged:

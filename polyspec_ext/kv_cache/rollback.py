@@ -40,8 +40,7 @@ _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and where they lie (`ops.kv.pointers`).
 _Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
-# Keys and values of some layers, lengths and counts (`RollbackCache.begin_layers`).
-_Slots = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor, torch.Tensor | None]
+_States = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values of some layers
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -133,7 +132,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
         )
         self._moved: dict[tuple[int, ...], torch.Tensor] = {}
-        self._together: tuple[int, list[_Layers]] = (-1, [])  # by `Rows.moves`
+        # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
+        self._together: tuple[int, list[_Layers]] = (-1, [])
+        self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
         self._strip: torch.Tensor | None = None
@@ -380,30 +381,31 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             values.narrow(2, at, new).copy_(value_states)
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
-    def begin_layers(self, layers: Sequence[int]) -> _Slots | None:
-        """The pass that was prepared appends to all of `layers` in one call: where it writes. It
-        gives what comes of that to `note_status`.
+    def begin_layers(self, layers: tuple[int, ...]) -> _States | None:
+        """Return where the prepared pass writes, which appends to all of `layers` in one call.
+
+        The lengths and counts of `ops.kv.append` are ``rows.base`` and ``rows.counts``. Where
+        ``rows.at`` is None, its status goes into ``rows.status``.
 
         Args:
             layers: their numbers.
 
         Returns:
-            Keys and values of each, ``[B, H, C, D]``, and the `lengths` and `counts` of
-            `ops.kv.append`. None, and nothing done: they do not all have one run of slots per row,
-            on the CPU and allocated, or other passes than the prepared one may come.
+            Keys and values of each, ``[B, H, C, D]``. None, and nothing done: the cache's layers do
+            not all have one run of slots per row, on the CPU and allocated, or other passes than
+            the prepared one may come.
         """
         rows = self.rows
-        if not rows.on_cpu or rows.grow or rows.seen or not self.in_one_place:
+        if self._slots[0] != rows.moves:
+            self._slots = rows.moves, {} if rows.on_cpu and self.in_one_place else None
+        known = self._slots[1]
+        if known is None or rows.grow or rows.seen:
             return None
         rows.seen.update(layers)
-        held = [self.layers[number] for number in layers]
-        states = [layer.keys for layer in held], [layer.values for layer in held]
-        return *states, rows.base, rows.counts
-
-    def note_status(self, status: torch.Tensor) -> None:
-        """What came of a pass's appends, [B] int32 (`ops.kv.CacheStatus`)."""
-        if self.rows.at is None:  # else there was room, as the host knows
-            self.rows.status.bitwise_or_(status)
+        if layers not in known:
+            held = [self.layers[number] for number in layers]
+            known[layers] = [layer.keys for layer in held], [layer.values for layer in held]
+        return known[layers]
 
     def rollback(
         self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None

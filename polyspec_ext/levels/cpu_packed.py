@@ -46,8 +46,6 @@ class PackedLinear(RowProduct):
         dtype: of the weights, and so of inputs and outputs.
     """
 
-    bias: torch.Tensor | None
-
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
         self.dtype = layers[0].weight.dtype

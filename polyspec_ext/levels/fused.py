@@ -48,9 +48,8 @@ class _Mlp(nn.Module):
     down_proj: RowProduct
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        linear: Any = self.gate_proj.merged.linear
-        both = linear.rows(x.reshape(-1, x.shape[-1]))
-        return self.down_proj.rows(operators.gated(both)).view(x.shape)
+        both = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
+        return self.down_proj.forward(operators.gated(both)).view(x.shape)
 
 
 class _Attention(nn.Module):
@@ -91,7 +90,7 @@ class _Attention(nn.Module):
         made, _ = grouped_attention.grouped_attention(
             self, query, key, value, attention_mask, scaling=self.scaling, **arguments
         )
-        rows = self.o_proj.rows(made.view(batch * tokens, heads * width))
+        rows = self.o_proj.forward(made.view(batch * tokens, heads * width))
         return rows.view(batch, tokens, -1), None
 
 

@@ -173,7 +173,7 @@ class HuggingFaceLevel(ModelLevel):
             self._share(shares_cache_with)
 
     def _without(self, placed: bool, masked: bool) -> str | None:
-        """Return why batches are refused, or None."""
+        """What a batch needs and this level lacks."""
         if not placed:
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
@@ -235,7 +235,7 @@ class HuggingFaceLevel(ModelLevel):
     def __reduce__(self) -> tuple[Any, ...]:
         """For `copy` and `pickle`: made anew over a copy of its model, with an empty cache."""
         state = {"max_length": self.max_length, "choice": self.choice}
-        return _restored, (type(self), self.model, {**self._options, "name": self.name}, state)
+        return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
 
     @property
     def supports_batches(self) -> bool:
@@ -269,7 +269,7 @@ class HuggingFaceLevel(ModelLevel):
     def capabilities(self) -> LevelCapabilities:
         return LevelCapabilities(
             batches=self.supports_batches,
-            device_lengths=self._keeps_lengths_on_device(),
+            device_lengths=self._stays(),
             reads_apart=self.reads_apart,
             hidden_states=bool(self._states),
             trees=self.no_trees is None,
@@ -419,11 +419,11 @@ class HuggingFaceLevel(ModelLevel):
         try:
             for _, piece, some in _pieces(tokens, given, self._chunk):
                 block = InputBlock(piece, 1, some, hidden_layers=layers)
-                parts.append(self._pass(block).hidden or {})
+                parts.append(self.run(block).hidden or {})
         except BaseException:
             self._drop()
             raise
-        return _concatenated(parts, layers) if parts else {}
+        return _joined(parts, layers) if parts else {}
 
     @overload
     def forward(self, block: InputBlock) -> LevelOutput: ...
@@ -457,9 +457,11 @@ class HuggingFaceLevel(ModelLevel):
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
             self._require_tree(block)
-        if self._member is not None:
-            return self._member.forward(block)
-        return self.run(block)
+        try:
+            return self.run(block) if self._member is None else self._member.forward(block)
+        except BaseException:
+            self._drop()
+            raise
 
     def _require_tree(self, block: InputBlock) -> None:
         if self.no_trees is not None:
@@ -473,49 +475,29 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def run(self, block: InputBlock) -> LevelOutput:
-        """`forward` behind what the cache holds."""
-        width = block.tokens.shape[1]
-        counts = block.counts
+        """Run `forward` behind what the cache holds, in one pass of the model or in pieces."""
+        tokens, counts, first, keep = block.tokens, block.counts, block.first, block.keep
+        longest, inputs = tokens.shape[1], {}
         known = counts is None or counts.host is not None
-        try:
-            if width > self._chunk and known and block.parents is None:
-                return self._long(block)
-            return self._pass(block)
-        except BaseException:
-            self._drop()
-            raise
-
-    def _inputs(self, block: InputBlock) -> dict[str, Any]:
-        """Return the arguments of a pass of the model, and prepare the cache for it."""
-        tokens, counts = block.tokens, block.counts
-        longest = tokens.shape[1]
-        arguments = self._arguments
+        if longest > self._chunk and known and block.parents is None:
+            return self._long(block)
         if self.one_at_a_time is None:
             parents, depth = block.parents, block.depth
-            given = self._cache.inputs(longest, counts, parents=parents, depth=depth)
-            arguments = {**arguments, **given}
+            inputs = self._cache.inputs(longest, counts, parents=parents, depth=depth)
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
-        return {**arguments, "input_ids": tokens, self._cache_name: self._past}
-
-    def _pass(self, block: InputBlock) -> LevelOutput:
-        """Run one pass of the model."""
-        arguments, rows = self._inputs(block), None
-        first, keep = block.first, block.keep
-        if first is not None and not first.all(block.tokens.shape[1] - keep):
-            rows = _row_indices(first, keep, block.tokens)
+        rows = None
+        if first is not None and not first.all(longest - keep):
+            rows = _row_indices(first, keep, tokens)
         if self._stacked is not None:
-            made = self._stacked(
-                block.tokens,
-                arguments,
-                self._past,
-                lambda last: last[:, -keep:] if rows is None else gather(last, rows),
-                block.hidden_layers,
-            )
+            made = self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
             if made is not None:
-                return LevelOutput(made[0], made[1] or None)
+                return made
+        arguments = {
+            **self._arguments, **inputs, "input_ids": tokens, self._cache_name: self._past
+        }  # fmt: skip
         if self._slices:
-            arguments["logits_to_keep"] = block.keep if rows is None else 0
+            arguments["logits_to_keep"] = keep if rows is None else 0
         hidden: dict[int, torch.Tensor] | None = None
         if rows is None and not block.hidden_layers:
             out = self._runs(**arguments)
@@ -523,12 +505,12 @@ class HuggingFaceLevel(ModelLevel):
             with self._states.taken(block.hidden_layers) as hidden, gathering(self._head, rows):
                 out = self._runs(**arguments)
         logits = out.logits
-        if logits.shape[1] != block.keep:
-            logits = logits[:, -block.keep :] if rows is None else gather(logits, rows)
+        if logits.shape[1] != keep:
+            logits = logits[:, -keep:] if rows is None else gather(logits, rows)
         return LevelOutput(logits, hidden or None)
 
     def _long(self, block: InputBlock) -> LevelOutput:
-        """Run a pass of more tokens than go in one in pieces, and concatenate their logits."""
+        """A pass of more tokens than go in one: in pieces, whose logits are put together."""
         tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
@@ -538,11 +520,11 @@ class HuggingFaceLevel(ModelLevel):
         for start, piece, some in _pieces(tokens, counts, self._chunk):
             width = piece.shape[1]
             needed = max(start + width - max(begin, start), 0)
-            out = self._pass(InputBlock(piece, max(needed, 1), some, hidden_layers=layers))
+            out = self.run(InputBlock(piece, max(needed, 1), some, hidden_layers=layers))
             states.append(out.hidden or {})
             if needed:
                 kept.append(out.logits)
-        logits, hidden = torch.cat(kept, 1), _concatenated(states, layers) if layers else None
+        logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
         rows = _row_indices(first.less(begin), keep, logits)
@@ -574,7 +556,8 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    def _keeps_lengths_on_device(self) -> bool:
+    def _stays(self) -> bool:
+        """Whether the lengths of the cache at hand can stay on the device for a whole round."""
         member = self._member is None or self._member.stays
         cache = self._cache  # None: the last attempt to make one failed
         return member and self.supports_batches and cache is not None and bool(cache.in_one_place)
@@ -596,12 +579,13 @@ class HuggingFaceLevel(ModelLevel):
             self._member.note_lengths(lengths)
 
 
-def _restored(
+def _made(
     kind: type[HuggingFaceLevel],
     model: PreTrainedModel,
     options: dict[str, Any],
     state: dict[str, Any],
 ) -> HuggingFaceLevel:
+    """A level that was copied or pickled."""
     level = kind(model, **options)
     level.__dict__.update(state)
     return level
@@ -610,18 +594,21 @@ def _restored(
 def _pieces(
     tokens: torch.Tensor, counts: RowCounts | None, chunk: int
 ) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
+    """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+    """Hidden states of one pass after another."""
     if len(parts) == 1:
         return dict(parts[0])
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
-    begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
+    """``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
+    begin = first.on(tokens.device)
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)

@@ -59,11 +59,7 @@ class QuantizedLinear(RowProduct):
     """``x W^T + b`` with whole numbers as weights, by an operator of this package: a row's product
     is the same whatever stands beside it."""
 
-    bias: torch.Tensor | None
-
-    @property
-    def late_bias(self) -> torch.Tensor | None:
-        return self.bias
+    late = True
 
 
 class Int4Linear(QuantizedLinear):

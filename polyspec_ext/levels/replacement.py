@@ -23,6 +23,8 @@ class RowProduct(nn.Module):
 
     in_features: int
     out_features: int
+    bias: torch.Tensor | None
+    late = False  # the bias is added to the product after it was rounded
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """``[M, in]`` to ``[M, out]``, without `late_bias`."""
@@ -35,18 +37,13 @@ class RowProduct(nn.Module):
 
     @property
     def late_bias(self) -> torch.Tensor | None:
-        """What is added to the product after it was rounded."""
-        return None
-
-    def rows(self, x: torch.Tensor) -> torch.Tensor:
-        """``[M, in]`` to ``[M, out]``."""
-        y = self.product(x)
-        if self.late_bias is not None:
-            y += self.late_bias
-        return y
+        return self.bias if self.late else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.rows(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
+        y = self.product(x.flatten(0, -2))
+        if self.late and self.bias is not None:
+            y += self.bias
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 class Merged:

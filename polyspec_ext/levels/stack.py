@@ -7,7 +7,7 @@ calls, allocations and checks. The results are the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from ..kv_cache import RollbackCache
 from ..ops import attention
 from ..ops.decoder import DecoderLayers, LayerWeights
 from . import fused
-from .replacement import RowProduct, hooked
+from .base import LevelOutput
+from .hidden import gather
+from .replacement import RowProduct
 
 
 class StackedPass:
@@ -25,54 +27,67 @@ class StackedPass:
 
     def __init__(self, model: Any, native: DecoderLayers) -> None:
         self.model, self.native = model, native
-        self.layers: list[Any] = list(model.model.layers)
-        self.places = [layer.self_attn.layer_idx for layer in self.layers]
+        layers: list[Any] = list(model.model.layers)
+        self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
+        # Looked at by every pass. The tables and parameters stay these objects, whatever is hung
+        # into the ones and whatever memory the others are given.
+        self._hooks = [
+            table
+            for module in (model, model.model, *layers)
+            for table in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._norms = _norms(layers)
 
     def __call__(
         self,
         tokens: torch.Tensor,
         inputs: dict[str, Any],
         cache: Any,
-        chosen: Callable[[torch.Tensor], torch.Tensor],
+        keep: int,
+        indices: torch.Tensor | None = None,
         hidden_layers: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
-        """Logits, and hidden states by layer (`levels.base.Hidden`). None, and nothing done: the
-        pass is one for the model itself, as where modules have hooks or the cache is another.
+    ) -> LevelOutput | None:
+        """Run the pass. None, and nothing done: the pass is one for the model itself, as where
+        modules have hooks or the cache is another.
 
         Args:
             tokens: ``[B, T]`` int64.
             inputs: of `RollbackCache.inputs`, with which the cache is prepared.
-            chosen: of the last states ``[B, T, H]`` those whose logits are wanted.
+            keep, indices: logits are wanted behind the last `keep` tokens, or behind those of
+                `indices`, ``[B, keep]``.
+            hidden_layers: whose states are wanted (`levels.base.Hidden`).
         """
         model, body = self.model, self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
-        if any(hooked(module) for module in (model, body, *self.layers)):
+        # The norms are the given model's, and may have been moved or converted.
+        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
             return None
-        # The norms are the given model's own, and may have been moved or converted.
-        if not all(map(torch.Tensor.is_set_to, _norms(self.layers), self.native.norms)):
-            return None
-        mask, span, width = inputs["attention_mask"], cache.rows.span, tokens.shape[1]
+        rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
         # Several tokens without a mask are the first of a text.
         causal = mask is None and width > 1
-        if (causal and span != width) or isinstance(mask, dict):
+        if (causal and rows.span != width) or isinstance(mask, dict):
             return None
-        slots = cache.begin_layers(self.places)
+        slots = cache.begin_layers(self.numbers)
         if slots is None:
             return None
         x = body.embed_tokens(tokens)
         cosine, sine = body.rotary_emb(x, inputs["position_ids"])
-        count = len(self.layers)
-        taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
-        keys, values, lengths, counts = slots
+        count, taken = len(self.numbers), list[int]()
+        if hidden_layers:
+            taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
         made, entering, status = self.native(
-            x, cosine, sine, mask, keys, values, lengths, counts, span, causal, taken
+            x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
         )
-        cache.note_status(status)
-        states = dict(zip(taken, entering, strict=True))
-        states[count], states[-1] = made, body.norm(made)
-        logits = model.get_output_embeddings()(chosen(states[-1]))
-        return logits, {layer: states[layer] for layer in hidden_layers}
+        if rows.at is None:  # else there was room, as the host knows
+            rows.status.bitwise_or_(status)
+        last = body.norm(made)
+        wanted = last[:, -keep:] if indices is None else gather(last, indices)
+        logits = model.get_output_embeddings()(wanted)
+        if not hidden_layers:
+            return LevelOutput(logits)
+        states = {**dict(zip(taken, entering, strict=True)), count: made, -1: last}
+        return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
 
 
 def stacked_pass(model: Any) -> StackedPass | None:

@@ -125,10 +125,12 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "budget", "files"),
     [
-        ("plain decoding", 46, 12),
-        ("three levels", 220, 15),
-        ("three levels, 8 prompts", 423, 17),
-        ("EAGLE tree", 309, 24),
+        ("plain decoding", 44, 12),
+        ("plain decoding, packed", 40, 18),
+        ("three levels", 202, 15),
+        ("three levels, packed", 246, 21),
+        ("three levels, 8 prompts", 396, 17),
+        ("EAGLE tree", 306, 24),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
