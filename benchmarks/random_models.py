@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.published_shapes import Shape, config_of
-from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork
-from polyspec_ext.drafters.eagle.passes import HeadPasses
+from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.levels import HuggingFaceLevel
 
 _BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ

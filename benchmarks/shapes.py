@@ -26,7 +26,7 @@ from benchmarks.random_models import random_head, random_model
 from benchmarks.weights import weight_bytes
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
-from polyspec_ext.drafters.eagle.passes import HeadPasses
+from polyspec_ext.drafters.eagle import HeadPasses
 from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, load_model
 from polyspec_ext.planning.measure import Times

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from polyspec_ext.drafters.eagle import EagleNetwork
-from polyspec_ext.drafters.eagle.config import parse
+from polyspec_ext.drafters.eagle_format import parse
 from polyspec_ext.files import replacing
 
 from .states import States, Teacher

@@ -14,16 +14,13 @@ from .base import (
     RowBuffer,
 )
 from .eagle import Eagle
-from .features import FeatureCache
-from .first_layers import early_exit
-from .hydra import Hydra
+from .features import FeatureCache, Hydra, Medusa
 from .lookup import NGramTable, PromptLookup, SuffixMatch
-from .medusa import Medusa
-from .model import DraftModel
-from .named import elements, is_drafter
+from .model import DraftModel, early_exit
 from .proposals import ProposalDrafter
 from .switching import SwitchingDrafter, levels_of
 from .trees import DynamicTree, StaticTree
+from .words import elements, is_drafter
 
 __all__ = [
     "BatchedDrafter",

@@ -1,23 +1,32 @@
-"""What a drafter keeps of a verifier's hidden states: a cache of keys and values of its own.
-
-Its entries are pairs: pair t of a row is made of the state behind token t and of token t + 1, and
-lies in slot t. Pairs made of a verifier's states stay. So do those of tokens that only a verifier
-without such states has read: they are made of the drafter's own. What it drafts goes when the next
-draft begins.
-"""
+"""Drafters that read a verifier's hidden states: a cache for those that remember what they read,
+and Medusa and Hydra heads, which remember nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
+from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
+from ..levels import HuggingFaceLevel
+from ..levels.base import PromptBatch
+from ..levels.cpu_packed import pack_layers
 from ..tensors import Place, RowCounts
-from .base import DraftInput
+from . import checkpoint
+from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
+from .checkpoint import Target, count_of
+from .trees import DynamicTree, Tree
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LAST = -1  # the last hidden state of a model, after its final norm
 _STEP = 256  # pairs per row that the cache grows by
 _BUCKET = 128  # slots that attention reads a multiple of, off the CPU
 
@@ -27,12 +36,17 @@ Append = Callable[[torch.Tensor, torch.Tensor, RowCounts], torch.Tensor]
 
 
 class FeatureCache:
-    """The pairs of a batch, in rounds with and without host synchronisation alike.
+    """Keys and values of a drafter that reads pairs, in rounds with and without host
+    synchronisation alike.
+
+    Pair t of a row is the state behind token t and token t + 1; it lies in slot t. Pairs of a
+    verifier's states stay. Tokens that only a verifier without such states has read make pairs of
+    the drafter's states, which stay as well. Drafted pairs go when the next draft begins.
 
     Args:
         config: of the drafter's decoder layers, as `RollbackCache` reads it.
         feature_size: F, of a verifier's states that a pair is made of, side by side.
-        hidden_size: H, of the states that the drafter makes itself.
+        hidden_size: H, of the states that the drafter makes.
         dtype, device: of keys, values and states.
     """
 
@@ -64,12 +78,10 @@ class FeatureCache:
         """Whether the pairs can stay on the device in the batch at hand."""
         return self._cache is not None and self._cache.in_one_place
 
-    # ---- a batch ---------------------------------------------------------------------------------
-
     def begin(self, batch: int, capacity: int) -> None:
-        """No pairs, of so many rows."""
+        """Begin a batch of so many rows, without pairs."""
         self._pairs = RowCounts([0] * batch)
-        self._states = self.no_states(batch)
+        self._states = torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
         if self._cache is None or not self._cache.refit(batch):
             self._cache = RollbackCache(
                 self._config,
@@ -81,10 +93,6 @@ class FeatureCache:
                 bucket=1 if self.device.type == "cpu" else _BUCKET,
             )
 
-    def no_states(self, batch: int) -> torch.Tensor:
-        """Zeros, ``[B, 1, H]``."""
-        return torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
-
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         pairs = self._on_host()
@@ -93,18 +101,17 @@ class FeatureCache:
         self.cache.select(rows)
 
     def _on_host(self) -> tuple[int, ...]:
-        """Pairs of each row. Waits for the device behind a round without host synchronisation."""
+        """Return the pairs of each row; waits for the device behind a round without host
+        synchronisation."""
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
         assert self._pairs.host is not None
         return self._pairs.host
 
-    # ---- pairs -----------------------------------------------------------------------------------
-
     def keep(self, pairs: Sequence[int] | torch.Tensor) -> None:
-        """Only the first ``pairs[b]`` >= 0 of row b stay, and none that were drafted. The host
-        knows how many, but in a round without host synchronisation (`reserve_span`)."""
+        """Keep the first ``pairs[b]`` >= 0 of row b, and none that were drafted. The host knows
+        how many, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
         if left.host is None:
             torch.minimum(self._memory, left.on(self.device), out=self._memory)
@@ -113,11 +120,11 @@ class FeatureCache:
         self.cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | torch.Tensor) -> None:
-        """`keep` of so many tokens: a pair ends with a token, so n tokens have n - 1 pairs."""
+        """Keep the pairs of so many tokens: n tokens have n - 1."""
         self.keep(RowCounts.of(lengths).less(1))
 
     def appended(self, counts: Sequence[int] | torch.Tensor) -> None:
-        """The last pass has appended ``counts[b]`` pairs to row b, which stay."""
+        """Keep the ``counts[b]`` pairs that the last pass appended to row b."""
         more = RowCounts.of(counts)
         if more.host is None:
             self._memory.add_(more.on(self.device))
@@ -125,8 +132,8 @@ class FeatureCache:
             self._pairs = RowCounts(list(map(int.__add__, self._on_host(), more.host)))
 
     def reserve_span(self, tokens: int, more: Hashable = None) -> Place | None:
-        """See `DeviceLengths`: a round without host synchronisation begins, in which no row gets
-        longer than `tokens`, drafted pairs among them.
+        """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
+        than `tokens`, drafted pairs among them.
 
         Args:
             more: what passes depend on beside the cache.
@@ -149,52 +156,50 @@ class FeatureCache:
             width: pairs per row, W.
             counts: of these, the leading ones that each row appends; None: all.
         """
-        cache = self.cache
-        inputs = cache.inputs(width, counts)
+        inputs = self.cache.inputs(width, counts)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if mask is None and width > 1:  # causal, which a model would see to
-            slots = torch.arange(cache.rows.span, device=self.device)[None]
+            slots = torch.arange(self.cache.rows.span, device=self.device)[None]
             mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         return positions, mask
 
     def tree_inputs(
         self, width: int, depth: int, ancestors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of one more level of a tree, which stands until the next call of `keep`.
+        """Return the same of one more level of a tree, which stays until the next call of `keep`.
 
         Args:
             width: nodes of the level, n.
             depth: of the nodes; 1: children of the root.
-            ancestors: ``[B or 1, n, m]`` bool: which of the m pairs behind those that stand each
-                node sees; the last n of them are the nodes themselves.
+            ancestors: ``[B or 1, n, m]`` bool: which of the latest m pairs each node sees; the
+                last n of them are the nodes themselves.
         """
-        cache, nodes = self.cache, ancestors.shape[2]
-        rows = cache.rows
-        cache.prepare(width)
+        rows, nodes = self.cache.rows, ancestors.shape[2]
+        self.cache.prepare(width)
         if rows.at is not None:
             begin = rows.at + width - nodes
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)
             positions = torch.full((1, width), begin + depth - 1, device=self.device)
         else:
-            # Of the rows' own lengths, which the device may know alone.
-            stand = rows.lengths - nodes
-            seen = cache_masks.tree_slots(stand, ancestors.expand(rows.batch, -1, -1), rows.span)
-            positions = (stand + depth - 1)[:, None]
+            # Lengths by row, which the device may know alone.
+            kept = rows.lengths - nodes
+            seen = cache_masks.tree_slots(kept, ancestors.expand(rows.batch, -1, -1), rows.span)
+            positions = (kept + depth - 1)[:, None]
         return positions, cache_masks.additive(seen, self.dtype)
 
-    # ---- what a draft begins with ----------------------------------------------------------------
+    # ---- reading what is new ---------------------------------------------------------------------
 
     def read(
         self, inputs: DraftInput, layers: Sequence[int], extend: Append, follow: Append
     ) -> torch.Tensor:
-        """Appends all pairs that are new.
+        """Append all pairs that are new.
 
         Args:
             inputs: of the draft.
-            layers: whose states a verifier's feature is, side by side.
-            extend: appends pairs behind a verifier's features, F their width.
-            follow: the same behind the drafter's own states, F = H, one pair per row at a time.
-                Not called in rounds without host synchronisation, where every level gives states.
+            layers: whose states, side by side, are a verifier's feature.
+            extend: appends pairs of a verifier's features.
+            follow: appends pairs of the drafter's states, F = H, one per row at a time. Not called
+                in rounds without host synchronisation, where every level has states.
 
         Returns:
             ``[B, 1, H]``, the state behind each row's last pair.
@@ -207,12 +212,12 @@ class FeatureCache:
         else:  # of texts of one token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
         known = inputs.counts.host is not None
-        # (Where the state rows are, so are these.)
+        # (The state rows' device is that of these.)
         told, ends = hidden.counts, inputs.positions - 1  # pairs of each text
         counts = inputs.counts.on(told.device)
-        stands = torch.where(told > 0, hidden.positions, ends)
-        stands = torch.where(counts > 0, stands, torch.iinfo(torch.int64).max)
-        self.keep(RowCounts.read(stands, known))
+        kept = torch.where(told > 0, hidden.positions, ends)
+        kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)
+        self.keep(RowCounts.read(kept, known))
         # (A state behind the last token is of no pair yet.)
         fresh = torch.minimum(told, counts - 1).clamp_min(0)
         if not known:
@@ -220,41 +225,322 @@ class FeatureCache:
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
         # Tokens that no verifier with states has read.
         rest = (ends - fresh - self._pairs.on(ends.device)) * (counts > 0)
-        # A text of one token has no pair: the token is read behind a state of zeros, which stands
+        # A text of one token has no pair: the token is read behind a state of zeros, which stays
         # until the next draft.
         alone = ((ends == 0) & (counts > 0)).long()
         some = bool(alone.any())
         new = RowCounts.read(torch.maximum(fresh, alone), True)
         if width := max(new):
-            tokens, own = inputs.tokens[:, 1 : width + 1], features[:, :width]
+            tokens, states = inputs.tokens[:, 1 : width + 1], features[:, :width]
             if some:
-                tokens, own = self._with_alone(inputs.tokens, own, alone, width)
-            self._note(extend(tokens, own, new), new)
-        for place in range(int(rest.max())):
-            at = (counts - rest + place).clamp(0, inputs.tokens.shape[1] - 1)
+                rows = alone.to(self.device)[:, None]
+                at = torch.arange(1, width + 1, device=self.device) - rows
+                tokens = inputs.tokens.gather(1, at.clamp_max(inputs.tokens.shape[1] - 1))
+                shape = len(alone), width, self._feature_size
+                told_states = states.to(self.device).where(rows[..., None] == 0, 0)
+                states = torch.zeros(shape, dtype=self.dtype, device=self.device)
+                states[:, : told_states.shape[1]] = told_states
+            self._note(extend(tokens, states, new), new)
+        for step in range(int(rest.max())):
+            at = (counts - rest + step).clamp(0, inputs.tokens.shape[1] - 1)
             ids = inputs.tokens.gather(1, at[:, None].to(self.device))
-            new = RowCounts.read((rest > place).long(), True)
+            new = RowCounts.read((rest > step).long(), True)
             self._note(follow(ids, self._states, new), new)
         if some:
             self._pairs = RowCounts.read(self._pairs.on(ends.device) * (1 - alone), True)
         return self._states
 
-    def _with_alone(
-        self, tokens: torch.Tensor, features: torch.Tensor, alone: torch.Tensor, width: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `extend` reads where some rows are `alone`, whose first token is the last."""
-        rows = alone.to(self.device)[:, None]
-        at = torch.arange(1, width + 1, device=self.device) - rows
-        own = torch.zeros(
-            len(alone), width, self._feature_size, dtype=self.dtype, device=self.device
-        )
-        own[:, : features.shape[1]] = features.to(self.device).where(rows[..., None] == 0, 0)
-        return tokens.gather(1, at.clamp_max(tokens.shape[1] - 1)), own
-
     def _note(self, states: torch.Tensor, counts: RowCounts) -> None:
-        """The states behind the last pairs of those rows that have read any."""
+        """Keep the states behind the last pairs of those rows that have read any."""
         if all(counts.host or ()):
             self._states = states
         else:
             read = counts.on(self.device)[:, None, None] > 0
             self._states = torch.where(read, states, self._states)
+
+
+# ---- heads of one state --------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """x + silu(W x), or R x + silu(W x) with a `residual` R, under the published names."""
+
+    def __init__(self, linear: nn.Linear, residual: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.linear = linear
+        self.res_connection: nn.Module = nn.Identity() if residual is None else residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.res_connection(x) + F.silu(self.linear(x))
+        return out
+
+
+class LastStateHeads(nn.Module):
+    """Heads that draft ``count`` tokens ahead, their tensors under the published names.
+
+    Args:
+        tensors: of the checkpoint, whose names and numbers say what there is; there are 0 heads
+            where it has none of this kind.
+        target: that they are for.
+    """
+
+    FILE: ClassVar[str]  # of the checkpoint
+    FIRST: ClassVar[str]  # a tensor of it, for messages
+    FORM: ClassVar[tuple[str, str] | None] = None  # a key of config.json, and its only value
+    count: int
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size = target.hidden_size, target.vocab_size
+
+    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the next head reads ``[B, n, S]`` behind tokens ``[B, n]``, from what the
+        head that drafted them read: for the first head the verifier's state."""
+        raise NotImplementedError
+
+    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
+        """Return the logits of a head, ``[B, n, V]``."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all memory that the heads read."""
+        return [*self.parameters(), *self.buffers()]
+
+
+class MedusaHeads(LastStateHeads):
+    """Head i: blocks x + silu(W x + b), then a product to the vocabulary. It says what follows the
+    token i + 1 places behind that of the state."""
+
+    FILE, FIRST = "medusa_lm_head.pt", "0.0.linear.weight"
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        super().__init__(tensors, target)
+        # Keys: {head}.{block}.linear.weight and .bias, {head}.{blocks}.weight. (Several blocks
+        # share their weights, and keys repeat.)
+        self.count = count_of(tensors, "")
+        blocks = count_of((key for key in tensors if ".linear." in key), "0.")
+        width = self.hidden_size
+        for i in range(self.count):
+            head = [Block(nn.Linear(width, width)) for _ in range(blocks)]
+            last = nn.Linear(width, self.vocab_size, bias=False)
+            self.add_module(str(i), nn.Sequential(*head, last))
+
+    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
+        out: torch.Tensor = self.get_submodule(str(head))(states)
+        return out
+
+
+class HydraHeads(LastStateHeads):
+    """Head i reads the state and the embeddings of the i + 1 tokens behind it, side by side. Its
+    first block is R x + silu(W x), with the target's embeddings in x, and others x + silu(W x)."""
+
+    FILE, FIRST = "hydra_lm_head.pt", "hydra_lm_head.0.weight"
+    FORM = ("hydra_head_arch", "mlp")
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+        super().__init__(tensors, target)
+        # In a list, so that it is no submodule: its tensors are not the checkpoint's.
+        self._embed: list[nn.Module] = [target.model.get_input_embeddings()]
+        width = self.hidden_size
+        self.count = count_of(tensors, "hydra_lm_head.")
+
+        def product(key: str, inner: int, outer: int) -> nn.Linear:
+            return nn.Linear(inner, outer, bias=f"{key}.bias" in tensors)
+
+        self.hydra_mlp = nn.ModuleList()
+        self.hydra_lm_head = nn.ModuleList()
+        for i in range(self.count):
+            key, wide = f"hydra_mlp.{i}", (i + 2) * width
+            residual = product(f"{key}.0.res_connection", wide, width)
+            blocks = [Block(product(f"{key}.0.linear", wide, width), residual)]
+            for j in range(1, count_of(tensors, f"{key}.")):
+                blocks.append(Block(product(f"{key}.{j}.linear", width, width)))
+            self.hydra_mlp.append(nn.Sequential(*blocks))
+            self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, self.vocab_size))
+
+    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.cat([states, self._embed[0](tokens).to(states.dtype)], -1)
+
+    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
+        out: torch.Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](states))
+        return out
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*super().tensors(), *self._embed[0].parameters(), *self._embed[0].buffers()]
+
+
+_Drafter = TypeVar("_Drafter", bound="LastStateDrafter")
+
+
+class LastStateDrafter:
+    """Heads that read one state of the verifier: the last hidden state behind the token before the
+    text's last one, which the verifier emitted from it. They draft trees of the likeliest tokens.
+
+    Args:
+        heads: on their device.
+        tree: no deeper than there are heads, or cut there.
+        name: for messages and statistics.
+        pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
+            memory again; later changes of their linear weights are not seen.
+    """
+
+    HEADS: ClassVar[type[LastStateHeads]]
+
+    def __init__(self, heads: LastStateHeads, tree: Tree, name: str, pack: bool = False) -> None:
+        self._heads, self._pack = heads, pack
+        self.tree, self.name = tree, name
+        self._runs = pack_layers(heads) if pack else heads
+        weight = next(heads.parameters())
+        self.device, self._dtype = weight.device, weight.dtype
+        self.vocab_size = heads.vocab_size
+        self.max_length: int | None = None
+        self.num_forward_passes = 0
+        self.revision = 0  # nothing is remembered
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make another over copies, for `copy` and `pickle`."""
+        return type(self), (self._heads, self.tree, self.name, self._pack)
+
+    @classmethod
+    def from_pretrained(
+        cls: type[_Drafter],
+        place: str | Path,
+        target: HuggingFaceLevel | PreTrainedModel,
+        *,
+        tree: Tree | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> _Drafter:
+        """Load published heads.
+
+        Args:
+            place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
+                where there is one, config.json; or its id on the Hugging Face hub.
+            target: that they were trained for. Below a level with packed weights
+                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
+            tree: `DynamicTree()` by default, or a `StaticTree`.
+            dtype: of the heads; None: the target's.
+
+        Raises:
+            TypeError: an argument is none of these.
+            ValueError: no such file, one with code in it, heads of another form, or tensors that
+                are missing, unknown or of another shape; names them.
+        """
+        model = Target(target)
+        arguments.instance("tree", tree, Tree)
+        kind = cls.HEADS
+        folder = checkpoint.folder_of(place, (kind.FILE, "*.json"))
+        if kind.FORM is not None and (folder / "config.json").is_file():
+            key, wanted = kind.FORM
+            form = checkpoint.read_config(folder).get(key, wanted)
+            if form != wanted:
+                raise ValueError(f"{folder}: {key}: expected {wanted!r}, given {form!r}")
+        name = str(folder / kind.FILE)
+        tensors = checkpoint.read_file(folder / kind.FILE)
+
+        def make() -> LastStateHeads:
+            heads = kind(tensors, model)
+            if heads.count == 0:
+                raise ValueError(
+                    f"{name}: expected {cls.__name__}'s tensors, {kind.FIRST} and so on, given "
+                    f"{', '.join(sorted(tensors)[:3]) or 'none'}"
+                )
+            return heads
+
+        heads = model.load(make, tensors, dtype, name)
+        return cls(heads, tree or DynamicTree(), Path(str(place)).name, model.pack)
+
+    @property
+    def num_heads(self) -> int:
+        """Tokens that it drafts ahead."""
+        return self._heads.count
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(
+            device_lengths=True,
+            reads_apart=True,
+            keeps_lengths=True,
+            continues=True,
+            hidden_layers=(LAST,),
+            hidden_size=self._heads.hidden_size,
+            trees=True,
+            tree_size=self._tree_size,
+        )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        return self.tree.size(min(depth, self.num_heads), self.vocab_size)
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        """Remember nothing."""
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Remember nothing."""
+
+    def rollback(self, lengths: RowCounts) -> RowCounts:
+        return lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Remember nothing."""
+
+    def reserve_span(self, tokens: int) -> Hashable:
+        return Place(self._runs, self._runs.tensors())
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """Remember nothing."""
+
+    @torch.inference_mode()
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
+        heads = self._runs
+
+        def logits(states: torch.Tensor, head: int) -> torch.Tensor:
+            self.num_forward_passes += 1
+            return heads.logits(states, head)[..., : inputs.vocab_size]
+
+        def expand(
+            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            states = heads.below(above, tokens)
+            return states, logits(states, depth)
+
+        state, known = self._state(inputs)
+        lengths = torch.where(known, inputs.lengths.on(self.device), 0)
+        last = inputs.counts.less(1).on(self.device)
+        token = inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1)
+        first = heads.below(state, token)
+        depth = min(inputs.most, self.num_heads)
+        nodes = self.tree.grow(logits(first, 0)[:, 0], first, lengths, depth, expand)
+        return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
+
+    def _state(self, inputs: DraftInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the state behind the last token but one of each text, ``[B, 1, H]``, and whether
+        the verifier's is known, ``[B]`` bool."""
+        hidden, device, batch = inputs.hidden, self.device, len(inputs.tokens)
+        if hidden is None or not hidden.layers:  # of texts of one token
+            size = self._heads.hidden_size
+            state = torch.zeros(batch, 1, size, dtype=self._dtype, device=device)
+            return state, torch.zeros(batch, dtype=torch.bool, device=device)
+        layer = hidden.layers[LAST]
+        at = inputs.positions.to(device) - 2 - hidden.positions.to(device)
+        known = (at >= 0) & (at < hidden.counts.to(device))
+        index = at.clamp(0, layer.shape[1] - 1)[:, None, None].expand(-1, 1, layer.shape[2])
+        state = layer.gather(1, index.to(layer.device)).to(device, self._dtype)
+        return torch.where(known[:, None, None], state, 0), known
+
+
+class Medusa(LastStateDrafter):
+    """Medusa heads (arXiv 2401.10774) as the drafter of a chain. Its tree is no deeper than the
+    heads are many; Medusa's is a `StaticTree` of its paths. Their "typical acceptance" changes the
+    target's distribution; the tree verified by a chain's rule does not."""
+
+    HEADS = MedusaHeads
+
+
+class Hydra(LastStateDrafter):
+    """Hydra heads (arXiv 2402.05109), mlp form, as the drafter of a chain: like Medusa's, but each
+    also reads the tokens drafted before. Its tree is no deeper than the heads are many."""
+
+    HEADS = HydraHeads

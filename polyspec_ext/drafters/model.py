@@ -1,7 +1,8 @@
-"""A small language model as drafter: the ordinary case."""
+"""A small language model as drafter, and the target's first layers as one (early exit)."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ import torch
 
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
-from ..levels import IdMap
+from ..kv_cache.factory import name_of
+from ..levels import HuggingFaceLevel, IdMap
 from ..levels.adapter import batched
 from ..levels.base import (
     BatchedLevel,
@@ -22,8 +24,8 @@ from ..levels.base import (
     id_map_of,
     input_vocab_size,
 )
+from ..levels.replacement import shallow
 from ..ops import unchecked
-from ..sampling import LogitsProcessors
 from ..tensors import RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 
@@ -85,27 +87,21 @@ class DraftModel:
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
     def prefill(self, prompts: PromptBatch) -> object:
-        """See `BatchedDrafter.prefill`."""
         return self._level.prefill(prompts)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """See `BatchedDrafter.read`."""
         self._level.read(tokens, counts)
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        """See `BatchedDrafter.rollback`."""
         return self._level.rollback(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See `BatchedDrafter.select`."""
         self._level.select(rows)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
-        """See `DeviceLengths.reserve_span`."""
         return cast(DeviceLengths, self._level).reserve_span(tokens)
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """See `DeviceLengths.note_lengths`."""
         cast(DeviceLengths, self._level).note_lengths(lengths)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
@@ -126,10 +122,10 @@ def draw_chain(
     vocab_size: int,
     draw: Callable[..., Any],
 ) -> DraftBlock:
-    """Draws one token after another, of all rows, in as many passes as the block has tokens.
+    """Draw one token after another, of all rows, in as many passes as the block has tokens.
 
     Args:
-        forward: a pass behind what was read: first the tokens of `inputs`, then those just drawn.
+        forward: a pass that reads the tokens of `inputs` first, then those just drawn.
         id_map: of its logits.
         vocab_size: ids from here on are cut off them.
         draw: see `DraftModel`.
@@ -140,20 +136,16 @@ def draw_chain(
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = inputs.parameters.on(device).values()
-    rounds, positions = inputs.rounds, inputs.positions
-    if rounds.device != device:
-        rounds, positions = rounds.to(device), positions.to(device)
+    rounds, positions = inputs.rounds.to(device), inputs.positions.to(device)
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
     counts, first = (None, None) if even else (read, read.less(1))
-    entries, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
-    if not every:
-        entries = id_map.entries_below(entries)
+    ids, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
+    entries = ids if every else id_map.entries_below(ids)
     drafted = tokens.new_empty((tokens.shape[0], most))
     status = torch.empty_like(drafted, dtype=torch.int32)
     rows: RowBuffer | None = None
-    kept = statistics = None
     for i in range(most):
         logits = forward(InputBlock(tokens, 1, counts, first)).logits
         if logits.shape[2] > entries:
@@ -161,25 +153,15 @@ def draw_chain(
         if inputs.processors is not None:
             assert left is not None, "processors need the host to see the tokens"
             # Processors change logits by their ids.
-            whole = logits if every else id_map.spread(logits, min(vocab_size, inputs.vocab_size))
-            text = id_map.to_above(drafted[:, :i])
-            whole = _processed(whole, inputs, inputs.processors, left, text)
+            whole = logits if every else id_map.spread(logits, ids)
+            whole = _processed(whole, inputs, left, id_map.to_above(drafted[:, :i]))
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
-            rows = _room(inputs.rows, most, logits)
-            kept, statistics = rows
+            rows = _row_buffer(inputs.rows, most, logits)
+        kept = (None, None) if rows is None else rows
         # (The level may write its logits again with the next pass.)
         tokens = draw(
-            logits,
-            parameters,
-            positions,
-            rounds,
-            inputs.level,
-            i,
-            drafted,
-            status,
-            kept,
-            statistics,
+            logits, parameters, positions, rounds, inputs.level, i, drafted, status, *kept
         )
         if not every:
             tokens = id_map.to_above(tokens)
@@ -192,17 +174,18 @@ def draw_chain(
         assert inputs.eos is not None
         for b, (token,) in enumerate(tokens.tolist()):
             if token < 0:
-                if left[b]:
-                    _require_drawn(status, inputs, left, i)
+                bits = int(status[b, i])
+                if left[b] and bits & ERROR_BITS:
+                    at = int(inputs.positions[b]) + i
+                    raise RequestError(inputs.requests[b], inputs.level, at, bits)
                 tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
             if left[b]:
                 left[b] = 0 if token in inputs.eos[b] else left[b] - 1
         if not any(left):
+            drafted = drafted[:, : i + 1]
             break
         counts = None if all(left) else RowCounts(left).less(0, 1)
         first = None
-    if i + 1 < most:  # every text ends before
-        drafted = drafted[:, : i + 1]
     return DraftBlock(
         drafted if every else id_map.to_above(drafted),
         status=status if left is None else None,
@@ -210,49 +193,92 @@ def draw_chain(
     )
 
 
-def _require_drawn(
-    status: torch.Tensor, inputs: DraftInput, left: Sequence[int], place: int
-) -> None:
-    """Every row that draws token `place` has drawn it.
-
-    Args:
-        status: ``[B, W]``.
-
-    Raises:
-        RequestError: one has not.
-    """
-    for b, bits in enumerate(status[:, place].tolist()):
-        if left[b] and bits & ERROR_BITS:
-            at = int(inputs.positions[b]) + place
-            raise RequestError(inputs.requests[b], inputs.level, at, bits)
-
-
 def _processed(
-    logits: torch.Tensor,
-    inputs: DraftInput,
-    processors: LogitsProcessors,
-    left: Sequence[int],
-    drafted: torch.Tensor,
+    logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
 ) -> torch.Tensor:
-    """Logits as the processors give them, of the rows that draw another token."""
+    """Return the logits behind the processors, of the rows that draw another token."""
     assert inputs.text is not None
-    out = logits.to(torch.float32, copy=True)  # as processors give it, whatever the dtype
+    assert inputs.processors is not None
+    out = logits.to(torch.float32, copy=True)  # what processors return, whatever the dtype
     for b, more in enumerate(left):
         if more:
-            text = inputs.text(b).to(logits.device)
-            prefix = torch.cat([text, drafted[b]])
-            out[b] = processors.apply(logits[b], prefix, inputs.requests[b])
+            prefix = torch.cat([inputs.text(b).to(logits.device), drafted[b]])
+            out[b] = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
     return out
 
 
-def _room(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Room for `most` rows per request like those of `logits`, ``[B, 1, Vd]``."""
+def _row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
+    """Return a buffer of `most` rows per request like those of `logits`, ``[B, 1, Vd]``: `old`, if
+    it fits."""
     batch, _, vocab = logits.shape
     if old is not None and old.statistics is not None:
         shape = old.logits.shape
         fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
         if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
             return old
-    # Zeros: what no row fills is handed to the operator as well, and must be harmless.
+    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
     statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
     return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
+
+
+# ---- early exit ----------------------------------------------------------------------------------
+
+
+def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
+    """Return a level of the first `layers` layers of `target`, its final norm and its head, which
+    drafts for it (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
+
+    It shares the target's weights and its cache: the first k layers write the very keys and values
+    that the target's would, and the target's next pass overwrites them with the same numbers.
+    Acceptance is good where a model was trained for it, poor elsewhere.
+
+    Args:
+        target: a level, or the model of one.
+        layers: 1 to one less than it has.
+
+    Raises:
+        TypeError: no level of a Hugging Face model.
+        ValueError: another number of layers; a model whose layers are not one list; a level that
+            has no cache to share (`HuggingFaceLevel`).
+    """
+    model = target.model if isinstance(target, HuggingFaceLevel) else target
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise TypeError(
+            f"target: expected a level of a Hugging Face model, given {type(target).__name__}"
+        )
+    shortened = _first_layers(model, layers)
+    name = f"{name_of(model)}, {layers} layers"
+    return HuggingFaceLevel(shortened, name=name, shares_cache_with=target)
+
+
+def _first_layers(model: Any, layers: int) -> Any:
+    """Return `model` with the first of its layers only, on the same parameters."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    if type(layers) is not int or not 1 <= layers < count:
+        raise ValueError(f"layers: expected 1 to {count - 1}, of {count}, given {layers!r}")
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
+    if len(lists) != 1:
+        raise ValueError(
+            f"target: expected a model with one list of its {count} layers, given {name_of(model)} "
+            f"with {len(lists)}"
+        )
+    shortened = shallow(model)
+    shortened.config = copy.deepcopy(model.config)
+    text = shortened.config.get_text_config(decoder=True)
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = text.layer_types[:layers]
+    text.num_hidden_layers = layers
+    module = shortened
+    *path, last = lists[0].split(".")
+    for name in path:
+        inner = shallow(getattr(module, name))
+        if hasattr(inner, "config"):
+            inner.config = text
+        setattr(module, name, inner)
+        module = inner
+    setattr(module, last, torch.nn.ModuleList(list(getattr(module, last))[:layers]))
+    return shortened

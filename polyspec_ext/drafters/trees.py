@@ -1,6 +1,6 @@
 """Trees of drafted tokens, grown level by level: EAGLE-2's dynamic tree and trees of fixed shape.
 
-Everything is tensor code of fixed shapes that waits for no device. Children are deterministic: the
+All growth is tensor code of fixed shapes that waits for no device. Children are deterministic: the
 likeliest tokens behind their parent.
 """
 
@@ -51,19 +51,20 @@ class Tree(Protocol):
         depth: int,
         expand: Expand,
     ) -> Nodes:
-        """A tree below the root of each row, of `size` for its own length.
+        """Grow a tree below the root of each row.
 
         Args:
             logits: ``[B, V]``, behind the root.
             states: ``[B, 1, H]``, there.
-            lengths: ``[B]`` int64, row b's tree is at most so deep; 0: the row has no part.
-            depth: the largest of `lengths`; the host knows it.
+            lengths: ``[B]`` int64, the largest depth of row b's tree; 0: the row has no part.
+            depth: the largest of `lengths`, as a host number.
             expand: reads a level of nodes.
         """
         ...
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
-        """Of a tree that is at most so deep, where there are so many tokens to choose from."""
+        """Return the size of a tree of at most `depth` levels, with `vocab_size` tokens to choose
+        from."""
         ...
 
 
@@ -89,8 +90,8 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         for name, least in (("top_k", 1), ("total_tokens", 2)):
-            made = arguments.integer(name, getattr(self, name), NODE_MAX + least - 1, least)
-            object.__setattr__(self, name, made)
+            number = arguments.integer(name, getattr(self, name), NODE_MAX + least - 1, least)
+            object.__setattr__(self, name, number)
 
     def grow(
         self,
@@ -105,16 +106,16 @@ class DynamicTree:
         k = min(self.top_k, logits.shape[-1])
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
         scores, tokens = _likeliest(logits, k)
-        # Of all nodes found, level by level, and which of these are read.
-        found_tokens, found_scores = [tokens], [scores]
+        # Of all nodes, level by level, and the indices of those that are read.
+        all_tokens, all_scores = [tokens], [scores]
         read = [torch.arange(k, device=device).expand(batch, -1)][: depth - 1]
         ancestors, states = eye, states.expand(-1, k, -1)
         for level in range(1, depth):
             states, logits = expand(tokens, states, level, ancestors)
             gains, below = _likeliest(logits, k)
             below, below_scores = below.flatten(1), (scores[..., None] + gains).flatten(1)
-            found_tokens.append(below)
-            found_scores.append(below_scores)
+            all_tokens.append(below)
+            all_scores.append(below_scores)
             if level + 1 == depth:
                 break
             scores, chosen = below_scores.topk(k)
@@ -125,77 +126,49 @@ class DynamicTree:
             seen = ancestors.gather(1, parent.expand(-1, -1, ancestors.shape[2]))
             ancestors = torch.cat([seen, eye], 2)
         # Each of those that are read has k children.
-        parents = [torch.full_like(found_tokens[0], -1)]
+        parents = [torch.full_like(all_tokens[0], -1)]
         if read:
             parents.append(torch.cat(read, 1)[..., None].expand(-1, -1, k).flatten(1))
         # So many nodes are not too deep for a row.
         within = torch.where(lengths > 0, k + (lengths - 1) * k * k, 0)
-        return _rerank(
-            torch.cat(found_tokens, 1),
-            torch.cat(found_scores, 1),
-            torch.cat(parents, 1),
-            within,
-            self.total_tokens - 1,
-        )
+        nodes = Nodes(torch.cat(all_tokens, 1), torch.cat(parents, 1), within)
+        return _likeliest_nodes(nodes, torch.cat(all_scores, 1), self.total_tokens - 1)
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
         """See `Tree.size`."""
         k = min(self.top_k, vocab_size)
-        found = k + (depth - 1) * k * k
-        return TreeSize(min(found, self.total_tokens - 1), (depth - 1) * k)
+        return TreeSize(min(k + (depth - 1) * k * k, self.total_tokens - 1), read=(depth - 1) * k)
 
 
 def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k likeliest tokens behind each row and their log-probabilities, none above 0; of a row
-    without a distribution any tokens, with probability 0."""
+    """Return log-probabilities, none above 0, and ids of the k likeliest tokens behind each row; of
+    a row without a distribution any tokens, with probability 0."""
     scores, tokens = logits.float().log_softmax(-1).topk(k)
     none = -float("inf")
     return scores.nan_to_num_(none, 0.0, none).clamp_max_(0), tokens
 
 
-def _rerank(
-    tokens: torch.Tensor,
-    scores: torch.Tensor,
-    parents: torch.Tensor,
-    within: torch.Tensor,
-    most: int,
-) -> Nodes:
-    """The `most` nodes of the largest scores among the first ``within[b]`` of row b."""
+def _likeliest_nodes(nodes: Nodes, scores: torch.Tensor, most: int) -> Nodes:
+    """Return the `most` nodes of the largest scores ``[B, N]`` of each row."""
+    tokens, parents, within = nodes
     count = tokens.shape[1]
     most = min(most, count)
-    place = torch.arange(count, device=tokens.device)
-    scores = torch.where(place < within[:, None], scores, -float("inf"))
+    index = torch.arange(count, device=tokens.device)
+    scores = torch.where(index < within[:, None], scores, -float("inf"))
     # Stable: of equal scores the earlier node comes first, so a parent before its children.
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]
     counts = within.clamp(max=most)
-    rank = torch.arange(most, device=tokens.device)
-    # In the order in which they were found; what a row has too much goes to the end.
-    order = torch.where(rank < counts[:, None], order, count).sort(dim=1).values
+    # Back in the order of the levels; what a row has too much goes to the end.
+    order = torch.where(index[:most] < counts[:, None], order, count).sort(dim=1).values
     valid = order < count
     chosen = order.clamp_max(count - 1)
-    at = torch.zeros_like(tokens[:, :1]).expand(-1, count + 1).clone()
-    at.scatter_(1, order, rank.expand_as(order))
+    rank = torch.zeros_like(tokens[:, :1]).expand(-1, count + 1).clone()
+    rank.scatter_(1, order, index[:most].expand_as(order))
     above = parents.gather(1, chosen)
-    moved = torch.where(above >= 0, at.gather(1, above.clamp_min(0)), -1)
+    moved = torch.where(above >= 0, rank.gather(1, above.clamp_min(0)), -1)
     return Nodes(
         torch.where(valid, tokens.gather(1, chosen), 0), torch.where(valid, moved, -1), counts
     )
-
-
-def _paths(paths: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Paths of a tree, by length and then by ranks, each once."""
-    given = arguments.entries("paths", paths)
-    if given is None:
-        raise TypeError(f"paths: expected a list of paths, given {arguments.shown(paths)}")
-    if not 1 <= len(given) <= NODE_MAX:
-        raise ValueError(f"paths: expected 1 to {NODE_MAX} paths, given {len(given) or 'none'}")
-    found = set()
-    for one in given:
-        path = arguments.row_integers("paths", one)
-        if not path or min(path) < 0 or max(path) > arguments.SIZE_MAX:
-            raise ValueError(f"paths: expected ranks >= 0, given {path}")
-        found.add(tuple(path))
-    return sorted(found, key=lambda path: (len(path), path))
 
 
 class StaticTree:
@@ -215,18 +188,27 @@ class StaticTree:
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        known = _paths(paths)
-        for path in known:
-            if len(path) > 1 and path[:-1] not in known:
+        entries = arguments.entries("paths", paths)
+        if entries is None:
+            raise TypeError(f"paths: expected a list of paths, given {arguments.shown(paths)}")
+        if not 1 <= len(entries) <= NODE_MAX:
+            count = len(entries) or "none"
+            raise ValueError(f"paths: expected 1 to {NODE_MAX} paths, given {count}")
+        index: dict[tuple[int, ...], int] = {(): -1}
+        lists = [arguments.row_integers("paths", entry) for entry in entries]
+        for path in sorted({tuple(ranks) for ranks in lists}, key=lambda p: (len(p), p)):
+            if not path or min(path) < 0 or max(path) > arguments.SIZE_MAX:
+                raise ValueError(f"paths: expected ranks >= 0, given {list(path)}")
+            if path[:-1] not in index:
                 raise ValueError(
                     f"paths: expected every beginning of a path, given {list(path)} without "
                     f"{list(path[:-1])}"
                 )
-        index = {path: i for i, path in enumerate(known)}
-        self.paths = known
-        self.parents = [index.get(path[:-1], -1) for path in known]
-        self.depths = [len(path) for path in known]
-        self.ranks = [path[-1] for path in known]
+            index[path] = len(index) - 1
+        self.paths = list(index)[1:]
+        self.parents = [index[path[:-1]] for path in self.paths]
+        self.depths = [len(path) for path in self.paths]
+        self.ranks = [path[-1] for path in self.paths]
         self._tables: dict[tuple[tuple[str, int], torch.device], torch.Tensor] = {}
 
     def __repr__(self) -> str:
@@ -242,32 +224,32 @@ class StaticTree:
     ) -> Nodes:
         """See `Tree.grow`."""
         batch, device = logits.shape[0], logits.device
-        depth = min(depth, self.depths[-1])
-        inner = set(self.parents)
         tokens: list[torch.Tensor] = []  # [B] of each node
-        # Nodes that were read so far, in that order; they are what deeper ones may see.
-        read: list[int] = []
-        level = [-1]
+        read: list[int] = []  # nodes, in that order
+        inner = set(self.parents)
         likely = {-1: self._ranked(logits[:, None], [-1])[:, 0]}
         behind = {-1: states[:, 0]}
-        for at in range(1, depth + 1):
+        for at in range(1, min(depth, self.depths[-1]) + 1):
             nodes = [i for i, own in enumerate(self.depths) if own == at]
             tokens += [likely[self.parents[i]][:, self.ranks[i]] for i in nodes]
             level = [i for i in nodes if i in inner]
             if at == depth or not level:
                 break
             read += level
-            given = torch.stack([tokens[i] for i in level], 1)
+            ids = torch.stack([tokens[i] for i in level], 1)
             above = torch.stack([behind[self.parents[i]] for i in level], 1)
-            seen = [[other in self._line(i) for other in read] for i in level]
-            ancestors = self._kept(("ancestors", at), seen, device)[None]
-            out, logits = expand(given, above, at, ancestors)
+            seen = [
+                [self.paths[i][: self.depths[other]] == self.paths[other] for other in read]
+                for i in level
+            ]
+            ancestors = self._table(("ancestors", at), seen, device)[None]
+            states, logits = expand(ids, above, at, ancestors)
             ranked = self._ranked(logits, level)
             for j, i in enumerate(level):
-                likely[i], behind[i] = ranked[:, j], out[:, j]
+                likely[i], behind[i] = ranked[:, j], states[:, j]
         count = len(tokens)
-        parents = self._kept(("parents", count), self.parents[:count], device)
-        depths = self._kept(("depths", count), self.depths[:count], device)
+        parents = self._table(("parents", count), self.parents[:count], device)
+        depths = self._table(("depths", count), self.depths[:count], device)
         counts = (depths <= lengths[:, None]).sum(1)
         return Nodes(torch.stack(tokens, 1), parents.expand(batch, -1), counts)
 
@@ -278,43 +260,34 @@ class StaticTree:
         return TreeSize(sum(own <= depth for own in self.depths), read)
 
     def _ranked(self, logits: torch.Tensor, level: Sequence[int]) -> torch.Tensor:
-        """``[B, n, R]``, the likeliest tokens behind some nodes."""
-        most = max(
-            (rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level),
-        )
+        """Return the likeliest tokens behind some nodes, ``[B, n, R]``."""
+        most = max(rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level)
         if most >= logits.shape[-1]:
             raise ValueError(
                 f"paths: expected ranks below the vocabulary's {logits.shape[-1]}, given {most}"
             )
         return logits.float().topk(most + 1).indices
 
-    def _kept(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
-        """A table of the tree's, copied to a device once: captured steps copy nothing."""
+    def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
+        """Return values as a tensor that is copied to a device once: captured steps copy
+        nothing."""
         if (name, device) not in self._tables:
             self._tables[name, device] = torch.tensor(values).to(device)
         return self._tables[name, device]
 
-    def _line(self, node: int) -> set[int]:
-        """A node and its ancestors."""
-        line = set()
-        while node >= 0:
-            line.add(node)
-            node = self.parents[node]
-        return line
-
 
 def require_parents(name: str, parents: Sequence[int], most: int) -> None:
-    """The parents of a row's nodes must make a tree of at most `most` levels.
+    """Refuse parents of a row's nodes that make no tree of at most `most` levels.
 
     Raises:
         ValueError: names the drafter `name`.
     """
-    depths: list[int] = []
+    depths = {-1: 0}
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(
                 f"{name}: expected the parent of node {node} in [-1, {node}), given {parent}"
             )
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    if max(depths, default=0) > most:
-        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {max(depths)}")
+        depths[node] = depths[parent] + 1
+    if (deepest := max(depths.values())) > most:
+        raise ValueError(f"{name}: expected a tree of at most {most} levels, given {deepest}")

@@ -1,7 +1,7 @@
 """What an element of a chain stands for: one table for `Chain`, `ps.plan` and the command line.
 
 Each kind of element has a `Loader`. The modules that know a kind register it: models and levels of
-users' own (`loader`), drafters and the words for what stands below a target (`drafters.named`).
+users' own (`loader`), drafters and the words for what stands below a target (`drafters.words`).
 """
 
 from __future__ import annotations

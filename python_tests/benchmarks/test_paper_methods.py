@@ -22,7 +22,7 @@ from benchmarks.paper.parts import Parts, Places, Tree, shipped
 from benchmarks.paper.report.tables.speedups import windows_of
 from benchmarks.weights import parameters, weight_bytes
 from polyspec_ext import tiny
-from polyspec_ext.drafters.eagle.passes import HeadPasses
+from polyspec_ext.drafters.eagle import HeadPasses
 
 ALL = (
     "plain", "generate", "assisted:drafter", "drafter", "prompt-lookup", "suffix", "w4",

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import HiddenStates
-from polyspec_ext.drafters.eagle.load import load_head
+from polyspec_ext.drafters.eagle import load_head
 
 LAYERS = 8  # of the target
 

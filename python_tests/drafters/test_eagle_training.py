@@ -9,7 +9,7 @@ import torch
 from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make
 
-from polyspec_ext.drafters.eagle.load import load_head
+from polyspec_ext.drafters.eagle import load_head
 from training.states import States, Teacher
 from training.unrolled import Unrolled
 

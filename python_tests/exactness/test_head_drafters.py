@@ -16,7 +16,7 @@ from toy_trees import StayingTrees, TreeEnumerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.eagle.load import load_head
+from polyspec_ext.drafters.eagle import load_head
 
 PROMPT = [0, 1]
 SIZE = 8

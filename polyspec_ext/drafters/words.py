@@ -1,0 +1,164 @@
+"""Elements of a chain that are drafters, or levels of the target's weights: objects, words and
+directories (`levels.ELEMENTS`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..arguments import entries, shown
+from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
+from ..levels.cpu_packed import can_pack
+from ..quantization.stored import WORDS, copy_of, is_copy, original
+from ..quantization.trimming import trim
+from .base import BatchedDrafter, Drafter
+from .eagle import Eagle, head_place
+from .lookup import NGramTable, PromptLookup, SuffixMatch
+from .model import DraftModel, early_exit
+
+
+def elements(levels: Any) -> list[Any]:
+    """Return the elements of a chain as they were passed.
+
+    Raises:
+        TypeError: no container.
+        ValueError: an empty one.
+    """
+    things = entries("levels", levels)
+    if things is None:
+        raise TypeError(
+            f"levels: expected a list of models, the target first, given {shown(levels)}"
+        )
+    if not things:
+        raise ValueError("levels: expected at least one model, given none")
+    return things
+
+
+def is_drafter(thing: object) -> bool:
+    """Return whether an object drafts without being a level."""
+    return isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """A kind of elements, as `levels.registry.Loader` describes it."""
+
+    expects: str
+    gives: tuple[type, ...]
+    matches: Callable[[object], bool]
+    load: Callable[[Any, Options], Any]
+    words: tuple[str, ...] = ()
+
+
+def _drafter_word(word: str, kind: type) -> _Kind:
+    return _Kind(
+        repr(word),
+        (Drafter,),
+        lambda thing: isinstance(thing, str) and thing == word,
+        lambda thing, options: kind(),
+        (repr(word),),
+    )
+
+
+def _matcher(pattern: str) -> Callable[[object], bool]:
+    return lambda thing: isinstance(thing, str) and re.fullmatch(pattern, thing) is not None
+
+
+def _load_copy(thing: str, options: Options) -> Any:
+    """Make the copy of a model with 4-bit or 8-bit weights; "w4" or "w8" alone copies the target,
+    and shares its cache."""
+    name = options.name
+    if is_copy(thing):
+        # With the checkpoint's data type, unless the caller names another.
+        dtype = options.dtype or "auto"
+        whole = load_model(original(thing), dtype, options.device, blocks=False, name=name)
+        return _resolve(copy_of(thing.partition(":")[0], whole, name), options)
+    target = options.target(f"{thing!r} below a Hugging Face model as the target")
+    copy = copy_of(thing, target.model, name)
+    pack = target.pack and can_pack(copy)
+    return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=thing)
+
+
+def _load_trimmed(thing: str, options: Options) -> Any:
+    _, size, place = thing.split(":", 2)
+    whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))
+    if not isinstance(whole, HuggingFaceLevel):
+        raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")
+    try:
+        copy = trim(whole.model, None, int(size))
+    except ValueError as error:
+        raise ValueError(f"{options.name}: {error}") from error
+    return _resolve(copy, options)
+
+
+def _resolve(model: Any, options: Options) -> Any:
+    return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
+
+
+def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
+    target = options.target("a target that is a Hugging Face model")
+    try:
+        return early_exit(target, int(thing.partition(":")[2]))
+    except ValueError as error:
+        raise ValueError(f"{options.name}: {error}") from error
+
+
+def _load_eagle(thing: Any, options: Options) -> Eagle:
+    place = head_place(thing)
+    assert place is not None
+    target = options.target(f"the EAGLE head {place!r} below a Hugging Face model as the target")
+    dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
+    return Eagle.from_pretrained(place, target, dtype=dtype)
+
+
+# The one registered last is asked first.
+for _kind in (
+    _Kind(
+        "a drafter, with propose",
+        (Drafter, BatchedDrafter),
+        is_drafter,
+        lambda thing, options: thing,
+    ),
+    # A `DraftModel` stands for its level: a chain makes another, fitted to its vocabulary.
+    _Kind(
+        "a DraftModel",
+        (Level,),
+        lambda thing: isinstance(thing, DraftModel),
+        lambda thing, options: ELEMENTS.resolve(thing.level, options),
+    ),
+    _Kind(
+        "the directory of an EAGLE head, or 'eagle:' and an id or directory",
+        (Eagle,),
+        lambda thing: bool(head_place(thing)),
+        _load_eagle,
+        ("'eagle:' and an id or directory",),
+    ),
+    _Kind(
+        "'early-exit:K' with K layers",
+        (Level,),
+        _matcher(r"early-exit:\d+"),
+        _load_early_exit,
+        ("'early-exit:K' with K layers, as 'early-exit:2'",),
+    ),
+    _Kind(
+        "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target",
+        (HuggingFaceLevel,),
+        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in WORDS),
+        _load_copy,
+    ),
+    _Kind(
+        "'trim:N:' in front of an id or path",
+        (HuggingFaceLevel,),
+        _matcher(r"trim:\d+:.+"),
+        _load_trimmed,
+        ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
+    ),
+    _drafter_word("prompt-lookup", PromptLookup),
+    _drafter_word("suffix", SuffixMatch),
+    _drafter_word("ngram", NGramTable),
+):
+    ELEMENTS.register(_kind)
