@@ -14,8 +14,6 @@ import toy
 import toy_rows
 from proposal_kinds import FIXED, SAMPLED, Kind, Various, distance, enumerated, text_distributions
 
-import polyspec_ext as ps
-
 RULES = ["token", "block"]
 
 
@@ -73,30 +71,6 @@ def test_rounds_of_one_row(kinds: str, rule: str) -> None:
     enumerator, chain = enumerated([*made, Various(KINDS[kinds])], [3, 1], rule=rule)
     found = text_distributions(enumerator, chain, PROMPTS[:1], 3, temperature=1.0)
     assert distance(found, made[0], PROMPTS[:1], 3, [1.0]) < 1e-9
-
-
-def every_kind(request: int, round: int) -> Kind:
-    return [
-        Kind(width=20), FIXED, Kind(torch.bfloat16, 20, most=2), Kind(width=9), FIXED,
-        Kind(torch.float16, 17, statistics=False),
-    ][(request + round) % 6]  # fmt: skip
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("window", [[4], [5, 2]], ids=str)
-def test_a_row_is_what_it_is_alone(window: list[int], rule: str) -> None:
-    """With the draws that users get; the request's number, which chooses the kind, stays."""
-    levels = toy_rows.make(len(window))
-    drafter = Various(every_kind, 20)
-    chain = ps.Chain([*levels, drafter], window, rule=rule)
-    prompts = [[i] for i in range(6)]
-    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "eos_token_id": []}
-    together = chain.generate(prompts, 20, seed=list(range(6)), **options)
-    for number, prompt in enumerate(prompts):
-        drafter.kind = lambda request, round, number=number: every_kind(number, round)
-        alone = chain.generate(prompt, 20, seed=number, **options)
-        assert together.sequences[number].tolist() == alone.sequences[0].tolist()
-        assert together.logprobs[number] == alone.logprobs[0]
 
 
 # ---- known mistakes: each must show --------------------------------------------------------------

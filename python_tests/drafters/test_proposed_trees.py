@@ -17,7 +17,6 @@ import polyspec_ext as ps
 
 V = 3
 PROMPT = [0, 1]
-PROMPTS = [PROMPT, [2], [1, 1, 0]]
 
 
 class Proposer:
@@ -135,54 +134,6 @@ def test_trees_and_chains_in_one_batch(drawn: bool) -> None:
         assert toy.total_variation(found, exact) < 1e-12
 
 
-class Mixed:
-    """Of each request, as its seed and round say: a tree, a chain or nothing; drawn, or the
-    likeliest tokens."""
-
-    name, trees = "mixed", True
-
-    def __init__(self, table: toy.ToyLevel) -> None:
-        self.table = table
-
-    def fork(self) -> Mixed:
-        return Mixed(self.table)
-
-    def propose(self, context: ps.Context, k: int) -> ps.Proposal:
-        kind = (context.seed + context.round) % 5
-        parents = [-1, 0][:k] if kind < 3 else [-1, -1, 0][: 1 + k]
-        if kind == 0:
-            parents = []
-        tokens: list[int] = []
-        rows = [torch.zeros(V)] * (len(parents) + 1)
-        for node, parent in enumerate(parents):
-            path = [*([tokens[0]] if parent == 0 else [])]
-            row = rows[parent + 1] = self.table.row([*context.tokens, *path])
-            one = ps.sample(
-                row[None], context.sampling.temperature, position=len(context.tokens) + len(path),
-                level=context.level, seed=context.seed, round=context.round, node=node,
-            )  # fmt: skip
-            tokens.append(int(one.tokens) if kind % 2 else (int(row.argmax()) + node) % V)
-        chain = kind < 3
-        if kind % 2 == 0:
-            return ps.Proposal(tokens, parents=None if chain else parents)
-        logits = torch.stack(rows[: len(tokens) + (not chain)])[None]
-        return ps.Proposal(tokens, logits, parents=None if chain else parents)
-
-
-@pytest.mark.parametrize("window", [[2], [1], [4, 2]], ids=str)
-def test_a_row_is_what_it_is_alone(window: list[int]) -> None:
-    """Also where one row's proposal is a chain, or nothing, and another's a tree (contract C3)."""
-    made = [TreeLevel(V, 11 + i) for i in range(len(window))]
-    chain = ps.Chain([*made, Mixed(toy.ToyLevel(V, 31))], window)
-    for first in range(0, 60, 3):
-        seeds = [first, first + 1, first + 2]
-        options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": [2]}
-        together = chain.generate(PROMPTS, 12, seed=seeds, **options)
-        for number, (prompt, seed) in enumerate(zip(PROMPTS, seeds, strict=True)):
-            alone = chain.generate(prompt, 12, seed=seed, **options).sequences[0].tolist()
-            assert together.sequences[number].tolist()[: len(alone)] == alone, seed
-
-
 def test_a_batched_drafter_drafts_what_its_capabilities_say() -> None:
     class Straight(TreeDrafter):
         def draft(self, inputs: Any) -> Any:
@@ -191,25 +142,6 @@ def test_a_batched_drafter_drafts_what_its_capabilities_say() -> None:
     chain = ps.Chain([TreeLevel(V, 1), Straight(toy.ToyLevel(V, 31), [1])], [1])
     with pytest.raises(ValueError, match=r"^tree: expected a tree .* have `trees`, given a chain"):
         chain.generate(PROMPT, 8)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("count", [1, 2])
-def test_texts_are_those_of_a_batched_drafter(count: int, temperature: float) -> None:
-    """The same trees and draws: the same tokens, and the text that stands behind every tree."""
-    texts = []
-    table = toy.ToyLevel(V, 31)
-    proposer = Proposer(table, [2, 2])
-    for drafter in (proposer, TreeDrafter(table, [2, 2])):
-        levels = [TreeLevel(V, 11 + i) for i in range(count)]
-        chain = ps.Chain([*levels, drafter], [4, 2][2 - count :])
-        out = chain.generate(PROMPTS, 20, temperature=temperature, seed=3, eos_token_id=[])
-        texts.append(out.sequences)
-    assert texts[0].equal(texts[1])
-    if count == 1:
-        whole = [row.tolist() for row in texts[0]]
-        for told in proposer.texts:
-            assert any(told == text[: len(told)] for text in whole)
 
 
 def test_rows_and_statistics_of_the_operators() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import proposal_kinds
 import pytest
@@ -62,20 +61,6 @@ def test_members_that_are_the_target_accept_everything() -> None:
     chain = ps.Chain([levels[0], drafter], [3], policy=Honest(drafter))
     target = chain.generate([1], 200, 0.9, seed=4).stats.levels[0]
     assert target.num_accepted_tokens == target.num_draft_tokens > 0
-
-
-@pytest.mark.parametrize("middle", [False, True])
-def test_greedy_text_is_the_targets(middle: bool) -> None:
-    levels = [toy_rows.Rows(20, 11 + i, scale=2.0) for i in range(4)]
-    drafter = SwitchingDrafter(
-        [DraftModel(levels[2]), PromptLookup(), DraftModel(levels[3])], level=3 if middle else 2
-    )
-    made: list[Any] = [*levels[: 1 + middle], drafter]
-    prompts, lengths = [[1, 2], [3], [4, 4, 4]], [60, 25, 90]
-    chain = ps.Chain(made, [2] * (len(made) - 1), policy=Random(drafter))
-    out = chain.generate(prompts, lengths, eos_token_id=[])
-    plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
-    assert out.sequences.equal(plain.sequences)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])

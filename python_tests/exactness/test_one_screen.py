@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,10 +30,26 @@ class Alone(ToyLevel):
         return torch.nn.functional.pad(logits, (0, missing), value=-float("inf"))
 
 
-def same_tokens(shape: Shape, batch: list[Row], scale: float, vocabs: list[int]) -> bool:
+class Checkpoints(toy_rows.Rows):
+    """A level that goes back to a checkpoint, of which it has one every `every` tokens."""
+
+    every = 3
+
+    def rollback(self, lengths: Sequence[int]) -> list[int]:  # type: ignore[override]
+        kept = [length // self.every * self.every for length in lengths]
+        super().rollback(kept)
+        return kept
+
+
+def same_tokens(
+    shape: Shape, batch: list[Row], scale: float, vocabs: list[int], checkpoints: set[int]
+) -> bool:
     """Compare the rows of a chain of toy levels; return whether the host stayed out of a round."""
     sizes = [vocabs[0], *vocabs[1 : len(shape.window) + 1]]
-    levels = [toy_rows.Staying(size, 11 + i, scale) for i, size in enumerate(sizes)]
+    levels: list[Any] = [toy_rows.Staying(size, 11 + i, scale) for i, size in enumerate(sizes)]
+    for place in checkpoints & set(range(len(sizes))):
+        levels[place] = Checkpoints(sizes[place], 11 + place, scale)
+        shape = shape._replace(sync_each_step=None)
     with counted() as read:
         found = run(ps.Chain(levels, **shape.options(), check_vocabulary=False), batch)
     require_same_alone(levels, shape, batch, found)
@@ -54,10 +71,11 @@ PROMPTS = st.lists(st.integers(0, min(VOCABS) - 1), min_size=1, max_size=6)
     rows(PROMPTS, 30),
     st.sampled_from([0.6, 1.2]),
     st.lists(st.sampled_from(VOCABS), min_size=4, max_size=4),
+    st.one_of(st.just(set()), st.sets(st.integers(0, 3))),
 )
 def test_every_row_of_a_chain_is_that_of_the_one_screen(
-    shape: Shape, batch: list[Row], scale: float, vocabs: list[int]
+    shape: Shape, batch: list[Row], scale: float, vocabs: list[int], checkpoints: set[int]
 ) -> None:
     """Toy levels, one cache per row: a wrong cached length shows in the logits."""
-    without_host = same_tokens(shape, batch, scale, vocabs)
+    without_host = same_tokens(shape, batch, scale, vocabs, checkpoints)
     event(f"{len(shape.window) + 1} levels, without the host: {without_host}")

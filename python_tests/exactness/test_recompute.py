@@ -1,4 +1,4 @@
-"""`reference_rules` recomputes what sample, verify and Chain emit, bit for bit."""
+"""`reference_rules` recomputes what sample and verify emit, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import reference_rules as reference
 import torch
 from reference_rules import Distribution, philox_draws
-from toy import ToyLevel
 
 import polyspec_ext as ps
 
@@ -283,87 +282,6 @@ def test_siblings_of_a_tree_are_recomputed() -> None:
         assert got.path[0, : len(path)].tolist() == path, seed
         stood.update(path)
     assert stood == set(range(5))
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_chain_is_recomputed(rule: str, temperature: float) -> None:
-    """Two levels: which position, level and round key which draw."""
-    window, room, seed = 3, 40, 2**63 + 11
-    target, drafter = ToyLevel(13, 1), ToyLevel(13, 2)
-    chain = ps.Chain([target, drafter], window=[window], rule=rule)
-    prompt = [4, 7, 1]
-    out = chain.generate(
-        [prompt], max_new_tokens=room, temperature=temperature, top_p=0.95, seed=[seed]
-    )
-
-    def row(level: ToyLevel, text: list[int]) -> Distribution:
-        return reference.distribution(level.row(text).numpy(), temperature, top_p=0.95)
-
-    text, rounds, drafts = list(prompt), 0, 0
-    while (left := len(prompt) + room - len(text)) > 0:
-        block: list[int] = []
-        for _ in range(min(window, left - 1)):
-            draw = philox_draws(seed, len(text) + len(block), level=2, round=drafts)
-            block.append(reference.sample(row(drafter, text + block), draw))
-        p = [row(target, text + block[:i]) for i in range(len(block) + 1)]
-        q = [row(drafter, text + block[:i]) for i in range(len(block))]
-        draw = philox_draws(seed, len(text), level=1, round=rounds)
-        text += reference.verify(p, block, q, draw, rule)[0]
-        rounds, drafts = rounds + 1, drafts + (len(block) > 0)
-    assert out.sequences.tolist() == [text]
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_chain_with_a_tail_is_recomputed(rule: str) -> None:
-    """Three levels: the drafter's draws of a tail are those of one more of its rounds, and the
-    target's of the tail those of the block that it stands in."""
-    room, seed, tail, temperature = 60, 2**63 + 11, 2, 0.8
-    levels = [ToyLevel(7, 1 + i) for i in range(3)]
-    _, middle, drafter = levels
-    # One block of the middle's fills the window.
-    chain = ps.Chain(levels, window=[3, 2], rule=rule, tail=tail)
-    prompt = [4, 6, 1]
-    out = chain.generate([prompt], max_new_tokens=room, temperature=temperature, seed=[seed])
-
-    def row(level: ToyLevel, text: list[int]) -> Distribution:
-        return reference.distribution(level.row(text).numpy(), temperature)
-
-    rounds = {1: 0, 2: 0, 3: 0}
-
-    def drafted(text: list[int], count: int) -> list[int]:
-        block: list[int] = []
-        for _ in range(count):
-            draw = philox_draws(seed, len(text) + len(block), level=3, round=rounds[3])
-            block.append(reference.sample(row(drafter, text + block), draw))
-        rounds[3] += count > 0
-        return block
-
-    def verified(
-        number: int, text: list[int], block: list[int], q: list[Distribution]
-    ) -> list[int]:
-        p = [row(levels[number - 1], text + block[:i]) for i in range(len(block) + 1)]
-        draw = philox_draws(seed, len(text), level=number, round=rounds[number])
-        rounds[number] += 1
-        return reference.verify(p, block, q, draw, rule)[0]
-
-    text, of_tail = list(prompt), 0
-    while (left := len(prompt) + room - len(text)) > 0:
-        block: list[int] = []
-        if left > 1:
-            draft = drafted(text, min(2, left - 2))
-            q = [row(drafter, text + draft[:i]) for i in range(len(draft))]
-            block = verified(2, text, draft, q)
-        more = drafted(text + block, min(tail, left - 1 - len(block))) if block else []
-        whole = block + more
-        q = [
-            row(middle if i < len(block) else drafter, text + whole[:i]) for i in range(len(whole))
-        ]
-        emitted = verified(1, text, whole, q)
-        of_tail += max(0, len(emitted) - 1 - len(block))
-        text += emitted
-    assert out.sequences.tolist() == [text]
-    assert out.stats.levels[0].num_accepted_tail_tokens == of_tail > 0
 
 
 def test_the_public_headers_say_what_the_reference_does() -> None:

@@ -104,35 +104,6 @@ def test_ragged_rows_equal_each_row_alone(family: str, attention: str) -> None:
     ragged_life(Alone(level, PROMPTS))  # the same cache again
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_rounds_without_host_synchronisation_give_the_same_tokens(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ragged prompts: the target's greedy text, and sampled that of the host's steps."""
-    levels = [HuggingFaceLevel(make(family, n, seed)) for n, seed in ((2, 0), (2, 1), (1, 2))]
-    rounds: list[list[int]] = []
-    passed = levels[0].note_lengths
-
-    def watched(lengths: Any) -> None:
-        rounds.append(list(lengths))
-        passed(lengths)
-
-    monkeypatch.setattr(levels[0], "note_lengths", watched)
-    prompts, count = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32, 33]], [24, 7, 15]
-    found = []
-    for sync in (False, True):
-        chain = ps.Chain(levels, [4, 2], sync_each_step=sync)
-        run = {"max_new_tokens": count, "eos_token_id": [], "pad_token_id": 0}
-        greedy = chain.generate(prompts, **run).sequences.tolist()
-        drawn = chain.generate(prompts, **run, temperature=0.9, seed=3)
-        found.append((greedy, drawn.sequences.tolist()))
-        assert (len(rounds) > 10) == (not sync)
-        rounds.clear()
-    assert found[0] == found[1]
-    for row, prompt, new in zip(found[0][0], prompts, count, strict=True):
-        assert row[: len(prompt) + new] == plain_greedy(levels[0].model, prompt, new)
-
-
 @torch.inference_mode()
 def test_what_a_model_does_to_its_logits_still_happens() -> None:
     """Gemma 2 caps its scores and its logits. Only the head's hidden states are gathered."""

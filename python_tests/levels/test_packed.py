@@ -224,16 +224,6 @@ def test_models_with_adapters() -> None:
     assert ps.Chain([merged, "w4"], [3], pack=True).generate(ids, 12).sequences.equal(wanted)
 
 
-def test_chains_say_the_same() -> None:
-    models = [model(seed=seed) for seed in range(3)]
-    plain = ps.Chain(models, [4, 2], check_vocabulary=False)
-    chain = ps.Chain(models, [4, 2], check_vocabulary=False, pack=True)
-    for prompt, temperature in (([1, 2, 3], 0.0), ([[5, 6], [7], [8, 9, 1]], 1.0)):
-        wanted = plain.generate(prompt, 30, temperature, seed=3, eos_token_id=[]).sequences
-        got = chain.generate(prompt, 30, temperature, seed=3, eos_token_id=[]).sequences
-        assert got.equal(wanted)
-
-
 def test_bfloat16() -> None:
     draft = model(dtype=torch.bfloat16)
     level = ps.HuggingFaceLevel(draft, pack=True)

@@ -134,14 +134,6 @@ def test_all_levels_at_once(options: dict[str, Any]) -> None:
     assert all(level.missing > 0 for level in made)
 
 
-def test_a_row_is_what_it_is_alone() -> None:
-    together = generate(levels([4, 3, 2]), 1.0).sequences
-    for row, (prompt, limit) in enumerate(zip(PROMPTS, LIMITS, strict=True)):
-        chain = ps.Chain(levels([4, 3, 2]), [5, 3])
-        alone = chain.generate(prompt, limit, 1.0, seed=row + 1, eos_token_id=[]).sequences[0]
-        assert together[row, : len(alone)].equal(alone)
-
-
 def test_a_level_that_says_it_keeps_more_is_refused() -> None:
     class Wrong(Recurrent):
         def rollback(self, lengths: Any) -> list[int]:

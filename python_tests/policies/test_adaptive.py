@@ -75,16 +75,6 @@ def test_sampled_text_has_the_targets_distribution(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_greedy_text_is_the_targets(count: int, name: str) -> None:
-    levels = [toy.ToyLevel(40, 11 + i, scale=3.0) for i in range(count)]
-    plain = ps.Chain(levels[:1]).generate([7], 120).sequences
-    chain = ps.Chain(levels, [2] * (count - 1), policy=POLICIES[name]())
-    for _ in range(2):
-        assert chain.generate([7], 120).sequences.equal(plain)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_batch(name: str) -> None:
     levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
     prompts = [[1, 2], [3], [4, 4, 4]]

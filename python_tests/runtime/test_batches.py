@@ -1,7 +1,6 @@
-"""Batches through the chain: rows that differ in everything, and that nobody's neighbour can tell.
+"""Batches through the chain: rows that leave and stop, seeds, padding, statistics and errors.
 
-Toy levels whose logits depend on nothing but the row's own cache, so a row alone and in a batch
-must give the same tokens, log-probabilities and counts.
+Rows are compared with rows alone in python_tests/exactness/test_one_screen.py.
 """
 
 from __future__ import annotations
@@ -14,44 +13,10 @@ import numpy as np
 import pytest
 import reference
 import torch
-from torch.overrides import TorchFunctionMode
-from toy_rows import CHAINS, ROWS, VOCAB, Staying, arguments, make, run
+from toy_rows import ROWS, VOCAB, Staying, arguments, make, run
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-
-
-def texts(out: ps.Output, rows: list[dict[str, Any]]) -> list[list[int]]:
-    new = [stats.num_new_tokens for stats in out.requests]
-    return [
-        own[: len(row["prompt"]) + n]
-        for own, row, n in zip(out.sequences.tolist(), rows, new, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("lookup", [False, True])
-@pytest.mark.parametrize(("window", "rule"), CHAINS, ids=str)
-def test_a_row_does_not_see_its_neighbours(window: list[int], rule: str, lookup: bool) -> None:
-    if lookup and not window:
-        pytest.skip("a drafter needs a level above it")
-    levels = make(len(window) + 1)
-    if lookup:
-        levels[-1] = PromptLookup()
-    chain = ps.Chain(levels, window, rule=rule)
-    alone = [run(chain, [row]) for row in ROWS]
-    together = run(chain, ROWS)
-    assert texts(together, ROWS) == [out.sequences[0].tolist() for out in alone]
-    for got, wanted in zip(together.logprobs, (out.logprobs[0] for out in alone), strict=True):
-        assert got == wanted
-    for got_stats, out in zip(together.requests, alone, strict=True):
-        for a, b in zip(got_stats.levels, out.stats.levels, strict=True):
-            assert a.acceptance_histogram == b.acceptance_histogram
-            assert a.num_emitted_tokens == b.num_emitted_tokens
-            assert a.num_proposed_tokens == b.num_proposed_tokens
-    # Another order and other neighbours.
-    order = [5, 0, 6, 4]
-    some = run(chain, [ROWS[i] for i in order])
-    assert texts(some, [ROWS[i] for i in order]) == [alone[i].sequences[0].tolist() for i in order]
 
 
 def test_rows_leave_and_the_caches_shrink() -> None:
@@ -242,90 +207,6 @@ def test_bad_batches() -> None:
 
     with pytest.raises(ValueError, match="once: expected one prompt, given 2; Once has no `fork`"):
         ps.Chain([make(1)[0], Once()], [3]).generate([[1], [2]], 3)
-
-
-class Reads(TorchFunctionMode):
-    """Counts what would hand the host a value of a tensor on a device."""
-
-    names = ("tolist", "item", "__int__", "__bool__", "__float__", "__index__", "cpu")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in self.names:
-            self.seen.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("window", [[4], [3, 2], [4, 3, 2]], ids=str)
-@pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
-def test_the_host_reads_once_per_round(window: list[int], rows: list[dict[str, Any]]) -> None:
-    """As on a device that must not be waited for: nothing is read until the target has verified,
-    one copy tells all of it then, and the tokens are those that reading every step gives."""
-    levels = [Staying(VOCAB, 11 + i, scale=1.5) for i in range(len(window) + 1)]
-    wanted = run(ps.Chain(levels, window, sync_each_step=True), rows)
-    chain = ps.Chain(levels, window, sync_each_step=False)
-    with Reads() as reads:
-        drafted = watched(chain.drafter, "draft", reads)
-        verified = [watched(level, "forward", reads) for level in levels[:-1]]
-        batch = chain.batch([row["prompt"] for row in rows], **arguments(rows))
-        rounds = 0
-        while True:
-            reads.seen.clear()
-            if not batch.advance():
-                break
-            rounds += 1
-            assert reads.seen[0] == "cpu"
-            assert set(reads.seen[1:]) == {"tolist"}  # of the copy
-    assert set(drafted) == {0}
-    for own in verified:
-        assert set(own) == {0}
-    assert len(verified[0]) == rounds == batch.stats.levels[0].num_forward_passes
-    assert [row.tokens for row in batch.rows] == texts(wanted, rows)
-    assert [row.logprobs for row in batch.rows] == wanted.logprobs
-
-
-def watched(thing: Any, method: str, reads: Reads) -> list[int]:
-    """Values read in the round before each call of a method ended, call by call."""
-    seen: list[int] = []
-    right = getattr(thing, method)
-
-    def call(*args: Any) -> Any:
-        made = right(*args)
-        seen.append(len(reads.seen))
-        return made
-
-    setattr(thing, method, call)
-    return seen
-
-
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-@pytest.mark.parametrize("at", [3, 5, 8])
-def test_an_unread_row_that_has_no_distribution_is_named(faulty: int, at: int) -> None:
-    """The same request, level, position and status, whether the host reads every step or a round
-    at once."""
-    levels = [Staying(VOCAB, 11 + i, scale=1.5) for i in range(3)]
-    row = levels[faulty].row
-
-    def poisoned(prefix: Sequence[int]) -> torch.Tensor:
-        z: torch.Tensor = row(prefix).clone()
-        if len(prefix) == at and prefix[0] == 0:
-            z[3] = math.nan
-        return z
-
-    good = run(ps.Chain(levels, [4, 2]), ROWS)
-    places = []
-    for each in (True, False):
-        chain = ps.Chain(levels, [4, 2], sync_each_step=each)
-        levels[faulty].row = poisoned  # type: ignore[method-assign]
-        with pytest.raises(ps.RequestError, match=f"level {faulty + 1}") as caught:
-            run(chain, ROWS)
-        places.append((caught.value.request, caught.value.position, caught.value.status))
-        levels[faulty].row = row  # type: ignore[method-assign]
-        assert run(chain, ROWS).sequences.equal(good.sequences)
-    assert places == [(5, at, 1), (5, at, 1)]
 
 
 def test_what_must_be_read_between_steps_is_named() -> None:

@@ -11,7 +11,6 @@ import toy
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
-from polyspec_ext.runtime.requirements import Operators
 
 # ---- bookkeeping ---------------------------------------------------------------------------------
 
@@ -61,118 +60,6 @@ def test_cache_table() -> None:
     ]
     # M_1 reads root and block, accepts j = 3 of 4 and keeps C + j.
     assert target.log[:3] == [("prefill", 2), ("forward", ([2, 3, 4, 5, 40], 5)), ("rollback", 6)]
-
-
-@pytest.mark.parametrize("rejected", [None, 0, 1, 2])
-def test_cache_lengths_after_the_target(rejected: int | None) -> None:
-    """j < m: KV1 and KV2 keep C + j, next input [z, drafts]. j = m: KV1 keeps C + m, KV2 has C + m
-    - 1 and reads [y_m, b, drafts] next."""
-    start = 3
-    target, drafter = Cycle(), Cycle()
-    # The middle's block is two drafts and its bonus token, at positions 3, 4, 5.
-    middle = Cycle({} if rejected is None else {start + rejected: 40})
-    if rejected is not None:
-        drafter.wrong = dict(middle.wrong)  # so that the middle accepts it
-    chain = ps.Chain([target, middle, drafter], [3, 2])
-    stream = chain.stream([0, 1, 2], 20, eos_token_id=[])
-    next(stream)
-    accepted = 3 if rejected is None else rejected
-    assert stream.stats.levels[0].acceptance_histogram[accepted] == 1
-    assert len(target.cache) == start + accepted
-    assert len(middle.cache) == (start + 2 if rejected is None else start + accepted)
-    # The drafter drew its last token without reading it; what was rejected goes when it is asked
-    # again.
-    mark = len(middle.log)
-    for _ in range(accepted + 1):
-        next(stream)
-    read = next(entry[1][0] for entry in middle.log[mark:] if entry[0] == "forward")
-    after = (
-        start + accepted
-    )  # the correction or bonus token's position, whose value the cycle knows
-    assert read[:2] == ([after - 1, after] if rejected is None else [after, after + 1])
-
-
-def test_identical_levels_accept_everything() -> None:
-    one = toy.ToyLevel(50, 3)
-    made = [toy.ToyLevel(50, 3) for _ in range(4)]
-    for rule in ("token", "block"):
-        out = ps.Chain(made, [5, 3, 2], rule=rule).generate(
-            [1], 40, temperature=0.9, top_k=20, seed=4
-        )
-        for level in out.stats.levels[:-1]:
-            assert level.num_accepted_tokens == level.num_draft_tokens > 0
-    greedy = ps.Chain(made, [5, 3, 2]).generate([1], 40).sequences
-    assert greedy.equal(ps.Chain([one]).generate([1], 40).sequences)
-
-
-@pytest.mark.parametrize(
-    "window", [[1], [4], [2, 2], [3, 1], [1, 3], [8, 4], [2, 2, 2], [5, 1, 3]], ids=str
-)
-def test_greedy_is_the_targets_argmax(window: list[int]) -> None:
-    made = toy.make_levels(len(window) + 1, vocab=40, scale=3.0)
-    plain = ps.Chain(made[:1]).generate([7], 30).sequences
-    assert ps.Chain(made, window).generate([7], 30).sequences.equal(plain)
-    assert ps.Chain([*made[:-1], PromptLookup()], window).generate([7], 30).sequences.equal(plain)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
-@pytest.mark.parametrize("window", [[3], [4, 2], [1, 1], [2, 5]], ids=str)
-def test_max_new_tokens_is_exact_without_eos(count: int, window: list[int]) -> None:
-    for temperature in (0.0, 1.0):
-        out = ps.Chain(toy.make_levels(len(window) + 1), window).generate(
-            [0], count, temperature=temperature
-        )
-        assert out.sequences.shape == (1, 1 + count)
-        assert out.stats.num_new_tokens == count
-
-
-def test_eos_is_kept_and_ends_the_text() -> None:
-    chain = ps.Chain([Cycle(), Cycle(), Cycle()], [4, 2])
-    for eos in range(4, 14):
-        out = chain.generate([0, 1, 2], 30, eos_token_id=[eos, 45])
-        assert out.sequences.tolist() == [list(range(eos + 1))]
-
-
-def test_eos_of_the_draft_that_the_target_does_not_share() -> None:
-    """A draft EOS closes the block below; the target overrules it and the text goes on."""
-    chain = ps.Chain([Cycle(), Cycle({5: 49}), Cycle({4: 49})], [4, 2])
-    assert chain.generate([0, 1, 2], 9, eos_token_id=49).sequences.tolist() == [list(range(12))]
-
-
-def test_draws_are_keyed_apart() -> None:
-    """No two draws of a request share (position, level, round, purpose)."""
-    keys: list[tuple[Any, ...]] = []
-
-    def spy_sample(logits: Any, *args: Any) -> Any:
-        seed, position, level, number = (toy.of_row(arg, 0) for arg in args[4:8])
-        keys.append((seed, position, level, number, "sample"))
-        return ps.sample(logits, *args)
-
-    def spy_verify(target: Any, tokens: Any, draft: Any, **options: Any) -> Any:
-        names = ("seed", "position", "level", "round")
-        seed, position, level, number = (toy.of_row(options[name], 0) for name in names)
-        for i in range(tokens.shape[1] + 1):
-            keys.append((seed, position + i, level, number, "verify"))
-        return ps.verify(target, tokens, draft, **options)
-
-    chain = ps.Chain(
-        toy.make_levels(3, vocab=20),
-        [4, 2],
-        operators=Operators(toy.drawing(spy_sample), spy_verify),
-    )
-    chain.generate([1], 60, temperature=1.0, seed=9)
-    assert len(keys) == len(set(keys)) > 60
-    assert {key[0] for key in keys} == {9}
-    assert {key[2] for key in keys if key[4] == "sample"} == {3}
-    assert {key[2] for key in keys if key[4] == "verify"} == {1, 2}
-
-
-def test_seeds() -> None:
-    chain = ps.Chain(toy.make_levels(3, vocab=20), [4, 2])
-    first = chain.generate([1], 30, temperature=1.0, seed=5).sequences
-    assert chain.generate([1], 30, temperature=1.0, seed=5).sequences.equal(first)
-    assert not chain.generate([1], 30, temperature=1.0, seed=6).sequences.equal(first)
-    assert chain.generate([1], 30, temperature=1.0, seed=2**64 - 1).sequences.shape == (1, 31)
 
 
 def test_stream_yields_what_generate_returns() -> None:

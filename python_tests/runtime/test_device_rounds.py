@@ -1,5 +1,5 @@
-"""Rounds without host synchronisation, run on the CPU: their tokens, counts and errors are those of
-rounds step by step, and nothing in them reads a value on the host."""
+"""Rounds without host synchronisation, run on the CPU: their caches, logits and errors are those
+of rounds step by step, and nothing in them reads a value on the host."""
 
 from __future__ import annotations
 
@@ -25,65 +25,6 @@ def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
         levels = [level(i, 3 - min(i, 2), f"level {i}") for i in range(len(window) + 1)]
         made.append(ps.Chain(levels, window, sync_each_step=sync, **options))
     return made[0], made[1]
-
-
-WINDOWS = [[3], [1], [4, 2], [6, 3], [1, 1], [0, 3], [3, 0], [4, 3, 2], [2, 0, 3]]
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_the_tokens_are_those_of_rounds_step_by_step(window: list[int], rule: str) -> None:
-    followed, alone = chains(window, rule=rule)
-    # One row; greedy rows beside the others, and ones that end early; greedy rows alone.
-    mixed = [0.0, 1.2, 1.4]
-    for count, temperatures, eos in [(1, [1.0], []), (3, mixed, [7, 11]), (3, [0.0] * 3, [])]:
-        options: dict[str, Any] = {
-            "temperature": temperatures,
-            "top_k": [0, 7, 30][:count],
-            "top_p": 0.95,
-            "seed": 5 + count,
-            "max_new_tokens": [40, 23, 31][:count],
-            "eos_token_id": eos,
-        }
-        got, rounds = same_without_the_host(followed, alone, PROMPTS[:count], **options)
-        # All of them: nothing fell back to the host.
-        passes = got.stats.levels[0].num_forward_passes
-        assert len(rounds) == passes > 3
-
-
-def test_bounds_other_than_the_default() -> None:
-    for bound, most in ((1, 1), (2, 2), (9, 5)):
-        followed, alone = chains([9, 2], rounds=[bound])
-        options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "eos_token_id": []}
-        _, seen = same_without_the_host(followed, alone, PROMPTS, 30, **options)
-        assert seen
-        blocks = [
-            sum(entry[0] >= 0 for entry in entries[1:-1:2])
-            for one in seen
-            for entries in one.entries  # of every row
-        ]
-        assert min(3, bound) <= max(blocks) <= most
-
-
-def test_rows_that_disagree_about_greed_and_ends() -> None:
-    followed, alone = chains([4, 2])
-    options: dict[str, Any] = {
-        "temperature": [0.0, 1.0, 0.7],
-        "min_p": [0.0, 0.1, 0.0],
-        "eos_token_id": [[3], [], [1, 2, 4]],
-        "max_new_tokens": [30, 1, 12],
-        "seed": 2,
-    }
-    same(alone.generate(PROMPTS, **options), followed.generate(PROMPTS, **options))
-
-
-def test_prompts_of_one_token_begin_with_a_round_step_by_step() -> None:
-    """Nothing is prefilled, so no cache is allocated yet."""
-    followed, alone = chains([4, 2])
-    for prompts in ([[3]], [[3], [9, 2], [4]]):
-        options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-        _, seen = same_without_the_host(followed, alone, prompts, 25, **options)
-        assert seen
 
 
 def test_a_row_that_is_stopped_and_a_stream() -> None:

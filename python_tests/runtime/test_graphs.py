@@ -28,58 +28,6 @@ from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
 from polyspec_ext.tensors import Place, RowCounts
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    ("window", "rule"),
-    [
-        ([], "token"),
-        ([3], "token"),
-        ([4, 2], "token"),
-        ([4, 2], "block"),
-        ([0, 3], "token"),
-        ([4, 3, 2], "block"),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("count", [1, 3])
-def test_replays_give_the_same_tokens(
-    window: list[int], rule: str, count: int, temperature: float
-) -> None:
-    eager, _ = make(window, False, rule=rule)
-    chain, graphs = make(window, True, rule=rule)
-    assert graphs is not None
-    for seed in (5, 6):  # the second batch replays what the first has captured, in the same caches
-        options: dict[str, Any] = {
-            "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
-            "top_k": [0, 7, 30][:count],
-            "seed": seed,
-            "max_new_tokens": [50, 33, 41][:count],
-            "eos_token_id": [],
-        }
-        wanted = eager.generate(PROMPTS[:count], **options)
-        got = chain.generate(PROMPTS[:count], **options)
-        assert got.sequences.equal(wanted.sequences)
-        for mine, theirs in zip(got.logprobs, wanted.logprobs, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-4)
-        for mine, theirs in zip(got.requests, wanted.requests, strict=True):
-            for a, b in zip(mine.levels, theirs.levels, strict=True):
-                assert a.acceptance_histogram == b.acceptance_histogram
-    assert graphs.num_captures > 0
-    assert graphs.num_replays > 2 * graphs.num_captures
-
-
-def test_filters_that_come_and_go() -> None:
-    """Steps of rows without filters, and of greedy ones, are captured with less to read."""
-    eager, _ = make([4, 2], False)
-    chain, graphs = make([4, 2], True)
-    assert graphs is not None
-    for options in 2 * [{}, {"top_k": 3}, {"temperature": 0.0}, {"top_p": [1.0, 1.0, 0.4]}]:
-        own: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": [], **options}
-        wanted = eager.generate(PROMPTS, 30, **own)
-        assert chain.generate(PROMPTS, 30, **own).sequences.equal(wanted.sequences)
-    assert graphs.num_replays > graphs.num_captures > 0
-
-
 def test_long_texts_capture_few_graphs() -> None:
     chain, graphs = make([3], True, bucket=2, capacity=256)
     eager, _ = make([3], False)

@@ -195,29 +195,6 @@ def test_toys_have_the_form_of_the_engine() -> None:
         assert isinstance(drafter, BatchedDrafter)
 
 
-@pytest.mark.parametrize("levels", [2, 3])
-def test_hidden_states_are_those_of_the_tokens_that_stand(levels: int) -> None:
-    """Greedy, so that the tokens are the target's own, whatever is drafted."""
-    above = [HiddenLevel(seed, f"level {seed}") for seed in range(1, levels)]
-    drafter = HiddenDrafter()
-    chain = ps.Chain([*above, drafter], [4, 2][3 - levels :])
-    prompts = [PROMPT, [2], [4, 4, 1, 0]]
-    lengths = [30, 9, 17]  # rows leave the batch, and states of the others stay theirs
-    out = chain.generate(prompts, max_new_tokens=lengths)
-    for b, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        alone = ps.Chain([ToyLevel(V, 1)]).generate(prompt, max_new_tokens=length)
-        own = out.sequences[b, : len(prompt) + length].tolist()
-        assert own == alone.sequences[0].tolist()
-        # All but the last round's; the prompt's by the target, which replaces the states of a level
-        # below it.
-        seen = drafter.seen[b]
-        assert set(seen) == set(range(1, levels))
-        assert min(seen[1]) == 0
-        assert min(map(min, seen.values())) == 0
-        assert set().union(*seen.values()) >= set(range(len(prompt) + length - 8))
-        assert all(min(seen[level]) >= len(prompt) - 1 for level in range(2, levels))
-
-
 def test_states_of_rejected_tokens_are_not_told() -> None:
     """Between two levels whose states are told stands one that has others, and rejects what the
     lower one has read."""

@@ -1,23 +1,16 @@
-"""A tail at work: what is drafted and read when, the same tokens and counts by every executor, and
-what is refused."""
+"""A tail at work: what is drafted and read when, windows that follow, and what is refused."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import toy
 import toy_rows
-from captured_chains import PROMPTS, level
-from device_rounds import same
-from recorder import Recorder
 from small_models import PROMPT, make, plain_greedy, rough
 from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.plan import RoundPlan
 from polyspec_ext.runtime.state import StateRows
 from polyspec_ext.stats import LevelStats, Stats, StatsRecorder
@@ -60,21 +53,6 @@ def test_the_level_between_catches_up_in_its_next_pass() -> None:
     assert passes(made[1]) == [3, 1 + 2 + 1 + 2]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_caches_hold_the_text(temperature: float) -> None:
-    made = toy.make_levels(4, vocab=3)
-    for one in made[1:]:  # they agree often enough
-        one.table = made[0].table + 0.1 * one.table
-    chain = ps.Chain(made, [2, 2, 1], tail=1)
-    batch = chain.batch([[0, 1]], 80, temperature, seed=5, eos_token_id=[])
-    while batch.advance():
-        for one in made:
-            assert one.cache == batch.rows[0].tokens[: len(one.cache)]
-    target, *below = batch.stats.levels
-    assert target.num_accepted_tail_tokens > 0
-    assert all(own.num_tail_tokens == 0 for own in below)
-
-
 def test_counts_of_a_block() -> None:
     stats = LevelStats()
     for drafted, accepted, of_tail in ((5, 5, 2), (5, 4, 2), (5, 3, 2), (5, 1, 2), (3, 3, 0)):
@@ -89,83 +67,12 @@ def test_counts_of_a_block() -> None:
     assert total.levels[0].num_accepted_tail_tokens == 1
 
 
-def chains(window: list[int], tail: int, **options: Any) -> list[ps.Chain]:
-    """The same chain step by step, without host synchronisation, and with captured steps."""
-    made = []
-    for captured in (None, False, True):
-        levels = [
-            level(i, 3 - min(i, 2), f"level {i}", captured is True) for i in range(len(window) + 1)
-        ]
-        graphs = Graphs(Recorder(), progress=False) if captured else None
-        sync = None if captured is None else False
-        made.append(
-            ps.Chain(levels, window, tail=tail, sync_each_step=sync, graphs=graphs, **options)
-        )
-    return made
-
-
-@pytest.mark.parametrize(
-    ("window", "rounds", "tail", "rule"),
-    [
-        ([4, 2], [3], 1, "token"),
-        ([6, 3], [2], 9, "block"),
-        ([4, 3, 2], [2, 1], 2, "token"),
-        ([3, 0], [3], 2, "token"),
-        ([5, 0, 3], [5, 1], 2, "token"),
-        ([2, 2, 2], [1, 1], 2, "block"),
-    ],
-    ids=str,
-)
-def test_every_executor_does_the_same(
-    window: list[int], rounds: list[int], tail: int, rule: str
-) -> None:
-    """Rows whose window is full early have their tail with another row's draft."""
-    made = chains(window, tail, rounds=rounds, rule=rule)
-    for count, temperature, eos in [(3, 0.0, [7, 11]), (3, 1.0, [7, 11])]:
-        options: dict[str, Any] = {
-            "temperature": [temperature * (1 + 0.2 * i) for i in range(count)],
-            "top_k": [0, 7, 30][:count],
-            "seed": 5 + count,
-            "max_new_tokens": [40, 23, 31][:count],
-            "eos_token_id": eos,
-        }
-        wanted, *others = [chain.generate(PROMPTS[:count], **options) for chain in made]
-        for got in others:
-            same(got, wanted)
-        assert (wanted.stats.levels[0].num_tail_tokens > 0) == (window[-1] > 0)
-    graphs = made[2].engine.graphs
-    assert graphs is not None
-    assert graphs.num_replays > 0
-
-
 def agreeing(kind: type[toy_rows.Rows], count: int) -> list[toy_rows.Rows]:
     """Levels that agree often enough for a tail to be reached."""
     made = [kind(5, 11 + i) for i in range(count)]
     for one in made[1:]:
         one.table = made[0].table + 0.1 * one.table
     return made
-
-
-# Windows of 0 at every place; and texts that end within a round, so that there is no room left for
-# a draft in front of the tail.
-WINDOWS = [*itertools.product((0, 1, 3), repeat=3), (5, 0, 3), (2, 1, 0, 2), (1, 3, 0, 5)]
-
-
-@pytest.mark.parametrize("tail", [1, 3])
-def test_texts_have_their_full_length(tail: int) -> None:
-    limits = [9, 14, 3]
-    options: dict[str, Any] = {"temperature": [0.0, 1.0, 1.0], "seed": [1, 2, 3]}
-    for window, rounds in itertools.product(WINDOWS, (None, 1)):
-        count = len(window) + 1
-        bounds = None if rounds is None else [rounds] * (count - 2)
-        texts = []
-        for kind, sync in ((toy_rows.Rows, None), (toy_rows.Staying, False)):
-            made = agreeing(kind, count)
-            chain = ps.Chain(made, window, tail=tail, rounds=bounds, sync_each_step=sync)
-            out = chain.generate([[1], [4, 2, 3], [3, 0]], limits, eos_token_id=[], **options)
-            assert [own.num_new_tokens for own in out.requests] == limits, (window, rounds)
-            texts.append(out.sequences)
-        assert texts[0].equal(texts[1]), (window, rounds)
 
 
 @pytest.mark.parametrize("sync", [None, False])
@@ -207,21 +114,6 @@ def test_rows_whose_windows_differ() -> None:
     assert texts[0].equal(texts[1])
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("window", [[3, 2], [4, 3, 2]], ids=str)
-def test_a_row_is_what_it_is_alone(window: list[int], rule: str) -> None:
-    chain = ps.Chain(toy_rows.make(len(window) + 1), window, tail=2, rule=rule)
-    together = toy_rows.run(chain, toy_rows.ROWS)
-    assert together.stats.levels[0].num_tail_tokens > 0
-    for number, row in enumerate(toy_rows.ROWS):
-        alone = toy_rows.run(chain, [row])
-        length = len(row["prompt"]) + alone.stats.num_new_tokens
-        text = together.sequences[number].tolist()[:length]
-        assert text == alone.sequences[0].tolist()[:length]
-        mine, own = together.requests[number].levels[0], alone.stats.levels[0]
-        assert mine.num_accepted_tail_tokens == own.num_accepted_tail_tokens
-
-
 @pytest.mark.parametrize("shared", [0, 1, 2])
 def test_greedy_text_is_the_targets(shared: int) -> None:
     """Also where the levels below write their keys behind the target's."""
@@ -239,14 +131,6 @@ def test_greedy_text_is_the_targets(shared: int) -> None:
         assert out.sequences[0].tolist() == plain_greedy(target, prompt, 30)
         accepted += out.stats.levels[0].num_accepted_tail_tokens
     assert accepted > 0
-
-
-def test_below_prompt_lookup() -> None:
-    target = make("llama")
-    chain = ps.Chain([ps.Level(target), ps.Level(rough(target)), PromptLookup()], [4, 3], tail=3)
-    out = chain.generate(PROMPT * 3, 40, eos_token_id=[])
-    assert out.sequences[0].tolist() == plain_greedy(target, PROMPT * 3, 40)
-    assert out.stats.levels[0].num_tail_tokens > 0
 
 
 @pytest.mark.parametrize("policy", ["joint", "online"])

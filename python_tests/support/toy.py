@@ -8,7 +8,6 @@ under test.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -391,10 +390,6 @@ def text_of(
     begin = len(prompts[number])
     own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
     return own
-
-
-def all_windows(levels: int, largest: int) -> list[tuple[int, ...]]:
-    return list(itertools.product(range(1, largest + 1), repeat=levels - 1))
 
 
 def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel]:

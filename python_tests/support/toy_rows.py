@@ -85,15 +85,6 @@ def run(chain: ps.Chain, rows: list[dict[str, Any]]) -> ps.Output:
     return chain.generate([row["prompt"] for row in rows], **arguments(rows))
 
 
-CHAINS: list[tuple[list[int], str]] = [
-    ([], "token"),
-    ([4], "token"),
-    ([3, 2], "token"),
-    ([5, 1], "block"),
-    ([4, 3, 2], "token"),
-]
-
-
 class Staying(Rows):
     """The same level as on a device: a chain may leave its lengths there for a round of the target.
     What it reads for its own bookkeeping is not counted."""

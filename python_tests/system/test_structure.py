@@ -268,7 +268,7 @@ BUDGETS = {
     "polyspec_ext": (27_875, 152),
     "benchmarks": (9_970, 61),
     "training": (1_635, 12),
-    "python_tests": (40_700, 189),
+    "python_tests": (39_652, 188),
 }
 
 
