@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import toy
-from small_models import FAMILIES, PROMPT, make, plain_greedy
+from small_models import PROMPT, make
 
 import polyspec_ext as ps
-
-PROMPTS = [PROMPT, [7], [40, 41, 42]]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_text_is_the_targets(family: str) -> None:
-    model = make(family, layers=3)
-    chain = ps.Chain([model, "early-exit:2"], [3])
-    text = plain_greedy(model, PROMPT, 20)
-    out = chain.generate(PROMPT, 20, eos_token_id=[])
-    assert out.sequences.tolist() == [text]
-    assert out.stats.levels[0].num_accepted_tokens > 0
-    level: Any = chain.drafter.level  # type: ignore[union-attr]
-    assert level.cache is chain.levels[0].cache  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2, sliding window"])
@@ -49,28 +33,6 @@ def test_its_rows_are_those_of_the_layers_alone(family: str) -> None:
     own = {parameter.data_ptr() for parameter in level.model.parameters()}
     assert own < {parameter.data_ptr() for parameter in model.parameters()}
     assert model.config.num_hidden_layers == 3  # the target is as it was
-
-
-@pytest.mark.parametrize("window", [[4], [4, 2]], ids=str)
-def test_samples_are_those_of_a_cache_of_its_own(window: list[int]) -> None:
-    """The first layers write the keys and values that the target's write, so sharing changes no
-    token, ragged and sampled."""
-    model = make("llama", layers=4)
-    levels = [2, 1][-len(window) :]
-    outs = []
-    for shared in (True, False):
-        owner = ps.Level(model)
-        made = [ps.early_exit(owner, n) for n in levels]
-        if not shared:
-            made = [ps.Level(own.model) for own in made]
-        chain = ps.Chain([owner, *made], window)
-        outs.append(
-            chain.generate(PROMPTS, 18, 1.0, seed=[3, 4, 5], eos_token_id=[], pad_token_id=0)
-        )
-    assert outs[0].sequences.equal(outs[1].sequences)
-    assert outs[0].stats.levels[0].num_accepted_tokens > 0
-    for mine, theirs in zip(outs[0].stats.levels, outs[1].stats.levels, strict=True):
-        assert mine.acceptance_histogram == theirs.acceptance_histogram
 
 
 def test_refusals() -> None:

@@ -13,27 +13,12 @@ import pytest
 import torch
 import toy
 import toy_rows
+from toy_rows import Output
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 
 RULES = ["token", "block"]
-
-
-class Output:
-    """One buffer for all that is returned; what was in it before is gone."""
-
-    def __init__(self) -> None:
-        self.buffer: torch.Tensor | None = None
-
-    def view(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.buffer is None or self.buffer.shape[0] < logits.shape[0]:
-            self.buffer = torch.empty(logits.shape[0], 16, logits.shape[2])
-        # Some distribution, as no NaN would be: an error is not what a user would see.
-        self.buffer.copy_(torch.linspace(-2, 2, logits.shape[2]).expand_as(self.buffer))
-        view = self.buffer[: logits.shape[0], : logits.shape[1]]
-        view.copy_(logits)
-        return view
 
 
 class Reusing(toy.ToyLevel):
@@ -105,20 +90,6 @@ def test_rows_of_a_batch(window: list[int], rule: str) -> None:
             enumerator, chain, prompts, 4, others, temperature=1.0
         )
         assert proposal_kinds.distance(found, made[0], prompts, 4, [1.0, 1.0]) < 1e-9
-
-
-@pytest.mark.parametrize(("window", "rule"), toy_rows.CHAINS, ids=str)
-@pytest.mark.parametrize("unbounded", [False, True])
-def test_texts_are_those_of_new_tensors(window: list[int], rule: str, unbounded: bool) -> None:
-    """Also of rows that leave while others wait, and with the draws that users get."""
-    count, rows = len(window) + 1, toy_rows.ROWS
-    rounds = [0] * max(count - 2, 0) if unbounded else None
-    outs = []
-    for kind in (ReusingRows, toy_rows.Rows):
-        made = [kind(toy_rows.VOCAB, 11 + i, scale=1.5) for i in range(count)]
-        outs.append(toy_rows.run(ps.Chain(made, window, rule=rule, rounds=rounds), rows))
-    assert outs[0].sequences.equal(outs[1].sequences)
-    assert outs[0].logprobs == outs[1].logprobs
 
 
 class ReusingDrafter(proposal_kinds.Various):

@@ -100,10 +100,15 @@ def small(family: str, captured: bool) -> tuple[list[Any], list[Any]]:
     ("family", "captured"), [*((family, False) for family in FAMILIES), ("llama", True)]
 )
 @settings(max_examples=6)
-@given(shapes(), rows(st.lists(st.integers(0, 39), min_size=1, max_size=9), 16))
-def test_small_models(family: str, captured: bool, shape: Shape, batch: list[Row]) -> None:
+@given(shapes(), rows(st.lists(st.integers(0, 39), min_size=1, max_size=9), 16), st.booleans())
+def test_small_models(
+    family: str, captured: bool, shape: Shape, batch: list[Row], early: bool
+) -> None:
     """Twice, so that the second call has the caches, and captured steps, of the first."""
     levels, plain = (own[: len(shape.window) + 1] for own in small(family, captured))
+    if early and shape.window and not captured:  # the target's first layer, in its cache
+        drafter = ps.early_exit(levels[0], 1)
+        levels, plain = [*levels[:-1], drafter], [*plain[:-1], Plain(drafter.model)]
     graphs = Graphs(Recorder(), progress=False) if captured else None
     chain = ps.Chain(levels, **shape.options(), graphs=graphs)
     for _ in range(2):

@@ -14,6 +14,7 @@ from random_chains import Row, Shape, new_tokens, require_same_alone, rows, run,
 from toy import ToyLevel
 
 import polyspec_ext as ps
+from polyspec_ext.levels.base import InputBlock, LevelOutput
 
 
 class Alone(ToyLevel):
@@ -28,6 +29,18 @@ class Alone(ToyLevel):
         logits = super().forward(tokens, keep)[..., : self.above]
         missing = max(VOCABS) - logits.shape[2]
         return torch.nn.functional.pad(logits, (0, missing), value=-float("inf"))
+
+
+class Reusing(toy_rows.Staying):
+    """A level whose logits lie in a buffer that every pass writes anew."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.output = toy_rows.Output()
+
+    def forward(self, block: InputBlock) -> LevelOutput:  # type: ignore[override]
+        with torch._C.DisableTorchFunction():
+            return LevelOutput(self.output.view(super().forward(block).logits))
 
 
 class Checkpoints(toy_rows.Rows):
@@ -46,7 +59,7 @@ def same_tokens(
 ) -> bool:
     """Compare the rows of a chain of toy levels; return whether the host stayed out of a round."""
     sizes = [vocabs[0], *vocabs[1 : len(shape.window) + 1]]
-    levels: list[Any] = [toy_rows.Staying(size, 11 + i, scale) for i, size in enumerate(sizes)]
+    levels: list[Any] = [Reusing(size, 11 + i, scale) for i, size in enumerate(sizes)]
     for place in checkpoints & set(range(len(sizes))):
         levels[place] = Checkpoints(sizes[place], 11 + place, scale)
         shape = shape._replace(sync_each_step=None)

@@ -17,6 +17,23 @@ from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput,
 VOCAB = 20
 
 
+class Output:
+    """A buffer for all logits that a level returns; what was in it before is gone."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0, 0, 0)
+
+    def view(self, logits: torch.Tensor) -> torch.Tensor:
+        batch, keep, vocab = logits.shape
+        if self.buffer.shape[0] < batch or self.buffer.shape[1] < keep:
+            self.buffer = torch.empty(batch, max(keep, 16), vocab)
+        # Some distribution, as no NaN would be: an error is not what a user would see.
+        self.buffer.copy_(torch.linspace(-2, 2, vocab).expand_as(self.buffer))
+        view = self.buffer[:batch, :keep]
+        view.copy_(logits)
+        return view
+
+
 class Rows(toy.ToyLevel):
     """A toy level with one cache per row. What means nothing comes back as NaN."""
 
