@@ -29,14 +29,14 @@ _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "h
 
 
 def name_of(model: Any) -> str:
-    """How messages call a model: its id, the folder or file it was loaded from, or its class."""
+    """Name a model for messages: its id, the folder or file it was loaded from, or its class."""
     place = str(getattr(model, "name_or_path", "") or "")
     there = os.path.basename(os.path.normpath(place)) if os.path.exists(place) else place
     return there or type(model).__name__
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its tokens and, as accelerate arranges it, gives its logits.
+    """Return the device of a model's tokens and, as accelerate arranges it, of its logits.
 
     Of a model that `device_map` has spread, this is the device its outermost hook runs on; its
     first weights may lie elsewhere, or on no device while they are offloaded.
@@ -88,8 +88,8 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
 
 
 def state_of(cache: Any, name: str) -> SequenceState:
-    """What a level called `name` may keep its sequences in: a state that says so itself, or a cache
-    of `transformers` whose layers a token count cuts.
+    """Return the state of a level called `name`: a `SequenceState`, or a cache of `transformers`
+    whose layers a token count cuts.
 
     Raises:
         ValueError: names the level, the cache and the kind of layer.
@@ -139,7 +139,7 @@ def factory(
     *,
     wanted: bool,
 ) -> Factory:
-    """How a level makes its caches (arguments of `HuggingFaceLevel`).
+    """Return the factory of a level's caches (arguments of `HuggingFaceLevel`).
 
     Args:
         wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import Any
 
 import torch
 from transformers.cache_utils import CacheLayerMixin
@@ -76,7 +77,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self._hold(keys, values)
 
     def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
-        """Rows `rows` (int64 indices) hold what the rows of `other` do."""
+        """Copy the rows of `other` to the rows `rows` (int64 indices)."""
         if not self.is_initialized:
             batch = self.rows.batch
             like = (x[:1].expand(batch, -1, -1, -1) for x in (other.keys, other.values))
@@ -108,7 +109,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self.grow()
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
+        """Write new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
         rows = self.rows
         base, counts = rows.base, rows.counts
         if base.device != self.device:  # layers lie on several
@@ -127,14 +128,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append, and return what attention reads: views ``[B, H, span, Dk]`` and values alike."""
+        """Append, and return views that attention reads: ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
         self.append(key_states, value_states)
         span = self.rows.span
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
     def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
-        """Which of the slots that `update` returns each query sees, ``[B, T, N]`` bool.
+        """Return the slots of `update` that each query sees, ``[B, T, N]`` bool.
 
         Args:
             queries: [B, T] int64, positions.
@@ -156,7 +157,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.rows.new is not None and self.index not in self.rows.seen
 
     def get_seq_length(self) -> int:
-        """Tokens of the longest row, as far as the host knows, before a pass in progress."""
+        """Return the tokens of the longest row, as the host knows, before a pass in progress."""
         rows = self.rows
         prepared = rows.new is not None and self.index not in rows.seen
         return rows.base_bound if prepared else rows.bound
@@ -165,7 +166,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """The name of `get_max_length` in older releases of transformers 5."""
+        """Return `get_max_length`, by the name of older releases of transformers 5."""
         return -1
 
     def reset(self) -> None:
@@ -180,13 +181,13 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows.moves += 1
 
     def clear(self, rows: torch.Tensor) -> None:
-        """What the rows `rows` (int64 indices) held is zeros, as where a batch begins."""
+        """Fill the rows `rows` (int64 indices) with zeros, as at the beginning of a batch."""
         if self.is_initialized:
             for states in (self.keys, self.values):
                 states.index_fill_(0, rows.to(states.device), 0)
 
     def select(self, indices: torch.Tensor) -> None:
-        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        """Select rows, in any order and number; `indices` is an int64 tensor."""
         if not self.is_initialized:
             return
         kept = indices.tolist() if self.on_cpu else []
@@ -260,3 +261,104 @@ class RingLayer(RollbackLayer):
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.size + (query_length if query_length > self.slack + 1 else 0), 0
+
+
+# Models that rotate the two halves of a key's rotary part, the layout that `turn` knows.
+_ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
+# Kinds of rotary positions whose frequencies do not change with the length.
+_FIXED = ("default", "linear", "llama3")
+
+
+def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
+    """Return the model's rotary frequencies, [R / 2] float32.
+
+    Raises:
+        ValueError: positions are not rotary in a layout known here; names the model.
+    """
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    frequencies = getattr(rotary, "inv_freq", None)
+    kind = getattr(rotary, "rope_type", "default")
+    if model.config.model_type not in _ROTATE_HALVES or frequencies is None or kind not in _FIXED:
+        raise ValueError(
+            f"{name}: a streaming cache moves keys to other positions, which needs rotary "
+            f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
+            f"given {model.config.model_type}"
+        )
+    found: torch.Tensor = frequencies.float()
+    return found
+
+
+def turn(keys: torch.Tensor, shift: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """Turn keys ``[B, H, S, D]``, rotated for position p, to ``p + shift[b]``; shift [B] int64."""
+    half = frequencies.shape[0]
+    angles = (shift[:, None].double() * frequencies.double())[:, None, None, :]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = keys[..., :half].double(), keys[..., half : 2 * half].double()
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(keys.dtype)
+    return torch.cat([turned, keys[..., 2 * half :]], -1)
+
+
+class StreamingLayer(RingLayer):
+    """Attention sinks and a window, for draft levels: `sinks` first tokens and a ring of ``window +
+    slack`` latest ones; a query sees the sinks and `window` tokens (Xiao et al. 2024, arXiv
+    2309.17453). The cost of a draft level then stops growing with the context; the target stays
+    exact, since it verifies against whatever a drafter drew from.
+
+    Rotary attention depends on distances alone. So instead of moving the window down behind the
+    sinks, as the paper does, the sinks' keys are turned up behind the window: a few vectors a pass.
+
+    Distances to the sinks are those of a pass's first query; for query i they are i too long. At
+    most ``slack + 1`` tokens go in one pass (feed a prompt in pieces), and at most `slack` can be
+    rolled back.
+    """
+
+    def __init__(
+        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: torch.Tensor
+    ) -> None:
+        super().__init__(rows, index, window, slack, sinks)
+        self.frequencies = frequencies
+
+    @property
+    def longest_pass(self) -> int:  # type: ignore[override]
+        return self.slack + 1
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        self.frequencies = self.frequencies.to(key_states.device)
+        self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # as they were computed
+        super().lazy_initialization(key_states, value_states)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._begin_prepared(key_states, value_states)
+        sinks = self.keys[:, :, : self.sinks]
+        sinks.copy_(self.sink_keys)
+        self.append(key_states, value_states)
+        self.sink_keys.copy_(sinks)
+        assert self.window is not None
+        evicted = (self.rows.base.to(self.device) - (self.window - 1 + self.sinks)).clamp(min=0)
+        sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
+        return self.keys, self.values
+
+    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+        if self._wide():
+            raise ValueError(
+                f"tokens: expected at most {self.slack + 1} in one pass over a streaming cache, "
+                f"given {self.rows.new}"
+            )
+        return super().visible(queries, tree)
+
+    def reset(self) -> None:
+        super().reset()
+        if self.is_initialized:
+            self.sink_keys.zero_()
+
+    def clear(self, rows: torch.Tensor) -> None:
+        super().clear(rows)
+        if self.is_initialized:
+            self.sink_keys.index_fill_(0, rows.to(self.sink_keys.device), 0)
+
+    def select(self, indices: torch.Tensor) -> None:
+        super().select(indices)
+        if self.is_initialized:
+            self.sink_keys = self.sink_keys.index_select(0, indices.to(self.sink_keys.device))

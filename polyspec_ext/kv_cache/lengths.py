@@ -52,8 +52,8 @@ class Rows:
         self.reset()
 
     def resize(self, batch: int) -> None:
-        """So many rows, whose lengths and status lie where those of the largest batch so far began:
-        a captured graph finds them there again. A reset follows."""
+        """Set the number of rows. Lengths and status stay at the addresses of the largest batch so
+        far, where a captured graph reads them. A reset follows."""
         self.batch = batch
         if batch > self._most:
             with torch.inference_mode(False):  # so that they can be written in that mode or not
@@ -103,7 +103,7 @@ class Rows:
         return self.host is None or len(set(self.host)) > 1
 
     def begin(self, new: int, counts: RowCounts | None, bucket: int | None = None) -> None:
-        """A forward pass of `new` tokens per row begins. Lengths change in place, for graphs."""
+        """Begin a forward pass of `new` tokens per row. Lengths change in place, for graphs."""
         before = self.host
         # Where all rows begin, if the host knows it and it is one number.
         even = before is not None and before.count(before[0]) == self.batch
@@ -151,9 +151,9 @@ class Rows:
         self.seen.clear()
 
     def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Slots that attention reads while no row is longer than so many tokens: a multiple of
-        `bucket`, which doubles with the length beyond 8 of them, so that texts of any length see
-        few spans. At most a quarter of the slots is read in vain then."""
+        """Return the slots that attention reads while no row is longer than so many tokens: a
+        multiple of `bucket`, which doubles with the length beyond 8 of them, so that texts of any
+        length see few spans. At most a quarter of the slots is read in vain then."""
         step, longest = bucket or self.bucket, max(longest, 1)
         if step > 1:
             step <<= (longest // (4 * step)).bit_length() - 1 if longest >= 8 * step else 0
@@ -180,18 +180,18 @@ class Rows:
             self.bound = min(self.bound, bound)
 
     def reach(self, limit: int) -> None:
-        """No row will be longer than `limit` tokens before `note` is called."""
+        """Bound all rows by `limit` tokens until `note` is called."""
         self.limit = self.bound = limit
 
     def note(self, lengths: Sequence[int]) -> None:
-        """Lengths are these on the device already; the host did not see it happen."""
+        """Note the lengths that the device has reached without the host."""
         self.limit = None
         self.host, self.at = [int(n) for n in lengths], None
         self.bound, self.peak = max(self.host, default=0), self.capacity
 
     def place(self, lengths: RowCounts) -> None:
-        """Lengths become these, longer ones too; that the slots hold the tokens is the caller's to
-        know. Those that the host does not know come after `reach`."""
+        """Set the lengths, to longer ones too; the caller knows that the slots have the tokens.
+        Lengths that the host does not know come after `reach`."""
         known = lengths.host
         if known is None or not self.on_cpu:
             self.lengths.copy_(lengths.on(self.device), non_blocking=True)
@@ -202,7 +202,7 @@ class Rows:
             self.peak = max(self.peak, self.bound)
 
     def clear(self, slots: Sequence[int]) -> None:
-        """The rows `slots` have no tokens any more."""
+        """Clear the rows `slots`."""
         here = torch.tensor(list(slots)).to(self.device, non_blocking=True)
         if self.host is None:
             self.lengths.index_fill_(0, here, 0)
@@ -213,7 +213,7 @@ class Rows:
         self.status.index_fill_(0, here, 0)
 
     def select(self, indices: torch.Tensor) -> None:
-        """Keep, repeat or permute rows; `indices` is an int64 tensor."""
+        """Select rows, in any order and number; `indices` is an int64 tensor."""
         here = indices.to(self.device)
         lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
         self.resize(lengths.shape[0])

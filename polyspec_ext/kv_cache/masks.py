@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 
 def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int) -> torch.Tensor:
-    """Position of each new token, ``[B, T]`` int64.
+    """Return the position of each new token, ``[B, T]`` int64.
 
     Padding behind a row's `counts` repeats the position of its last token (0 in an empty row), so
     that learned positions stay in range.
@@ -28,8 +28,8 @@ def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int
 
 
 def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tensor:
-    """Position that each slot of a ring holds once positions ``[0, ends[b])`` are in, ``[B,
-    capacity]``; -1: none.
+    """Return the position that each slot of a ring holds once positions ``[0, ends[b])`` are in,
+    ``[B, capacity]``; -1: none.
 
     Args:
         ends: [B] int64.
@@ -49,8 +49,8 @@ def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tenso
 def visible_slots(
     queries: torch.Tensor, slots: torch.Tensor, window: int | None = None, sinks: int = 0
 ) -> torch.Tensor:
-    """Which slots each query sees: causal, and within a window but for the sinks. ``[B, T, N]``
-    bool.
+    """Return the slots that each query sees: causal, and within a window but for the sinks.
+    ``[B, T, N]`` bool.
 
     Args:
         queries: [B, T] positions of the queries.
@@ -66,7 +66,7 @@ def visible_slots(
 
 
 def ancestors(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
-    """Which nodes lie on the path from the root to each node, itself included, ``[B, T, T]`` bool:
+    """Return the nodes on the path from the root to each node, itself included, ``[B, T, T]`` bool:
     [b, i, j] says that node j is i or an ancestor of i.
 
     Args:
@@ -86,8 +86,8 @@ def ancestors(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
 def tree_slots(
     base: torch.Tensor | int, tree: torch.Tensor, capacity: int, window: int | None = None
 ) -> torch.Tensor:
-    """Which slots each node of a tree sees: what lies in front of the tree, its ancestors and
-    itself. ``[B, T, N]`` bool.
+    """Return the slots that each node of a tree sees: the tokens in front of the tree, its
+    ancestors and itself. ``[B, T, N]`` bool.
 
     Args:
         base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``. Or that of all rows.
@@ -116,7 +116,7 @@ def tree_slots(
 
 
 def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``[B, T, N]`` bool as the mask ``[B, 1, T, N]`` that is added to the scores."""
+    """Return ``[B, T, N]`` bool as the mask ``[B, 1, T, N]`` that is added to the scores."""
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, hidden
@@ -124,14 +124,14 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def causal_strip(queries: int, longest: int, dtype: torch.dtype) -> torch.Tensor:
-    """Additive causal masks of up to `queries` tokens behind any number <= `longest` of others,
-    cut out by `cut_strip`: ``[queries, longest + queries]``."""
+    """Return additive causal masks of up to `queries` tokens behind any number <= `longest` of
+    others, cut out by `cut_strip`: ``[queries, longest + queries]``."""
     hidden = torch.full((queries, longest + queries), torch.finfo(dtype).min, dtype=dtype)
     return hidden.triu_(longest + 1)
 
 
 def cut_strip(strip: torch.Tensor, base: int, tokens: int) -> torch.Tensor:
-    """The mask of `tokens` queries behind `base` tokens, a view ``[1, 1, tokens, base +
+    """Cut the mask of `tokens` queries behind `base` tokens, a view ``[1, 1, tokens, base +
     tokens]``."""
     longest = strip.shape[1] - strip.shape[0]
     return strip[:tokens].narrow(1, longest - base, base + tokens)[None, None]

@@ -27,10 +27,9 @@ from ..ops import kv as cache_ops
 from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
-from .layers import RingLayer, RollbackLayer
+from .layers import RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
 from .lengths import Rows, round_up
 from .state import SequenceState
-from .streaming import StreamingLayer, rotary_frequencies
 
 __all__ = ["RollbackCache"]
 
@@ -44,7 +43,7 @@ _States = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values of so
 
 
 def _layer_types(config: Any) -> list[str]:
-    """The attention of each layer that has a cache of its own.
+    """Return the kind of attention of each layer with a cache.
 
     Raises:
         ValueError: a layer's state is not a cache of keys and values by position.
@@ -141,7 +140,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
-        """A cache of `batch_size` rows in `model`'s dtype, on its device.
+        """Make a cache of `batch_size` rows in `model`'s dtype, on its device.
 
         Args:
             options: the constructor's.
@@ -162,8 +161,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: int = 32,
         **options: Any,
     ) -> RollbackCache:
-        """A cache of `sinks` first and `window` latest tokens for each of `batch_size` rows, for a
-        drafter (`kv_cache.streaming`).
+        """Make a cache of `sinks` first and `window` latest tokens for each of `batch_size` rows,
+        for a drafter (`StreamingLayer`).
 
         Args:
             window: tokens that a query sees beside the sinks, itself included.
@@ -192,7 +191,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return cache
 
     def _survey(self) -> None:
-        """What every pass asks of the layers, asked once."""
+        """Collect the properties of the layers that every pass needs."""
         # Layers of a type share a mask, which one of them makes.
         self._of_type: dict[str, RollbackLayer] = dict(zip(self.types, self.layers, strict=True))
         # Rows of at most so many tokens see all that lies before them, in every layer.
@@ -259,7 +258,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows.grow = False
 
     def _of_rows(self, name: str, given: Sequence[int] | torch.Tensor) -> RowCounts:
-        """Of what a user may pass as one integer of each row."""
+        """Take an integer per row, as a user may pass them."""
         if type(given) is RowCounts:
             return given
         if not isinstance(given, torch.Tensor):
@@ -331,7 +330,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return {"attention_mask": mask, "position_ids": positions}
 
     def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:
-        """``[B, tokens]`` parents of the tokens of a tree."""
+        """Require ``[B, tokens]`` parents of the tokens of a tree."""
         shapes = ((tokens,), (self.batch_size, tokens))
         if not isinstance(parents, torch.Tensor) or parents.dtype not in INT_DTYPES:
             raise TypeError(
@@ -345,7 +344,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return parents.expand(self.batch_size, tokens)
 
     def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
-        """A mask for a few new tokens without computing one, and None where that is all right.
+        """Return a mask for a few new tokens without computing it, or None where no mask is needed.
 
         A first pass is causal by itself. On the CPU, masks of small passes are cut out of one
         strip; elsewhere attention kernels want them aligned.
@@ -447,8 +446,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         path: torch.Tensor,
         lengths: Sequence[int] | torch.Tensor,
     ) -> RowCounts:
-        """After a pass over a tree: of the tokens from ``begin[b]`` on, row b keeps the nodes
-        ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in all.
+        """Keep the path of a tree that a pass has read: of the tokens from ``begin[b]`` on, row b
+        keeps the nodes ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in
+        all.
 
         Args:
             begin: [B], tokens in front of node 0; node i lies in slot ``begin[b] + i``.
@@ -469,7 +469,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return kept
 
     def _alike(self) -> list[_Layers]:
-        """Layers that one launch can move, which is nearly always all of them."""
+        """Group the layers that a launch can move together, nearly always all of them."""
         found: dict[Any, list[RollbackLayer]] = {}
         for layer in self.layers:
             if layer.is_initialized:
@@ -518,7 +518,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return True
 
     def admit(self, slots: Sequence[int]) -> None:
-        """The rows `slots` begin anew and hold nothing; the others stay as they are.
+        """Empty the rows `slots`; the others stay as they are.
 
         Raises:
             TypeError, ValueError: no rows of this batch, or one of them twice.
@@ -536,7 +536,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             self._longest[row] = 0
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
-        """Row ``rows[b]`` becomes row b of `other`, a cache of the same model, whatever it was.
+        """Replace row ``rows[b]`` by row b of `other`, a cache of the same model.
 
         Args:
             other: a cache that keeps every key in one run of slots per row, as this one does, and
@@ -598,7 +598,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def reserve_span(
         self, tokens: int, more: Hashable = None, tensors: Iterable[torch.Tensor] = ()
     ) -> Place | None:
-        """A round begins in which no row gets longer than `tokens`; `note_lengths` ends it.
+        """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it.
 
         Args:
             more, tensors: what passes depend on beside the cache, and what they use.
@@ -615,7 +615,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return Place(self, [rows.lengths, rows.base, rows.status, *states, *tensors], form)
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """The rows hold so many tokens now: what the host could not see happen."""
+        """Note the lengths that the rows have reached without the host."""
         self.rows.note(lengths)
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -265,10 +265,10 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (27_875, 152),
+    "polyspec_ext": (27_861, 151),
     "benchmarks": (9_970, 61),
     "training": (1_635, 12),
-    "python_tests": (39_652, 188),
+    "python_tests": (39_622, 188),
 }
 
 
