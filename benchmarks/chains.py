@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,8 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.drafters import DynamicTree, Eagle, PromptLookup
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.planned import plan
-from polyspec_ext.planning.planner import Plan
-from polyspec_ext.planning.search import Candidate, observed_work
-from polyspec_ext.planning.trials import at_the_speed_of
+from polyspec_ext.planning.planner import Plan, plan
+from polyspec_ext.planning.search import Candidate
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
 from polyspec_ext.stats import merge
 from polyspec_ext.tuning import pass_seconds
@@ -309,14 +307,13 @@ def rows_of(
 
 
 def _work_of(one: Contender) -> dict[str, Any]:
-    """What the engine counted: of each level L_i, its mean acceptance length, F_i, its passes per
-    token, and T_i, milliseconds of a pass; seconds and steps for a token of the text, by level and
-    outside the levels; and the share of the time that is no level's but the engine's own.
-    transformers tells nothing."""
+    """Return what the engine counted: of each level L_i, its mean acceptance length, F_i, its
+    passes per token, and T_i, milliseconds of a pass; and the engine's share of the time, which is
+    no level's. transformers tells nothing."""
     if not one.stats:
-        return {"levels": [], "work": None, "engine_share": None}
+        return {"levels": [], "engine_share": None}
     stats, tokens = merge(one.stats), max(1, sum(one.tokens.values()))
-    levels, work = [], None
+    levels = []
     for level in stats.levels:
         passes = level.num_forward_passes
         levels.append(
@@ -327,11 +324,8 @@ def _work_of(one: Contender) -> dict[str, Any]:
                 "ms": 1e3 * level.seconds / passes if passes else None,  # a drafter without a model
             }
         )
-    if one.candidate is not None:
-        predicted, measured = one.candidate.work, observed_work(stats)
-        work = {"predicted": asdict(predicted), "measured": asdict(measured)}
     share = 1 - sum(level.seconds for level in stats.levels) / stats.decode_seconds
-    return {"levels": levels, "work": work, "engine_share": share}
+    return {"levels": levels, "engine_share": share}
 
 
 def choice_of(made: Sequence[Contender], predicted: Mapping[str, float]) -> dict[str, Any] | None:
@@ -421,17 +415,23 @@ def report_of(
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)
-        planned = {one.label: one.candidate for one in made if one.candidate is not None}
-        at_run_speed: dict[str, float] = {}
-        if found is not None:
-            runs = {one.candidate: merge(one.stats) for one in made if one.candidate is not None}
-            rates = at_the_speed_of(found.measured, runs)
-            at_run_speed = {label: rates[candidate] for label, candidate in planned.items()}
-        predicted = {n: one.predicted_tokens_per_second for n, one in planned.items()}
+        predicted = {
+            one.label: one.candidate.predicted_tokens_per_second
+            for one in made
+            if one.candidate is not None
+        }
+        speeds = {
+            one.label: one.rate() / predicted[one.label] for one in made if one.label in predicted
+        }
+        at_run_speed = {
+            label: rate * statistics.fmean(speeds[other] for other in speeds if other != label)
+            for label, rate in predicted.items()
+            if len(speeds) > 1
+        }
         results.append(
             {
                 "temperature": temperature,
-                "planned_texts": None if found is None else found.measured.texts,
+                "planned_texts": None if found is None else len(found.measured.prompts),
                 "rows": rows_of(made, prompts, model, temperature, at_run_speed),
                 "choice": choice_of(made, predicted),
                 "choice_at_the_runs_speed": choice_of(made, at_run_speed),

@@ -74,8 +74,8 @@ def _windows(settings: dict[str, Any]) -> str:
         f"Windows and tails (+): the planner's, from at most {settings['plan_seconds']} seconds of "
         "measuring on these questions, and a moment of every chain's own work, with what it "
         "predicts and twice the standard error of that; at the run's speed: predicted over "
-        "measured where every level's times are in the ratio of what they took in the other chains "
-        "of the run to what was predicted of them there."
+        "measured where the machine is as fast as the other chains of the run were on average over "
+        "their predictions."
     )
 
 

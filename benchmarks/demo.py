@@ -14,13 +14,13 @@ import json
 import time
 from typing import Any
 
-from polyspec_ext import columns, progress
+from polyspec_ext import columns, processor, progress
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.cli.run import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.tuning import default_store, processor
+from polyspec_ext.tuning import default_store
 
 from . import demo_models, demo_table, machine
 from .demo_models import Levels, Models

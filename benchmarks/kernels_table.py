@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import machine, output
-from polyspec_ext.tuning import processor
+from polyspec_ext import processor
 
 Report = dict[str, Any]
 

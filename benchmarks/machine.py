@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import transformers
 
-from polyspec_ext import _C, ops, tiny
+from polyspec_ext import _C, ops, processor, tiny
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.tuning import processor
-from polyspec_ext.tuning.processor import cores as cores
-from polyspec_ext.tuning.processor import load_average as load_average
+from polyspec_ext.processor import cores as cores
+from polyspec_ext.processor import load_average as load_average
 
 from .timing import Clock
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyspec_ext import columns
+from polyspec_ext import columns, processor
 from polyspec_ext.cli import options
 from polyspec_ext.files import replace_text
-from polyspec_ext.tuning import processor
 
 
 def table(

@@ -311,11 +311,11 @@ def _predictions(whole: Mapping[Key, float], verify: Mapping[int, float]) -> lis
     made = []
     for runs in dict.fromkeys(key[1] for key in whole if key[0] == TARGET):
         target, copy, head = (
-            Times(_by_tokens(whole, what, runs) or _by_tokens(whole, what, EAGER), 0.0)
+            Times(_by_tokens(whole, what, runs) or _by_tokens(whole, what, EAGER))
             for what in (TARGET, W4, HEAD)
         )
         if verify and target.seconds and copy.seconds and head.seconds:
-            check = Times({0: min(verify.values()), **verify}, 0.0)
+            check = Times({0: min(verify.values()), **verify})
             made.append({"runs": runs, "rows": predicted(target, copy, head, check)})
     return made
 
@@ -425,10 +425,10 @@ class TimedPasses:
     passes: Sequence[Times]
     check: Times
 
-    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
+    def verify(self, level: int, pending: int) -> float:
         return self.passes[level - 1].at(pending + 1) + self.check.at(pending)
 
-    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
+    def draft(self, tokens: int) -> float:
         return tokens * self.passes[-1].at(1)
 
 

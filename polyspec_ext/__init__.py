@@ -21,6 +21,7 @@ from polyspec_ext import policies as policies
 
 if TYPE_CHECKING:
     from polyspec_ext import tiny as tiny
+    from polyspec_ext.chain import Chain as Chain
     from polyspec_ext.drafters import Context as Context
     from polyspec_ext.drafters import Drafter as Drafter
     from polyspec_ext.drafters import DraftModel as DraftModel
@@ -55,9 +56,8 @@ if TYPE_CHECKING:
     from polyspec_ext.ops import verify_tree as verify_tree
     from polyspec_ext.outputs import Output as Output
     from polyspec_ext.outputs import Stream as Stream
-    from polyspec_ext.planned import Chain as Chain
-    from polyspec_ext.planned import plan as plan
     from polyspec_ext.planning.planner import Plan as Plan
+    from polyspec_ext.planning.planner import plan as plan
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
     from polyspec_ext.quantization import quantize_w8 as quantize_w8
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 # Public names by their module, which is imported when one is first asked for: most pull in
 # transformers, which the operators do not need.
 _NAMES = {
+    "chain": ("Chain",),
     "drafters": (
         "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "Medusa", "NGramTable",
         "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit",
@@ -83,8 +84,7 @@ _NAMES = {
         "verify", "verify_tree",
     ),
     "outputs": ("Output", "Stream"),
-    "planned": ("Chain", "plan"),
-    "planning.planner": ("Plan",),
+    "planning.planner": ("Plan", "plan"),
     "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
     "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -41,43 +41,14 @@ from .runtime.requirements import ChainConfig, Operators
 from .sampling import LogitsProcessors, Sampling
 from .tuning import Switch, level_for, widths_of
 
-_Chain = TypeVar("_Chain", bound="Chain")
-
 
 class Prediction(NamedTuple):
-    """Of a planned chain: what `Chain.generate` is expected to give, and how far that may be off
-    (`planning.search.Candidate.uncertainty`), for calls of `batch` prompts."""
+    """The tokens per second that `Chain.generate` is expected to give for calls of `batch` prompts,
+    and how far that may be off (`planning.search.Candidate.uncertainty`)."""
 
     tokens_per_second: float
     uncertainty: float
     batch: int = 1
-
-
-class Planner(Protocol):
-    """See `Chain.planned`, of which `kind` is the class. Plans run chains and lie above this file,
-    so they enter themselves here (`plan_with`)."""
-
-    def __call__(
-        self,
-        kind: type[_Chain],
-        levels: Sequence[Any],
-        prompts: Prompt,
-        max_new_tokens: int,
-        temperature: float,
-        *,
-        pack: Switch,
-        seconds: float,
-        consider: bool,
-        batch: int,
-    ) -> _Chain: ...
-
-
-_planners: list[Planner] = []
-
-
-def plan_with(planner: Planner) -> None:
-    """Have `Chain.planned` ask `planner`."""
-    _planners[:] = [planner]
 
 
 class Chain:
@@ -272,9 +243,9 @@ class Chain:
         Raises:
             TypeError, ValueError: as of `ps.plan`.
         """
-        if not _planners:
-            raise RuntimeError("Chain.planned: no planner is loaded; import polyspec_ext.planned")
-        return _planners[0](
+        from .planning.planner import load_or_plan  # which runs chains
+
+        return load_or_plan(
             cls,
             levels,
             prompts,

@@ -18,9 +18,8 @@ import torch
 
 from benchmarks import machine
 from benchmarks.measuring import Spent
-from polyspec_ext import progress
+from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
-from polyspec_ext.tuning import processor
 
 from . import prepare, presets, questions, record, report
 from .conversation import AUTO, Conversation

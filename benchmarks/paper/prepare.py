@@ -15,7 +15,7 @@ from benchmarks import chains, timing
 from benchmarks.generation_calls import Request
 from benchmarks.measuring import device_clock
 from benchmarks.weights import weight_bytes
-from polyspec_ext.planned import plan
+from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
 from .methods import CASCADE, COMPILED, PLANNED, Call, Method

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import chain_file, tiny
-from ..planned import Chain
+from ..chain import Chain
 from ..tuning import default_store
 from .options import SWITCHES, add_chain_options
 

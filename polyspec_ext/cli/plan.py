@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import columns, progress, tiny
+from .. import columns, processor, progress, tiny
 from ..chat import has_template
-from ..planned import plan
-from ..planning import plot
-from ..planning.planner import Plan
-from ..tuning import default_store, processor
+from ..planning.planner import Plan, plan
+from ..tuning import default_store
 from . import options
 from .options import add_measure_again, add_raw
 from .texts import require_text, text_prompt, tokenizer_of
@@ -81,19 +79,13 @@ def add_command(commands: Any) -> None:
     sub.add_argument(
         "--verbose",
         action="store_true",
-        help="also the measurements, the theory, and what the recommendation depends on",
+        help="also rates of decoding and the measurements",
     )
     sub.add_argument(
         "--save",
         type=Path,
         metavar="FILE",
         help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
-    )
-    sub.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="predicted against measured, and where a third model pays, as a picture",
     )
     sub.set_defaults(run=run, system=None)
 
@@ -138,14 +130,12 @@ def run(args: argparse.Namespace) -> int:
         found.parts = [
             replace(part, word=part.word or str(tiny.path(part.name))) for part in found.parts
         ]
-    if args.plot is not None:
-        plot.draw(found, args.plot)
     if args.json:
         print(json.dumps({**found.to_dict(), "load": {"before": load}}, indent=1))
     else:
         print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
         if not args.verbose:
-            print("\n--verbose shows the measurements and what the recommendation depends on")
+            print("\n--verbose shows the measurements")
     if args.save is not None:  # behind the report, which a folder that is full does not take away
         found.save(args.save)
     if not args.json:

@@ -1,34 +1,41 @@
-"""What a plan is made for: requests, and the elements that chains can be made of."""
+"""The requests that a plan is made for, and the elements that its chains are made of."""
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import arguments
+from .. import arguments, progress
+from ..drafters import elements, is_drafter
+from ..drafters.eagle import head_place
 from ..levels import batched
 from ..levels.base import id_map_of
+from ..quantization.stored import is_copy, original
 from ..sampling import Sampling
+from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
-_SOURCE = re.compile(
-    r"((?:w[48]:|eagle:|trim:\d+:)*)(.*)"
-)  # prefixes, then a path, an id or a word
+_SOURCE = re.compile(r"((?:w[48]:|eagle:|trim:\d+:)*)(.*)")  # prefixes, then a path, an id, a word
+_WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
+_MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
+_SHARE = 4  # such a draft has one of so many of the ids
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user will ask for, as `Chain.generate` takes it.
+    """Requests to come, as `Chain.generate` takes them.
 
     Attributes:
         seed: of the first call that is measured.
         batch: prompts of a call.
 
     Raises:
-        TypeError, ValueError: as `Chain.generate` has it; fewer than 2 tokens, or no prompt a call.
+        TypeError, ValueError: as of `Chain.generate`; fewer than 2 tokens, or no prompt a call.
     """
 
     max_new_tokens: int = 128
@@ -42,34 +49,40 @@ class Request:
 
     def __post_init__(self) -> None:
         sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
-        made = {
+        checked = {
             **{name: getattr(sampling, name) for name in sampling.__slots__},
             "max_new_tokens": arguments.integer("max_new_tokens", self.max_new_tokens, low=2),
             "seed": arguments.integer("seed", self.seed, SEED_MAX),
             "batch": arguments.integer("batch", self.batch, arguments.SIZE_MAX, 1),
         }
-        for name, value in made.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
 
     def options(self, number: int = 0) -> dict[str, Any]:
-        """As arguments of `Chain.generate`. Calls that are measured have seeds of their own, by
-        `number`: with one and the same their texts would tell less."""
-        own = {name: value for name, value in self.__dict__.items() if name != "batch"}
-        return {**own, "seed": (self.seed + number) % 2**64}
+        """Return arguments of `Chain.generate` for a measured call, whose seed goes by `number`."""
+        options = {name: value for name, value in self.__dict__.items() if name != "batch"}
+        return {**options, "seed": (self.seed + number) % 2**64}
 
 
 @dataclass(frozen=True)
 class Part:
-    """An element of the chains that are compared."""
+    """An element of the chains that are compared.
 
-    thing: Any  # a `Level`, or a drafter
-    name: str  # for people
-    model: bool  # whether it is a level
-    word: str | None = None  # its path, id or word; None: it was a Python object
+    Attributes:
+        thing: a `Level`, or a drafter.
+        name: for people.
+        model: whether it is a level.
+        word: its path, id or word; None: it was a Python object.
+    """
+
+    thing: Any
+    name: str
+    model: bool
+    word: str | None = None
 
     @property
     def choice(self) -> Any:
-        """How it was found to run fastest (`Choice`); None where there was nothing to choose."""
+        """The `tuning.Choice` of how it runs fastest; None without one."""
         return getattr(self.thing, "choice", None)
 
     @property
@@ -88,8 +101,8 @@ class Part:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether its distributions can be read along a text; those of a level in another's cache,
-        whose rounds alone tell what is accepted of it, cannot."""
+        """Whether its distributions can be read along a text. Of a level in another's cache rounds
+        alone tell what is accepted."""
         return bool(getattr(self.thing, "reads_apart", True))
 
     @property
@@ -107,16 +120,116 @@ class Part:
         return getattr(self.thing, "capabilities", None)
 
     def drafts_below(self, above: Part, target: Part) -> bool:
-        """Whether it can stand below a part. A drafter that reads hidden states was made for the
-        target's: it drafts for that, or for a copy in its cache."""
+        """Return whether it can stand below a part. A drafter that reads hidden states drafts for
+        the target whose states it was made for, or for a copy in the target's cache."""
         return not self.reads_states or above == target or not above.reads_apart
 
 
 def owners_above(parts: Sequence[Part]) -> bool:
-    """Whether the owner of every cache that is shared stands above the levels that share it, as a
-    chain wants it."""
+    """Return whether the owner of every shared cache stands above the levels that share it."""
     levels = [part.thing for part in parts if part.model]
     owners = [getattr(level, "cache_owner", level) for level in levels]
     return all(
-        any(owner is above for above in levels[: place + 1]) for place, owner in enumerate(owners)
+        any(owner is above for above in levels[: number + 1]) for number, owner in enumerate(owners)
     )
+
+
+def considered(levels: Sequence[Any]) -> list[str]:
+    """Return words for what `levels` do not name, target first.
+
+    They are drafters without a model; the target's 4-bit copy in its cache; and, of every draft
+    whose directory is given, its 4-bit copy, and the draft with a quarter of its many ids.
+    """
+    words = ["prompt-lookup", "suffix", "w4"]  # what takes no time to make comes first
+    for thing in levels[1:]:
+        size = _vocabulary(original(thing))
+        if size is not None:
+            words += [] if is_copy(thing) else [f"w4:{thing}"]
+            if size >= _MANY_IDS:
+                words.append(f"trim:{size // _SHARE}:{thing}")
+    return [word for word in words if word not in levels]
+
+
+def _vocabulary(thing: Any) -> int | None:
+    """Return the number of ids of the model in a directory; None without a model."""
+    if not isinstance(thing, str | Path) or head_place(thing):
+        return None
+    try:
+        config = json.loads((Path(thing) / "config.json").read_text(encoding="utf-8"))
+        return int(config["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Makes parts of elements; `batch` rows have their tokens in one pass."""
+
+    pack: Switch
+    batch: int = 1
+
+    def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
+        """Return one that runs as is fastest for a few tokens of each row."""
+        widths = [self.batch * width for width in _WIDTHS]
+        thing = level_for(thing, widths, pack=self.pack, name=name, above=above)
+        named = str(getattr(thing, "name", type(thing).__name__))
+        return Part(thing, named, not is_drafter(thing))
+
+    def parts(self, levels: Sequence[Any]) -> list[Part]:
+        """Return the parts of what `ps.plan` was given.
+
+        Raises:
+            TypeError, ValueError: as of `Chain`.
+        """
+        parts: list[Part] = []
+        for number, thing in enumerate(elements(levels)):
+            name, loads = f"levels[{number}]", isinstance(thing, str | Path)
+            if loads:
+                progress.note(f"plan: loading {thing}")
+            part = self.part(thing, name, [part.thing for part in parts])
+            if not part.model and number == 0:
+                raise TypeError(f"{name}: expected a model, given {type(part.thing).__name__}")
+            parts.append(replace(part, word=str(thing)) if loads else part)
+        return _named(parts)
+
+    def with_considered(
+        self, levels: Sequence[Any], parts: Sequence[Part], limit: float
+    ) -> list[Part]:
+        """Return `parts` of `levels`, and those of `considered` that can be made; none is begun
+        after `limit` seconds."""
+        parts, began = list(parts), time.perf_counter()
+        words = considered(levels)
+        for number, word in enumerate(words):
+            if time.perf_counter() - began > limit:
+                late = ", ".join(words[number:])
+                progress.note(f"plan: no time for {late}; more seconds are more time")
+                break
+            try:
+                progress.note(f"plan: making {word}")
+                part = self.part(word, word, [parts[0].thing])
+            except ValueError:  # nothing to quantise, or a target without a cache to share
+                continue
+            parts.append(replace(part, name=word if part.model else part.name, word=word))
+        return _named(parts)
+
+
+def _named(parts: Sequence[Part]) -> list[Part]:
+    names = [part.name for part in parts]
+    return [
+        part if names.count(part.name) == 1 else replace(part, name=f"{part.name} ({n})")
+        for n, part in enumerate(parts)
+    ]
+
+
+def in_order(parts: Sequence[Part]) -> list[Part]:
+    """Return the target, others that verify from the slowest down, then what only drafts."""
+    target, others = parts[0], [part for part in parts[1:] if part.verifies]
+    apart = [part for part in others if part.reads_apart]
+    cost = {}
+    if len(others) > 1 and apart:
+        clock = time.perf_counter  # of all that is measured here
+        times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
+        cost = {part.name: seconds[1] for part, seconds in zip(apart, times, strict=True)}
+    # What shares the target's cache is a copy of it.
+    others.sort(key=lambda part: -cost.get(part.name, float("inf")))
+    return [target, *others, *(part for part in parts[1:] if not part.verifies)]

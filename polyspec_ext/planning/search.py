@@ -1,18 +1,30 @@
-"""Chains of the parts at hand: which windows suit each, and what it would give."""
+"""Chains of the parts at hand: the windows that suit each, what it would give, and trials of the
+fastest."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..stats import Stats
-from .measure import OWN, Measured, MeasuredSeconds
+from .measure import (
+    MOST,
+    MOST_ABOVE,
+    Call,
+    Measured,
+    MeasuredSeconds,
+    Runner,
+    Setting,
+    Trial,
+    merged,
+    steps_of,
+)
 from .parts import Part, owners_above
-from .runs import MOST, MOST_ABOVE
 from .theory import (
     Acceptance,
     Expectation,
@@ -23,88 +35,31 @@ from .theory import (
     starts,
 )
 
-_PLACES = 400  # of texts that windows are chosen on
-LONGEST = 4  # levels of a chain: more of them are many more chains, of which few are tried
-_TRIALS = 200  # settings tried for one chain
+LONGEST = 4  # levels of a chain: longer ones are many, and few of them are tried
+TRIED = 4  # of the fastest chains, beside plain decoding
+_POSITIONS = 400  # of texts that windows are chosen on
+_SETTINGS = 200  # tried for one chain
 _EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
-
-
-@dataclass(frozen=True)
-class LevelWork:
-    """What one level of a chain does for a token of the text.
-
-    Attributes:
-        steps: verifications per token of the text; of the lowest level: drafts.
-        tokens: tokens verified per token of the text; of the lowest level: drafted.
-        length: tokens handed up per verification (L_i); None of the lowest level.
-        seconds: per token of the text, without the chain's own time.
-    """
-
-    steps: float
-    tokens: float
-    length: float | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a chain does for a token of the text, level by level; `own` is the time outside the
-    levels, in seconds per token."""
-
-    levels: tuple[LevelWork, ...]
-    own: float
-
-
-def expected_work(found: Expectation, times: MeasuredSeconds) -> Work:
-    """Of a prediction with these times."""
-    tokens = float(found.tokens.sum())
-    steps, seconds = found.steps.sum(0) / tokens, found.seconds.sum(0) / tokens
-    outside = times.own(found.batch_steps).sum(0)
-    outside[0] += times.measured.first.get(OWN, 0.0) * times.scale[OWN] * len(found.tokens)
-    outside /= tokens
-    verified = found.verified * float(found.rounds.sum()) / tokens
-    count = len(steps)
-    of_tails = found.tail * float(found.rounds.sum()) / tokens
-    drafted = [*verified, verified[-1] + of_tails if len(verified) else 0.0]
-    lengths = [found.emitted(level) for level in range(1, max(count, 2))]
-    levels = [
-        LevelWork(float(step), float(many), length, float(spent))
-        for step, many, length, spent in zip(
-            steps, drafted, [*lengths, None], seconds - outside, strict=False
-        )
-    ]
-    return Work(tuple(levels), float(outside.sum()))
-
-
-def observed_work(stats: Stats) -> Work:
-    """Of requests that were run."""
-    tokens = stats.num_new_tokens
-    levels = []
-    for number, level in enumerate(stats.levels):
-        lowest = number > 0 and number == len(stats.levels) - 1
-        steps = level.num_proposals if lowest else level.num_verifications
-        many = level.num_proposed_tokens if lowest else level.num_draft_tokens
-        length = None if lowest else level.num_emitted_tokens / max(steps, 1)
-        levels.append(LevelWork(steps / tokens, many / tokens, length, level.seconds / tokens))
-    return Work(tuple(levels), stats.overhead_seconds / tokens)
+_REPEATS = 2  # of every call of a trial, if there is time
+_TRIALS = 0.25  # of the time, which trials have whatever was measured before
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A chain, what is predicted for it, and what was measured.
+    """A chain, its prediction, and what was measured of it.
 
     Attributes:
         parts: numbers of its parts, target first.
         levels: their names.
         windows, rounds, rule, tail: as `Chain` takes them.
-        predicted_tokens_per_second: of whole calls, prefills and all: what `Chain.generate` gives.
+        predicted_tokens_per_second: of whole calls, prefills included.
         predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
-        uncertainty: relative; twice the standard error: of the chain's own trial over its rounds,
-            where there was one, else from the spread of the texts and of the times of steps.
-        measured_tokens_per_second, measured_decode_tokens_per_second: where it was run; medians.
+        uncertainty: relative; twice the standard error: of the chain's trial over its rounds, else
+            from the spread of the texts.
+        length: tokens per round of the target.
+        measured_tokens_per_second, measured_decode_tokens_per_second, measured_length: where it was
+            run with `verify`; medians.
         measured_repeats: decoding's, of each repeat.
-        length: tokens per round of the target; `measured_length` where it was run.
-        work: what each level does; `measured_work` where it was run.
     """
 
     parts: tuple[int, ...]
@@ -115,14 +70,17 @@ class Candidate:
     predicted_decode_tokens_per_second: float
     uncertainty: float
     length: float
-    work: Work
     rule: str = "token"
     tail: int = 0
     measured_tokens_per_second: float | None = None
     measured_decode_tokens_per_second: float | None = None
     measured_repeats: tuple[float, ...] = ()
     measured_length: float | None = None
-    measured_work: Work | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """The chain, as `Chain` takes it."""
+        return Setting(self.parts, self.windows, self.rounds, self.tail, self.rule)
 
     @property
     def error(self) -> float | None:
@@ -133,116 +91,71 @@ class Candidate:
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    """Every chain of at most `LONGEST` of the parts in their order: the target, any that verify,
-    and at most one that only drafts."""
+    """Yield every chain of at most `LONGEST` of the parts in their order: the target, any that
+    verify, and at most one that only drafts."""
     models = [n for n, part in enumerate(parts) if part.verifies and n > 0]
     drafters = [n for n, part in enumerate(parts) if not part.verifies and n > 0]
     for count in range(min(len(models), LONGEST - 1) + 1):
         for some in itertools.combinations(models, count):
-            if not owners_above([parts[n] for n in (0, *some)]):
+            chain = (0, *some)
+            if not owners_above([parts[n] for n in chain]):
                 continue
-            yield (0, *some)
-            above = (0, *some)[-1]
+            yield chain
             for last in drafters if count < LONGEST - 1 else ():
-                if parts[last].drafts_below(parts[above], parts[0]):
-                    yield (0, *some, last)
+                if parts[last].drafts_below(parts[chain[-1]], parts[0]):
+                    yield (*chain, last)
 
 
 def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
-    """Each chain with the windows that suit it best, the fastest first."""
-    found = []
-    for chain in chains(parts):
-        setting = best_setting(measured, chain, tails=not parts[chain[-1]].trees)
-        found.append(candidate(measured, parts, chain, *setting))
-    return sorted(found, key=lambda one: -one.predicted_tokens_per_second)
+    """Return each chain with the windows that suit it best, the fastest first."""
+    return fastest_first(
+        candidate(measured, parts, best_setting(measured, chain, tails=not parts[chain[-1]].trees))
+        for chain in chains(parts)
+    )
 
 
-def candidate(
-    measured: Measured,
-    parts: Sequence[Part],
-    chain: tuple[int, ...],
-    windows: tuple[int, ...],
-    rounds: tuple[int, ...],
-    tail: int = 0,
-) -> Candidate:
-    """The prediction for one chain."""
-    names = tuple(parts[n].name for n in chain)
-    found = predict(measured, chain, windows, rounds, tail=tail)
+def fastest_first(some: Any) -> list[Candidate]:
+    """Return candidates by their predictions."""
+    return sorted(some, key=lambda each: -each.predicted_tokens_per_second)
+
+
+def candidate(measured: Measured, parts: Sequence[Part], setting: Setting) -> Candidate:
+    """Return the prediction for one chain."""
+    expected = predict(measured, setting)
     return Candidate(
-        chain,
-        names,
-        windows,
-        rounds,
-        found.whole_tokens_per_second,
-        found.tokens_per_second,
-        _uncertainty(measured, chain, found),
-        found.length,
-        expected_work(found, MeasuredSeconds(measured, chain)),
-        tail=tail,
+        setting.parts,
+        tuple(parts[n].name for n in setting.parts),
+        setting.windows,
+        setting.rounds,
+        expected.whole_tokens_per_second,
+        expected.tokens_per_second,
+        _uncertainty(measured, setting.parts, expected),
+        expected.length,
+        tail=setting.tail,
     )
 
 
-def predict(
-    measured: Measured,
-    chain: Sequence[int],
-    windows: Sequence[int],
-    rounds: Sequence[int],
-    factors: Mapping[int, float] | None = None,
-    rejected: Mapping[tuple[int, int], float] | None = None,
-    places: int | None = None,
-    tail: int = 0,
-) -> Expectation:
-    """What the renewal model expects of a chain on the measured texts, the first steps of a call
-    and what comes before them included.
-
-    Args:
-        factors: of parts' times, as `MeasuredSeconds` has them.
-        rejected: by pair of parts, the factor of the probability of a rejection.
-        places: only the texts within the first so many positions, whole batches of them.
-        tail: as `Chain` takes it.
-    """
-    acceptance = measured.acceptance(chain, *windows[-1:])
-    if rejected:
-        pairs = list(itertools.pairwise(chain))
-        factor = [rejected.get(pair, 1.0) for pair in pairs]
-        of_tail = rejected.get((chain[0], chain[-1]), 1.0)
-        acceptance = replace(
-            acceptance,
-            levels=tuple(map(_scaled, acceptance.levels, factor)),
-            proposals=_scaled(acceptance.proposals, factor[-1]) if pairs else None,
-            tail=_scaled(acceptance.tail, of_tail),
-        )
-    if places is not None:
-        acceptance = _first(acceptance, places, measured.batch)
-    seconds = MeasuredSeconds(measured, chain, factors or {})
-    found = expectation(windows, rounds, acceptance, seconds, measured.batch, tail)
-    own, count = seconds.own(found.batch_steps), len(found.tokens)
-    by_context = measured.context_factors(chain)[:count]
-    spent = own + (found.seconds - own) * by_context + seconds.first()
-    more = measured.steps_factors(chain)
-    return replace(
-        found,
-        rounds=found.rounds * more[0],
-        steps=found.steps * more,
-        batch_steps=found.batch_steps * more,
-        seconds=spent * more,
-        verified=found.verified * more[:-1] / more[0],
-        before=seconds.before()[:count],
+def predict(measured: Measured, setting: Setting, positions: int | None = None) -> Expectation:
+    """Return what the renewal model expects of a chain on the measured texts; with `positions` on
+    the whole batches of texts within the first so many."""
+    chain = setting.parts
+    acceptance = measured.acceptance(chain, *setting.windows[-1:])
+    if positions is not None:
+        acceptance = _first(acceptance, positions, measured.batch)
+    seconds, factor = MeasuredSeconds(measured, chain), measured.factor(chain)
+    expected = expectation(
+        setting.windows, setting.rounds, acceptance, seconds, measured.batch, setting.tail
     )
+    before = measured.before(chain)[: len(expected.tokens)]
+    return replace(expected, seconds=expected.seconds * factor, before=before * factor)
 
 
-def _scaled(accept: Any, factor: float) -> Any:
-    if isinstance(accept, Proposals):
-        return Proposals(_scaled(accept.accept, factor), accept.counts)
-    return None if accept is None else np.clip(1 - (1 - accept) * factor, 0, 1)
-
-
-def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
+def _first(acceptance: Acceptance, positions: int, batch: int) -> Acceptance:
     remaining = acceptance.remaining
     assert remaining is not None
     begins = starts(remaining)
-    texts = -(-int(np.searchsorted(begins, places // 2)) // batch) * batch
-    if len(remaining) <= places or texts >= len(begins):
+    texts = -(-int(np.searchsorted(begins, positions // 2)) // batch) * batch
+    if len(remaining) <= positions or texts >= len(begins):
         return acceptance
     cut = int(begins[texts])
 
@@ -255,33 +168,28 @@ def _first(acceptance: Acceptance, places: int, batch: int) -> Acceptance:
     return Acceptance(tuple(map(first, acceptance.levels)), *map(first, others))
 
 
-class Setting(NamedTuple):
-    """Of a chain, as `Chain` takes it."""
+def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = True) -> Setting:
+    """Return the setting with the most tokens per second.
 
-    windows: tuple[int, ...]
-    rounds: tuple[int, ...]
-    tail: int = 0
-
-
-def best_setting(measured: Measured, chain: Sequence[int], *, tails: bool = True) -> Setting:
-    """The setting with the most tokens per second; of two levels by trying all windows, of more by
-    changing one number after another until none helps.
+    Of two levels all windows are tried; of more, one number after another is changed until no
+    change helps.
 
     Args:
         tails: whether the chain may have one; a drafter of trees has none.
     """
     count = len(chain) - 1
     if count == 0:
-        return Setting((), ())
+        return Setting(chain, (), ())
     known: dict[Setting, float] = {}
 
     def rate(sizes: Sequence[int], extra: Sequence[int | None]) -> float:
         *windows, tail = sizes
-        one = Setting(tuple(windows), _rounds(windows, extra), min(tail, windows[-1]))
-        if one not in known:
-            found = predict(measured, chain, one.windows, one.rounds, places=_PLACES, tail=one.tail)
-            known[one] = found.tokens_per_second
-        return known[one]
+        rounds = _rounds(windows, extra)
+        setting = Setting(chain, tuple(windows), rounds, min(tail, windows[-1]))
+        if setting not in known:
+            expected = predict(measured, setting, _POSITIONS)
+            known[setting] = expected.tokens_per_second
+        return known[setting]
 
     if count == 1:
         for window in range(1, MOST + 1):
@@ -290,20 +198,20 @@ def best_setting(measured: Measured, chain: Sequence[int], *, tails: bool = True
     sizes = (*(min(3 * 2**i, MOST) for i in reversed(range(count))), 0)  # windows, and the tail
     extra: tuple[int | None, ...] = (1,) * (count - 1)
     best, moved = rate(sizes, extra), True
-    while moved and len(known) < _TRIALS:
+    while moved and len(known) < _SETTINGS:
         moved = False
-        for place, step in itertools.product(range(count + tails), (1, -1, 3, -3)):
-            size = sizes[place] + step
-            largest = (*[MOST_ABOVE] * (count - 1), MOST, sizes[count - 1])[place]
-            if not (1 if place < count else 0) <= size <= largest:
+        for at, step in itertools.product(range(count + tails), (1, -1, 3, -3)):
+            size = sizes[at] + step
+            largest = (*[MOST_ABOVE] * (count - 1), MOST, sizes[count - 1])[at]
+            if not (1 if at < count else 0) <= size <= largest:
                 continue
-            other = (*sizes[:place], size, *sizes[place + 1 :])
+            other = (*sizes[:at], size, *sizes[at + 1 :])
             if rate(other, extra) > best:
                 sizes, best, moved = other, rate(other, extra), True
-        for place, more in itertools.product(range(count - 1), _EXTRA):
-            choice = (*extra[:place], more, *extra[place + 1 :])
-            if rate(sizes, choice) > best:
-                extra, best, moved = choice, rate(sizes, choice), True
+        for at, more in itertools.product(range(count - 1), _EXTRA):
+            bounds = (*extra[:at], more, *extra[at + 1 :])
+            if rate(sizes, bounds) > best:
+                extra, best, moved = bounds, rate(sizes, bounds), True
     return max(known, key=known.__getitem__)
 
 
@@ -315,26 +223,96 @@ def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, .
     )
 
 
-def _uncertainty(measured: Measured, chain: Sequence[int], found: Expectation) -> float:
-    """Relative, twice the standard error: of a trial, else by texts drawn again and the spread of
-    the times."""
+def _uncertainty(measured: Measured, chain: Sequence[int], expected: Expectation) -> float:
     trial = measured.trials.get(tuple(chain))
     if trial is not None:
         return 2 * trial.error
-    generator = np.random.default_rng(0)
-    spent = found.seconds.sum(1) + found.before
-    count = len(found.tokens)
-    picks = generator.integers(0, count, (200, count))
-    rates = found.tokens[picks].sum(1) / spent[picks].sum(1)
-    by_text = float(rates.std() / rates.mean()) if count > 1 else 0.1
-    shares = found.seconds.sum(0) / spent.sum()
-    tables = [measured.verify[n, False] for n in chain[:-1] or chain]
-    tables += [measured.draft[n, False] for n in chain[1:][-1:]]
-    by_time = sum((share * own.error) ** 2 for share, own in zip(shares, tables, strict=True))
-    return float(2 * (by_text**2 + by_time) ** 0.5)
+    spent = expected.seconds.sum(1) + expected.before
+    count = len(spent)
+    if count < 2:
+        return 0.2
+    apart = expected.tokens - expected.whole_tokens_per_second * spent
+    return 2 * float((count / (count - 1) * (apart**2).sum()) ** 0.5 / expected.tokens.sum())
 
 
-# ---- what decides --------------------------------------------------------------------------------
+# ---- trials --------------------------------------------------------------------------------------
+
+
+def with_rates(some: Sequence[Candidate], runner: Runner, repeats: int) -> list[Candidate]:
+    """Return the candidates with what was measured of them in `repeats` of all calls."""
+    ran, size = [], len(runner.groups)
+    for one, calls in zip(some, runner.run([c.setting for c in some], repeats), strict=True):
+        whole, decoding = [], []
+        for turn in range(repeats):
+            each = calls[turn * size : (turn + 1) * size]
+            stats = merged(each)
+            whole.append(stats.num_new_tokens / sum(call.seconds for call in each))
+            decoding.append(stats.tokens_per_second)
+        stats = merged(calls)
+        ran.append(
+            replace(
+                one,
+                measured_tokens_per_second=statistics.median(whole),
+                measured_decode_tokens_per_second=statistics.median(decoding),
+                measured_repeats=tuple(decoding),
+                measured_length=stats.num_new_tokens / stats.levels[0].num_verifications,
+            )
+        )
+    return ran
+
+
+def with_trials(
+    measured: Measured,
+    some: Sequence[Candidate],
+    runner: Runner,
+    limit: float,
+    most: int | None = TRIED,
+) -> list[Candidate]:
+    """Run the fastest candidates and plain decoding for a moment, enter `Measured.trials`, and
+    return all candidates with predictions by these.
+
+    Windows are chosen by measured times, so a chain whose times came out too short by chance is
+    chosen more often than one whose times came out too long.
+
+    Args:
+        limit: seconds that all measurements may take; trials have a quarter of them at least.
+        most: chains that are tried, beside plain decoding; None: all.
+    """
+    began = time.perf_counter()
+    plain = next(one for one in some if not one.windows)
+    tried = list(dict.fromkeys([*some[:most], plain]))
+    untried = replace(measured, trials={})
+    while tried:
+        left = max(limit - measured.spent - (time.perf_counter() - began), _TRIALS * limit)
+        calls = runner.run([one.setting for one in tried], _REPEATS, left)
+        for one, each in zip(tried, calls, strict=True):
+            measured.trials[one.parts] = _trial(untried, one.setting, each)
+        some = fastest_first(candidate(measured, runner.parts, one.setting) for one in some)
+        # What is recommended should have been run.
+        tried = [one for one in some[:1] if one.parts not in measured.trials]
+    measured.spent += time.perf_counter() - began
+    return list(some)
+
+
+def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
+    """Return the seconds of calls over those predicted for as many steps of each level; for as many
+    tokens where acceptances come from rounds, of which these tell more."""
+    stats, expected = merged(calls), predict(untried, setting)
+    count = len(expected.tokens)
+    expected = expected.of_batches([n % count for n in range(len(calls))])
+    done = steps_of(stats, untried.batch) / np.maximum(expected.batch_steps.sum(0), 1e-9)
+    if not untried.observed.keys().isdisjoint(itertools.pairwise(setting.parts)):
+        done[:] = stats.num_new_tokens / expected.tokens.sum()
+    predicted = float(expected.seconds.sum(0) @ done + np.sum(expected.before))
+    # The relative standard error of tokens per second: of a ratio of two sums, over rounds.
+    rounds = np.array([each for call in calls for each in call.rounds])
+    (tokens, seconds), rows = rounds.sum(0), len(rounds)
+    apart = rounds[:, 0] - tokens / seconds * rounds[:, 1]
+    error = float((rows / max(rows - 1, 1) * (apart**2).sum()) ** 0.5 / tokens)
+    return Trial(sum(call.seconds for call in calls) / predicted, error, rows)
+
+
+# ---- Theorem 3.2 ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -344,8 +322,7 @@ class Insertion:
     Attributes:
         new, above, below: names of M_new, M_i and M_{i+1}.
         lengths: L_i, L_{i-new}, L_new. L_new is the tokens that M_i hands up per pass of M_new, so
-            that N / L_new in Lemma 3.1 is the number of M_new's passes: as a mean of what M_new
-            hands up it would count those that M_i rejects as text.
+            that N / L_new in Lemma 3.1 is the number of M_new's passes.
         seconds: T_i, T_new, T_{i+1} of one pass.
         test: both sides.
         without, with_new: the chains compared.
@@ -362,123 +339,45 @@ class Insertion:
 
     @property
     def faster(self) -> bool | None:
-        """Whether the chain with the new model was, as both were run in turns; None: it was in some
-        of the repeats, or they were not run."""
+        """Whether the chain with the new model was faster in every repeat; None: now and then, or
+        they were not run."""
         pairs = zip(self.without.measured_repeats, self.with_new.measured_repeats, strict=False)
         seen = {after > before for before, after in pairs}
         return seen.pop() if len(seen) == 1 else None
 
 
-def insertions(measured: Measured, found: Sequence[Candidate]) -> list[Insertion]:
-    """For every chain of at least three levels and the model above its last."""
-    by_parts = {one.parts: one for one in found}
+def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:
+    """Return the theorem for every chain of at least three levels and the model above its last."""
+    by_parts = {one.parts: one for one in some}
     tests = []
-    for one in found:
+    for one in some:
         if len(one.parts) < 3:
             continue
-        place = len(one.parts) - 2
-        kept = (*one.parts[:place], one.parts[-1])
-        base = by_parts[kept]
-        after = predict(measured, one.parts, one.windows, one.rounds, tail=one.tail)
-        before = predict(measured, base.parts, base.windows, base.rounds, tail=base.tail)
-        above, new, below = one.parts[place - 1 :]
-        window, steps, of_new = one.windows[place], after.steps.sum(0), after.emitted(place)
-        lengths = before.emitted(place), of_new, of_new * float(steps[place - 1] / steps[place])
-        scale, draft = MeasuredSeconds(measured, one.parts).scale, measured.draft[below, False]
+        at = len(one.parts) - 2
+        base = by_parts[one.parts[:at] + one.parts[-1:]]
+        before, after = (predict(measured, c.setting) for c in (base, one))
+        above, new, below = one.parts[at - 1 :]
+        window, steps, of_new = one.windows[at], after.steps.sum(0), after.emitted(at)
+        lengths = before.emitted(at), of_new, of_new * float(steps[at - 1] / steps[at])
+        factor, draft = measured.factor(one.parts), measured.draft[below]
         seconds = (
-            _verification(measured, after, place, above) * scale[above],
-            measured.verify[new, False].at(window) * scale[new],
-            draft.at(window) * scale[below] / window,
+            _verification(measured, after, at, above) * factor,
+            measured.verify[new, False].at(window) * factor,
+            draft.at(window) * factor / window,
         )
         without = (
-            _verification(measured, before, place, above) * scale[above],
+            _verification(measured, before, at, above) * measured.factor(base.parts),
             # In passes of T_below: a drafter without a model is as fast with many tokens.
             window * draft.at(base.windows[-1]) / draft.at(window),
         )
         test = insertion_test(*seconds, *lengths, float(window), without)
-        names = one.levels[place], one.levels[place - 1], one.levels[-1]
+        names = one.levels[at], one.levels[at - 1], one.levels[-1]
         tests.append(Insertion(*names, lengths, seconds, test, base, one))
     return tests
 
 
-def _verification(measured: Measured, found: Expectation, level: int, part: int) -> float:
-    """Seconds of a verification by `level`, as the tables have them for the tokens that it finds
-    pending on average."""
-    pending = found.verified[level - 1] * found.rounds.sum() / found.steps.sum(0)[level - 1]
+def _verification(measured: Measured, expected: Expectation, level: int, part: int) -> float:
+    """Return the seconds of a verification by `level` of as many tokens as it has on average."""
+    pending = expected.verified[level - 1] * expected.rounds.sum()
+    pending /= expected.steps.sum(0)[level - 1]
     return measured.verify[part, False].at(round(float(pending)))
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """How far one measured quantity may be off before another chain is predicted to be faster.
-
-    Attributes:
-        quantity: in words.
-        lower, upper: factors; None: none between .2 and 5 changes it. For acceptances the factor
-            is of the rejected share.
-        rivals: the chain that is faster then, below and above.
-    """
-
-    quantity: str
-    lower: float | None
-    upper: float | None
-    rivals: tuple[str, str]
-
-
-def sensitivities(
-    measured: Measured, parts: Sequence[Part], found: Sequence[Candidate]
-) -> list[Sensitivity]:
-    """Of the first of `found` against the others, windows as they are."""
-    best, others = found[0], list(found[1:4])
-    if not others:
-        return []
-    plain = next(one for one in found if len(one.parts) == 1)
-    if plain not in (best, *others):
-        others.append(plain)
-    used = sorted({n for one in (best, *others) for n in one.parts})
-    quantities: dict[int | tuple[int, int], str] = {
-        **{n: f"seconds of {parts[n].name}" for n in used},
-        OWN: "own seconds per step",
-    }
-    pairs = list(itertools.pairwise(best.parts))
-    for a, b in [*pairs, *([(best.parts[0], best.parts[-1])] if best.tail else [])]:
-        quantities[a, b] = f"share of {parts[b].name}'s tokens that {parts[a].name} rejects"
-    return [_sensitivity(measured, name, at, best, others) for at, name in quantities.items()]
-
-
-def _sensitivity(
-    measured: Measured,
-    name: str,
-    at: int | tuple[int, int],
-    best: Candidate,
-    others: Sequence[Candidate],
-) -> Sensitivity:
-    """Of the times of a part, or of the rejections of a pair, `at`."""
-
-    def rate(one: Candidate, factor: float) -> float:
-        times, rejected = ({at: factor}, None) if isinstance(at, int) else (None, {at: factor})
-        return predict(
-            measured, one.parts, one.windows, one.rounds, times, rejected, _PLACES, one.tail
-        ).whole_tokens_per_second
-
-    offset = {one: one.predicted_tokens_per_second / rate(one, 1.0) for one in (best, *others)}
-
-    def rival(factor: float) -> Candidate | None:
-        own = rate(best, factor) * offset[best]
-        ahead = {one: rate(one, factor) * offset[one] for one in others}
-        first = max(ahead, key=ahead.__getitem__)
-        return first if ahead[first] > own else None
-
-    ends: list[tuple[float | None, str]] = []
-    for end in (0.2, 5.0):
-        there = rival(end)
-        if there is None:
-            ends.append((None, ""))
-            continue
-        low, high = 1.0, end
-        for _ in range(8):
-            middle = (low * high) ** 0.5
-            now = rival(middle)
-            low, high, there = (middle, high, there) if now is None else (low, middle, now)
-        ends.append((high, ", ".join(there.levels)))
-    return Sensitivity(name, ends[0][0], ends[1][0], (ends[0][1], ends[1][1]))

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import arguments, progress
+from .. import arguments, processor, progress
 from ..levels import tokenizer_at
 from ..levels.hidden import decoder_layers
-from ..tuning import processor
 
 _MEMORY = 2 << 30
 _ROWS = 1024  # inputs that are added at a time, at least: a sum is read and written once for them

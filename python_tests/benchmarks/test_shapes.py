@@ -142,12 +142,12 @@ def test_passes_leave_the_cache_as_it_was() -> None:
 
 
 def constant(seconds: float) -> Times:
-    return Times({1: seconds, 64: seconds}, 0.0)
+    return Times({1: seconds, 64: seconds})
 
 
 def test_two_levels_are_the_closed_form() -> None:
-    target = Times({1: 10.0, 2: 10.5, 4: 11.0, 8: 14.0, 12: 20.0}, 0.0)
-    copy, head, check = constant(3.0), constant(0.7), Times({0: 0.1, 4: 0.3, 8: 0.4}, 0.0)
+    target = Times({1: 10.0, 2: 10.5, 4: 11.0, 8: 14.0, 12: 20.0})
+    copy, head, check = constant(3.0), constant(0.7), Times({0: 0.1, 4: 0.3, 8: 0.4})
     rows = shapes.predicted(target, copy, head, check, outer=(0.9, 0.97), inner=(0.6, 0.8))
     assert [(row["outer"], row["inner"]) for row in rows] == [
         (0.9, 0.6), (0.9, 0.8), (0.97, 0.6), (0.97, 0.8),

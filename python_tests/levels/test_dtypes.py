@@ -9,8 +9,7 @@ import torch
 from small_models import make
 
 import polyspec_ext as ps
-from polyspec_ext import tiny
-from polyspec_ext.tuning import processor
+from polyspec_ext import processor, tiny
 
 CHECKPOINT, DRAFT = str(tiny.path("target")), str(tiny.path("drafter"))  # in bfloat16
 

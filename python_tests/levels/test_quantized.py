@@ -19,13 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext import tiny
+from polyspec_ext import processor, tiny
 from polyspec_ext.levels import quantized
 from polyspec_ext.levels.quantized import Int4Linear, Int4Weights
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration, rules
 from polyspec_ext.quantization import kept as kept_file
-from polyspec_ext.tuning import processor
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",

@@ -16,7 +16,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import cli
 from polyspec_ext.planning import planner
-from polyspec_ext.planning.considered import considered
+from polyspec_ext.planning.parts import considered
 
 pytestmark = pytest.mark.usefixtures("tiny_untrained")
 
@@ -202,7 +202,7 @@ def test_a_plan_ends_with_a_command_that_runs(
 
 
 def test_the_whole_report_fits_a_terminal(planned: ps.Plan) -> None:
-    assert "own seconds per step" in planned.report(verbose=True)
+    assert "per step outside the levels" in planned.report(verbose=True)
     assert str(planned) == planned.report(verbose=True)
     assert max(map(len, str(planned).splitlines())) <= 80
 

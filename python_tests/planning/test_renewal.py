@@ -14,6 +14,7 @@ import torch
 from toy import Enumerator, ToyLevel, distribution, text_distribution
 
 import polyspec_ext as ps
+from benchmarks.theory import accepted_distribution
 from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
 from polyspec_ext.runtime.state import StateRows
@@ -27,13 +28,13 @@ class RandomSeconds:
 
     def __init__(self) -> None:
         generator = np.random.default_rng(5)
-        self.known: dict[tuple[int | bool, ...], float] = defaultdict(generator.random)
+        self.known: dict[tuple[int, ...], float] = defaultdict(generator.random)
 
-    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
-        return self.known[level, pending, rows, again]
+    def verify(self, level: int, pending: int) -> float:
+        return self.known[level, pending]
 
-    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
-        return self.known[0, tokens, rows, again]
+    def draft(self, tokens: int) -> float:
+        return self.known[0, tokens]
 
 
 class Step(NamedTuple):
@@ -41,14 +42,13 @@ class Step(NamedTuple):
 
     level: int
     rows: tuple[int, ...]
-    again: bool
     of_tail: int = 0  # of the tokens of all rows
 
-    def seconds(self, of: theory.PassSeconds, batch: int = 1) -> float:
-        """Of a batch, the time of the row with the most tokens."""
+    def seconds(self, of: theory.PassSeconds) -> float:
+        """Return the time of the row with the most tokens."""
         if self.level == 0:
-            return of.draft(max(self.rows), batch, self.again)
-        return of.verify(self.level, max(self.rows), batch, self.again)
+            return of.draft(max(self.rows))
+        return of.verify(self.level, max(self.rows))
 
 
 class Rows:
@@ -82,11 +82,9 @@ class Rows:
 
     def steps(self) -> Iterator[tuple[float, Step]]:
         """Every step with its probability."""
-        # Levels that a level above has run behind.
-        behind = frozenset(range(2, self.levels + 1))
-        todo = {self._key(behind): (self.state.words.clone(), behind, 1.0)}
+        todo = {self._key(): (self.state.words.clone(), 1.0)}
         while todo:
-            words, behind, weight = todo.pop(next(iter(todo)))
+            words, weight = todo.pop(next(iter(todo)))
             self.state.words.copy_(words)
             step = self.state.next()
             if step is None:
@@ -98,13 +96,7 @@ class Rows:
             if draft:  # no further than to an EOS
                 ends = [self.lengths[row] - plan.positions[row] + PROMPT for row in group]
                 rows = tuple(map(min, rows, ends))
-            again = level not in behind and level > 1
-            yield weight, Step(0 if draft else level, rows, again, sum(plan.of_tail))
-            below = range(level + 1, self.levels + 1)
-            if 1 < level == self.levels - 1:
-                # A tail is drafted for the target, and only the levels between have run then.
-                below = range(0)  # the drafter, which drafts for this level
-            after = (behind - {level}) | set(below)
+            yield weight, Step(0 if draft else level, rows, sum(plan.of_tail))
             options = [
                 self._outcomes(
                     row, level, plan.positions[row] - PROMPT, plan.lengths[row], plan.of_tail[row]
@@ -125,17 +117,17 @@ class Rows:
                         tokens[row, end] = EOS
                 status = torch.zeros(tokens.shape if draft else len(counts), dtype=torch.int32)
                 self.state.report(step, tokens, torch.tensor(counts), status)
-                key = self._key(after)
-                _, _, before = todo.get(key, (None, None, 0.0))
+                key = self._key()
+                _, before = todo.get(key, (None, 0.0))
                 chance = weight * float(np.prod([chance for _, chance in outcome]))
-                todo[key] = self.state.words.clone(), after, before + chance
+                todo[key] = self.state.words.clone(), before + chance
 
-    def _key(self, behind: frozenset[int]) -> tuple[Any, ...]:
+    def _key(self) -> tuple[Any, ...]:
         shape, words = self.state.shape, self.state.words
         words[:, shape.STEP] = 0
         for level in range(1, self.levels + 1):
             words[:, shape.level_at(level) + shape.ROUND] = 0
-        return (behind, *words[:, : shape.log_at].flatten().tolist())
+        return tuple(words[:, : shape.log_at].flatten().tolist())
 
     def _outcomes(
         self, row: int, level: int, place: int, length: int, of_tail: int
@@ -152,7 +144,7 @@ class Rows:
         if of_tail:
             more = tail[end:] if isinstance(tail, np.ndarray) else tail.accept[end]
             accept = np.concatenate([accept, more[:of_tail]])
-        chances = theory.accepted_distribution(accept.tolist())
+        chances = accepted_distribution(accept.tolist())
         return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
 
 
@@ -302,7 +294,7 @@ def test_rows_of_a_batch_wait_for_each_other() -> None:
         return float(found.seconds.sum() / found.batch_steps[:, 0].sum())
 
     # Blocks of 1 ... 4 tokens until 5 are there, three at most: by hand.
-    blocks = theory.accepted_distribution([0.5] * 3)
+    blocks = accepted_distribution([0.5] * 3)
     needed: dict[int, float] = defaultdict(float)
     for sizes in itertools.product(range(1, 5), repeat=3):
         chance = float(np.prod([blocks[size - 1] for size in sizes]))
@@ -354,16 +346,6 @@ def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptanc
     )
 
 
-class SameSeconds(RandomSeconds):
-    """Whatever the number of rows in the caches."""
-
-    def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
-        return super().verify(level, pending, 1, again)
-
-    def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
-        return super().draft(tokens, 1, again)
-
-
 @pytest.mark.parametrize(
     ("windows", "rounds", "tail"),
     [
@@ -397,43 +379,19 @@ def check_batch(
 ) -> None:
     """Two rows that accept differently, of different lengths: every step that either has a part in,
     in the time of the row with the most tokens."""
-    seconds = SameSeconds()
+    seconds = RandomSeconds()
     texts = cut(whole, 5), cut(whole, 4)
     found = theory.expectation(windows, rounds, behind(*texts), seconds, 2, tail)
     steps, own, spent = np.zeros(len(windows) + 1), np.zeros(len(windows) + 1), 0.0
     for weight, step in Rows(windows, rounds, *texts, tail=tail).steps():
         steps[step.level - 1] += weight
         own[step.level - 1] += weight * len(step.rows)
-        spent += weight * step.seconds(seconds, 2)
+        spent += weight * step.seconds(seconds)
     assert found.tokens == pytest.approx([9])
     assert found.batch_steps[0] == pytest.approx(steps, abs=1e-9)
     assert found.steps[0] == pytest.approx(own, abs=1e-9)
     assert found.seconds.sum() == pytest.approx(spent, rel=1e-9)
     assert found.tokens_per_second == pytest.approx(9 / spent, rel=1e-9)
-
-
-def test_complete_rows_leave_the_caches() -> None:
-    """Four rows, one of which is complete after a round: three are in the caches then; and again
-    once one of these is, but not where they are more than three quarters."""
-    window = 2
-    lengths = [2, 9, 9, 9, 5, 5, 5, 5]
-
-    class Seen(theory.ConstantSeconds):
-        def verify(self, level: int, pending: int, rows: int = 1, again: bool = False) -> float:
-            return float(rows)
-
-        def draft(self, tokens: int, rows: int = 1, again: bool = False) -> float:
-            return 0.0
-
-    remaining = np.concatenate([np.arange(n, 0, -1) for n in lengths])
-    texts = theory.Acceptance((np.zeros(len(remaining)),), remaining)
-    for found in (
-        theory.expectation((window,), (), texts, Seen([]), batch=4),
-        theory.expectation((), (), theory.Acceptance((), remaining), Seen([]), batch=4),
-    ):
-        assert found.seconds.sum(1) == pytest.approx([2 * 4 + 7 * 3, 5 * 4])
-    five = theory.Acceptance((), np.concatenate([np.arange(n, 0, -1) for n in (2, 4, 4, 4, 4)]))
-    assert theory.expectation((), (), five, Seen([]), batch=5).seconds.sum() == 4 * 5
 
 
 def greedy_trace(target: ToyLevel, draft: ToyLevel, length: int) -> theory.Acceptance:

@@ -1,4 +1,5 @@
-"""The formulas of planning.theory against the papers' printed numbers and against enumeration."""
+"""Formulas of `planning.theory` and `benchmarks.theory` against the papers' printed numbers and
+enumerations."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks import theory as formulas
 from polyspec_ext.planning import theory
 
 # Wang et al.: T_i, L_{i-new}, T_new, L_new, T_{i+1}, L_i; T_new/T_i and the right side of (1) (the
@@ -75,18 +77,18 @@ def test_theorem_3_3_and_its_erratum() -> None:
         chances = [a ** (k - 1) * (1 - a) for k in range(1, n)] + [a ** (n - 1)]
         mean = sum(k * p for k, p in enumerate(chances, 1))
         variance = sum((k - mean) ** 2 * p for k, p in enumerate(chances, 1))
-        assert theory.length_mean(a, n) == pytest.approx(mean)
-        assert theory.length_variance(a, n) == pytest.approx(variance, abs=1e-8)
-        own = theory.accepted_distribution([a] * (n - 1))
+        assert formulas.length_mean(a, n) == pytest.approx(mean)
+        assert formulas.length_variance(a, n) == pytest.approx(variance, abs=1e-8)
+        own = formulas.accepted_distribution([a] * (n - 1))
         assert own == pytest.approx(chances)
-    assert theory.length_mean(1.0, 4) == 4
-    assert theory.length_variance(1.0, 4) == 0
+    assert formulas.length_mean(1.0, 4) == 4
+    assert formulas.length_variance(1.0, 4) == 0
     # The counter-examples: nonzero where N is always 1; a negative variance.
-    assert theory.length_variance(0.9, 1) == pytest.approx(0, abs=1e-12)
-    assert theory.length_variance_as_printed(0.9, 1) == pytest.approx(0.9 / 0.01)
-    assert theory.length_variance_as_printed(0.9, 12) < 0 < theory.length_variance(0.9, 12)
+    assert formulas.length_variance(0.9, 1) == pytest.approx(0, abs=1e-12)
+    assert formulas.length_variance_as_printed(0.9, 1) == pytest.approx(0.9 / 0.01)
+    assert formulas.length_variance_as_printed(0.9, 12) < 0 < formulas.length_variance(0.9, 12)
     # What remains of the theorem.
-    relative = [math.sqrt(theory.length_variance(a, 8)) / theory.length_mean(a, 8)
+    relative = [math.sqrt(formulas.length_variance(a, 8)) / formulas.length_mean(a, 8)
                 for a in (0.9, 0.99, 0.999, 0.9999)]  # fmt: skip
     assert relative == sorted(relative, reverse=True)
     assert relative[-1] < 0.02
@@ -127,23 +129,23 @@ def test_token_and_block_lengths() -> None:
         ratios, weights = drafts(p, q)
         overlaps = [sum(map(min, a, b)) for a, b in zip(p, q, strict=True)]
         by_token = 1 + sum(math.prod(overlaps[: i + 1]) for i in range(4))
-        assert theory.token_length(ratios, weights) == pytest.approx(by_token)
-        assert theory.block_length(ratios, weights) == pytest.approx(block_rule_length(p, q))
-        assert theory.block_length(ratios, weights) >= by_token
+        assert formulas.token_length(ratios, weights) == pytest.approx(by_token)
+        assert formulas.block_length(ratios, weights) == pytest.approx(block_rule_length(p, q))
+        assert formulas.block_length(ratios, weights) >= by_token
     with pytest.raises(ValueError, match=r"ratios: expected \[N, m\]"):
-        theory.block_length([1.0], [1.0])
+        formulas.block_length([1.0], [1.0])
 
 
 def test_tree_lengths() -> None:
-    chain = theory.tree_length([-1, 0, 1], [0.5, 0.5, 0.5])
-    assert chain == theory.length_mean(0.5, 4)
+    chain = formulas.tree_length([-1, 0, 1], [0.5, 0.5, 0.5])
+    assert chain == formulas.length_mean(0.5, 4)
     # Two children of the root, and one below each: the paths exclude each other.
-    assert theory.tree_length([-1, -1, 0, 1], [0.6, 0.3, 0.5, 1.0]) == pytest.approx(
+    assert formulas.tree_length([-1, -1, 0, 1], [0.6, 0.3, 0.5, 1.0]) == pytest.approx(
         0.1 * 1 + 0.6 * (0.5 * 2 + 0.5 * 3) + 0.3 * 3
     )
-    assert theory.tree_length([], []) == 1
+    assert formulas.tree_length([], []) == 1
     with pytest.raises(ValueError, match="parents: expected node 1's"):
-        theory.tree_length([-1, 1], [0.5, 0.5])
+        formulas.tree_length([-1, 1], [0.5, 0.5])
 
 
 # With the paper's times, T_1 = 22 and T_2 = 7 ms, six draft passes of 1 ms per round of M_2, which
@@ -155,7 +157,7 @@ def three_models(acceptance: float, window: int) -> float:
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         inner = (low + high) / 2
-        low, high = (inner, high) if theory.length_mean(inner, 7) < 4.3 else (low, inner)
+        low, high = (inner, high) if formulas.length_mean(inner, 7) < 4.3 else (low, inner)
     rates = theory.Acceptance.constant(acceptance, low)
     found = theory.expectation([window, 6], [0], rates, theory.ConstantSeconds([22, 7, 1]))
     assert found.emitted(2) == pytest.approx(4.3)
@@ -177,7 +179,7 @@ def test_windows_of_the_papers_times() -> None:
 def test_cascade_speculative_drafting() -> None:
     for a, b in itertools.product((0.3, 0.8, 0.95), (0.2, 0.6)):
         for n, k in itertools.product((1, 2, 4), (1, 3)):
-            closed = theory.cascade_improvement(a, b, n, k, 0.3, 0.05)
+            closed = formulas.cascade_improvement(a, b, n, k, 0.3, 0.05)
             # A window that only n full blocks fill: there always are n.
             chain = theory.expectation(
                 [n * (k + 1), k],

@@ -16,9 +16,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
-from polyspec_ext import tiny, tuning
-from polyspec_ext.tuning import LevelConfig, processor
-from polyspec_ext.tuning.level import level_for
+from polyspec_ext import processor, tiny, tuning
+from polyspec_ext.tuning import LevelConfig, level_for
 
 PLAIN, PACKED = LevelConfig(torch.float32), LevelConfig(torch.float32, pack=True)
 HALF = LevelConfig(torch.bfloat16)
@@ -83,8 +82,8 @@ def choose(
         candidates = list(cost)
     store = store or tuning.Store(None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("polyspec_ext.tuning.choice.pass_seconds", machine.measure)
-        patch.setattr("polyspec_ext.tuning.choice.default_store", lambda: store)
+        patch.setattr("polyspec_ext.tuning.pass_seconds", machine.measure)
+        patch.setattr("polyspec_ext.tuning.default_store", lambda: store)
         level, choice = tuning.choose(machine.make, candidates, widths, **options)
     assert level.config == choice.config
     return machine, choice
@@ -345,7 +344,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(levels: Sequence[Any], widths: Sequence[int], **_: Any) -> list[dict[int, float]]:
         return [dict.fromkeys(widths, 1e-4 / (1 + level.pack)) for level in levels]
 
-    monkeypatch.setattr("polyspec_ext.tuning.choice.pass_seconds", seconds)
+    monkeypatch.setattr("polyspec_ext.tuning.pass_seconds", seconds)
 
 
 @pytest.mark.usefixtures("no_clock")

@@ -1,4 +1,5 @@
-"""How many tokens one verification accepts and emits."""
+"""Formulas of the papers that the planner does not use: how many tokens a verification emits by the
+token, block and tree rules, Theorem 3.3 and its erratum, and Cascade Speculative Drafting."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .acceptance import Floats
+from polyspec_ext.planning.theory import Floats
 
 
 def accepted_distribution(accept: Sequence[float]) -> Floats:
@@ -103,3 +104,22 @@ def tree_length(parents: Sequence[int], accept: Sequence[float]) -> float:
             raise ValueError(f"parents: expected node {node}'s in [-1, {node}), given {parent}")
         reach.append(probability * (reach[parent] if parent >= 0 else 1.0))
     return 1 + sum(reach)
+
+
+def cascade_improvement(
+    acceptance: float, inner: float, rounds: int, tokens: int, cost: float, inner_cost: float
+) -> float:
+    """Cascade Speculative Drafting (Chen et al. 2023) with a fixed number of inner rounds: expected
+    improvement of wall time ``(1 - a phi(a)^n) / ((1-a)(1 + n c1 + n k c2))``, with ``phi(x) = 1 +
+    (x-1)(1 - a'^{k+1} x^{k+1})/(1 - a' x)``.
+
+    Args:
+        acceptance: a, of M_1 for M_2's tokens, < 1.
+        inner: a', of M_2 for M_3's.
+        rounds: n, of M_2 per round of M_1.
+        tokens: k, of M_3 per round of M_2.
+        cost, inner_cost: c1 = T_2 / T_1, c2 = T_3 / T_1.
+    """
+    a, b, k = acceptance, inner, tokens
+    phi = 1 + (a - 1) * (1 - (a * b) ** (k + 1)) / (1 - a * b)
+    return (1 - a * phi**rounds) / ((1 - a) * (1 + rounds * cost + rounds * k * inner_cost))

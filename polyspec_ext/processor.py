@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from .. import progress
-from .._C import build_info
+from . import progress
+from ._C import build_info
 
 
 def name() -> str:

@@ -1,0 +1,630 @@
+"""Expected tokens and seconds of a chain of models, and Theorem 3.2 of the polybasic paper.
+
+`expectation` is a renewal model, exact where acceptances are independent of each other: its cycles
+are the rounds of the target, and the scheduler's state rows say whose step is due (`RoundModel`).
+
+Acceptances are one number per level (an endless text in its steady state), or are given at every
+position of recorded texts. A token drawn from the target's distribution p was accepted with
+probability min(1, q/p), whatever windows the chain had, since the text does not depend on them
+(contract C2). Such a replay is exact for two levels. With more, the levels below are taken to
+accept behind a rejected token as they would along the text.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._C import RoundShape, schedule_due
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+TINY = 1e-14  # states less likely than this are left out
+_UNLIKELY = 1e-9  # rounds of a batch
+_ENDLESS = 2**40  # tokens
+
+
+# ---- times and acceptances -----------------------------------------------------------------------
+
+
+class PassSeconds(Protocol):
+    """Seconds of the steps of a chain of n levels, of all rows of a batch together."""
+
+    def verify(self, level: int, pending: int) -> float:
+        """Return the seconds of `level` verifying `pending` tokens, in a pass of one more."""
+        ...
+
+    def draft(self, tokens: int) -> float:
+        """Return the seconds of level n drafting `tokens`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConstantSeconds:
+    """Seconds as the papers have them: T_i a pass of M_i, and M_n one pass for each token.
+
+    Args:
+        seconds: T_1 ... T_n.
+    """
+
+    seconds: Sequence[float]
+
+    def verify(self, level: int, pending: int) -> float:
+        return self.seconds[level - 1]
+
+    def draft(self, tokens: int) -> float:
+        return tokens * self.seconds[-1]
+
+
+class Proposals(NamedTuple):
+    """Acceptance of a drafter without a model, which may have fewer tokens than asked for.
+
+    Attributes:
+        accept: ``[P, K]``, the probability that token j of a proposal at position p is accepted, if
+            those before it are.
+        counts: ``[P]``, tokens that the drafter proposes there; at most K.
+    """
+
+    accept: Floats
+    counts: Ints
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Probabilities that each level accepts what comes from below.
+
+    Attributes:
+        levels: for level 1 ... n-1, ``[P]``: the probability that it accepts a token at position p,
+            if those before it in the block are. P = 1: at any position of an endless text.
+        remaining: ``[P]``, tokens left of each text from position p on, p included; texts follow
+            each other. None: endless.
+        proposals: replaces the last of `levels`.
+        tail: how likely level 1 accepts what level n proposes, ``[P]`` or `Proposals`. None: for
+            chains without a tail.
+        room: ``[P]``, tokens that the request allows from position p on; more than `remaining`
+            where the text ends with an EOS. None: each text is as long as its request allows.
+    """
+
+    levels: tuple[Floats, ...]
+    remaining: Ints | None = None
+    proposals: Proposals | None = None
+    tail: Floats | Proposals | None = None
+    room: Ints | None = None
+
+    @classmethod
+    def constant(cls, *levels: float, tail: float | None = None) -> Acceptance:
+        """Return the same acceptance everywhere: a_1 ... a_{n-1}, and that of a tail."""
+        of_tail = None if tail is None else np.array([tail], np.float64)
+        return cls(tuple(np.array([a], np.float64) for a in levels), tail=of_tail)
+
+
+# ---- one round of the target ---------------------------------------------------------------------
+
+
+class Steps(NamedTuple):
+    """Steps of `level` in one position of a round, from each position P of the texts."""
+
+    level: int
+    chance: Floats  # [P] probability that it is done
+    seconds: Floats  # [P] expected
+    verified: Floats  # [P] expected tokens; of a draft, those of a tail
+    sizes: dict[int, Floats]  # [P] probability by number of tokens; kept for batches only
+
+
+Outcomes = dict[int, Floats]  # [P] probability by tokens handed up
+Log = dict[tuple[int, ...], Steps]  # by block numbers, from the level in question downwards
+_Ready = dict[tuple[int, int], Floats]  # by tokens pending, and how many of these are of a tail
+
+
+class RoundModel:
+    """Outcomes of the levels of a chain until the target has verified once.
+
+    A verification of m tokens that accepts j hands j + 1 up. Pending tokens can overshoot a window,
+    and no level between verifies a tail. Arguments are those of `expectation`, with a bound of 0
+    for the lowest level that verifies.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[int],
+        rounds: Sequence[int],
+        acceptance: Acceptance,
+        seconds: PassSeconds,
+        batch: int,
+        tail: int,
+    ) -> None:
+        self.windows, self.rounds, self.seconds = windows, rounds, seconds
+        self.batch = batch
+        self.levels = len(windows) + 1
+        self.accept, self.proposals = acceptance.levels, acceptance.proposals
+        # As in the state rows, a tail has no more tokens than a draft.
+        self.tail = min(tail, windows[-1]) if tail and windows[0] else 0
+        self.accept_tail = acceptance.tail
+        self.remaining = acceptance.remaining
+        self.room = acceptance.remaining if acceptance.room is None else acceptance.room
+        self.places = 1 if self.remaining is None else len(self.remaining)
+        self.due = functools.cache(self._due)
+        self.rows = functools.cache(self._rows)
+        self.block = functools.cache(self._block)
+
+    def cost(self, level: int, size: int) -> float:
+        """Return the seconds of a step over `size` tokens."""
+        drafts = 1 < level == self.levels
+        return self.seconds.draft(size) if drafts else self.seconds.verify(level, size)
+
+    def ahead(self, values: Floats, tokens: int) -> Floats:
+        """Return ``out[p] = values[p + tokens]``."""
+        if self.remaining is None or tokens == 0:
+            return values
+        return np.concatenate([values[tokens:], np.zeros(min(tokens, self.places))])
+
+    def _rows(self, level: int) -> tuple[Ints, Ints]:
+        """Return state rows (``polyspec/round_state.hpp``) of the chain from `level` down, by the
+        tokens that it has room for, and ``[P]``, the row of each position. A text that ends with an
+        EOS has room up to that."""
+        room = np.array([_ENDLESS], np.int64)
+        if self.remaining is not None and self.room is not None:
+            room = np.minimum(self.remaining + 1, self.room + 1 - level).clip(1)
+        rooms, place = np.unique(room, return_inverse=True)
+        below = self.levels - level
+        shape = RoundShape(below + 1, 0, 0)
+        rows = np.zeros((len(rooms), shape.words), np.int64)
+        rows[:, shape.ROOM] = rooms
+        for number in range(below):
+            at = shape.level_at(number + 1)
+            rows[:, at + shape.WINDOW] = self.windows[level - 1 + number]
+            rows[:, at + shape.BOUND] = self.rounds[level - 1 + number]
+        return rows, place
+
+    def _due(self, level: int, pending: int, blocks: int, tail: int = 0) -> tuple[Ints, Ints]:
+        """Return ``[P]`` each: the level whose step is due, and how many tokens it drafts or
+        verifies, with `pending` tokens in `blocks` blocks for `level` and none for those below."""
+        rows, place = self.rows(level)
+        shape = RoundShape(self.levels - level + 1, 0, 0)
+        at = shape.level_at(1)
+        rows[:, at + shape.PENDING], rows[:, at + shape.BLOCKS] = pending, blocks
+        rows[:, shape.TAIL_WINDOW] = tail
+        levels, counts = schedule_due(rows, shape.levels)
+        return levels[place] + level - 1, counts[place]
+
+    def _block(self, level: int) -> tuple[Outcomes, Log]:
+        """Return outcomes and steps of `level` gathering tokens and verifying once."""
+        log: Log = {}
+        if level == self.levels:  # the target alone
+            ready: _Ready = {(0, 0): np.ones(self.places)}
+        elif level == self.levels - 1:
+            ready = self._draft(log)
+        else:
+            ready = self._gather(level, log)
+        outcomes: Outcomes = {}
+        total, spent, verified = (np.zeros(self.places) for _ in range(3))
+        sizes: dict[int, Floats] = {}
+        for (pending, of_tail), chance in ready.items():
+            if self.batch > 1:
+                sizes[pending] = sizes.get(pending, 0.0) + chance
+            total = total + chance
+            spent = spent + chance * self.seconds.verify(level, pending)
+            verified = verified + chance * pending
+            reach = chance
+            for j in range(pending + 1):
+                passed = np.zeros(self.places)
+                if j < pending:
+                    passed = reach * self._accepts(level, j, pending - of_tail)
+                for emitted, ends in self._emitted(j, reach - passed):
+                    outcomes[emitted] = outcomes.get(emitted, 0.0) + ends
+                reach = passed
+                if reach.max() <= TINY:
+                    break
+        log[()] = Steps(level, total, spent, verified, sizes)
+        return outcomes, log
+
+    def _emitted(self, accepted: int, chance: Floats) -> Iterator[tuple[int, Floats]]:
+        """Yield the tokens handed up after `accepted`: one more, unless the last is an EOS."""
+        if chance.max() <= TINY:
+            return
+        if self.room is self.remaining or accepted == 0:
+            yield accepted + 1, chance
+            return
+        ends = self.remaining == accepted
+        for emitted, here in ((accepted, ends), (accepted + 1, ~ends)):
+            if (chance * here).max() > TINY:
+                yield emitted, chance * here
+
+    def _accepts(self, level: int, index: int, pending: int) -> Floats:
+        """Return the acceptance of a block's token; a tail begins behind `pending` tokens."""
+        if index >= pending:
+            tail = self.accept_tail
+            if isinstance(tail, Proposals):
+                return self.ahead(tail.accept[:, index - pending], pending)
+            assert tail is not None
+            return self.ahead(tail, index)
+        if level == self.levels - 1 and self.proposals is not None:
+            accept: Floats = self.proposals.accept[:, index]
+            return accept
+        return self.ahead(self.accept[level - 1], index)
+
+    def _draft(self, log: Log) -> _Ready:
+        due, wanted = self.due(self.levels - 1, 0, 0)
+        wanted = np.where(due == self.levels, wanted, 0)
+        drafted = wanted if self.proposals is None else np.minimum(wanted, self.proposals.counts)
+        spent = np.zeros(self.places)
+        sizes: dict[int, Floats] = {}
+        for tokens in np.unique(wanted[wanted > 0]).tolist():
+            spent[wanted == tokens] = self.seconds.draft(tokens)
+            if self.batch > 1:
+                sizes[tokens] = (wanted == tokens).astype(np.float64)
+        if wanted.any():
+            asked = (wanted > 0).astype(np.float64)
+            log[(0,)] = Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
+        counts = np.unique(drafted).tolist()
+        return {(tokens, 0): (drafted == tokens).astype(np.float64) for tokens in counts}
+
+    def _draft_tail(
+        self, blocks: int, pending: int, chance: Floats, log: Log, ready: _Ready
+    ) -> None:
+        """Add a tail, where one is due with `chance` ``[P]``, to the tokens pending for level 1."""
+        due, wanted = self.due(1, pending, blocks, self.tail)
+        wanted = np.where(due == self.levels, wanted, 0)
+        drafted = wanted
+        if isinstance(self.accept_tail, Proposals):
+            counts = self.ahead(self.accept_tail.counts.astype(np.float64), pending)
+            drafted = np.minimum(wanted, counts.astype(np.int64))
+        for tokens, count in np.unique(np.stack([wanted, drafted]), axis=1).T.tolist():
+            here = chance * ((wanted == tokens) & (drafted == count))
+            if here.max() <= TINY:
+                continue
+            if tokens > 0:
+                # Rows whose window is not full yet draft their next block meanwhile.
+                path = (blocks, *[0] * (self.levels - 2))
+                spent = here * self.seconds.draft(tokens)
+                sizes = {tokens: here} if self.batch > 1 else {}
+                _log_steps(log, path, Steps(self.levels, here, spent, here * count, sizes))
+            key = pending + count, count
+            ready[key] = ready.get(key, 0.0) + here
+
+    def _gather(self, level: int, log: Log) -> _Ready:
+        states: dict[int, Floats] = {0: np.ones(self.places)}  # by tokens pending
+        ready: _Ready = {}
+        blocks = 0
+        while states:
+            more: dict[int, Floats] = {}
+            for pending, probability in states.items():
+                full = self.due(level, pending, blocks)[0] == level
+                done = probability * full
+                if done.max() > TINY and level == 1 and self.tail:
+                    self._draft_tail(blocks, pending, done, log, ready)
+                elif done.max() > TINY:
+                    ready[pending, 0] = ready.get((pending, 0), 0.0) + done
+                going = probability * ~full
+                if going.max() <= TINY:
+                    continue
+                outcomes, inner = self.block(level + 1)
+                for place, step in inner.items():
+                    chance, spent, verified = (
+                        going * self.ahead(values, pending) for values in step[1:4]
+                    )
+                    sizes = {
+                        size: going * self.ahead(values, pending)
+                        for size, values in step.sizes.items()
+                    }
+                    _log_steps(
+                        log, (blocks, *place), Steps(step.level, chance, spent, verified, sizes)
+                    )
+                for emitted, chance in outcomes.items():
+                    after = going * self.ahead(chance, pending)
+                    if after.max() > TINY:
+                        more[pending + emitted] = more.get(pending + emitted, 0.0) + after
+            states, blocks = more, blocks + 1
+        return ready
+
+
+def _log_steps(log: Log, path: tuple[int, ...], step: Steps) -> None:
+    old = log.get(path)
+    if old is not None:
+        chance, spent, verified = (a + b for a, b in zip(step[1:4], old[1:4], strict=True))
+        sizes = dict(old.sizes)
+        for size, more in step.sizes.items():
+            sizes[size] = sizes.get(size, 0.0) + more
+        step = Steps(step.level, chance, spent, verified, sizes)
+    log[path] = step
+
+
+# ---- whole texts ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Expected numbers of recorded texts, or, of an endless one, of one round of the target.
+
+    Attributes:
+        rounds: ``[G]`` by batch, its rows' rounds added up.
+        tokens: ``[G]``, committed.
+        steps: ``[G, n]``, verifications of level 1 ... n-1 and drafts of level n, added up over
+            the rows.
+        batch_steps: ``[G, n]``, the same with a step of several rows counted once.
+        seconds: ``[G, n]``, spent in them.
+        verified: ``[n - 1]``, tokens verified per round of a row by level 1 ... n-1.
+        tail: of these, tokens of a tail, by level 1.
+        before: ``[G]``, seconds before the first round, which are in no other number.
+    """
+
+    rounds: Floats
+    tokens: Floats
+    steps: Floats
+    batch_steps: Floats
+    seconds: Floats
+    verified: Floats
+    tail: float = 0.0
+    before: Floats | float = 0.0
+
+    @property
+    def length(self) -> float:
+        """Tokens committed per row and round of the target; tau."""
+        return float(self.tokens.sum() / self.rounds.sum())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of decoding, of the whole batch."""
+        return float(self.tokens.sum() / self.seconds.sum())
+
+    @property
+    def whole_tokens_per_second(self) -> float:
+        """Tokens per second of whole calls."""
+        return float(self.tokens.sum() / (self.seconds.sum() + np.sum(self.before)))
+
+    def of_batches(self, numbers: Sequence[int]) -> Expectation:
+        """Return the expectation of some batches, each counted as often as it is listed;
+        `verified` and `tail` stay means over all."""
+        some = np.array(numbers, np.int64)
+        names = ("rounds", "tokens", "steps", "batch_steps", "seconds", "before")
+        values = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: v[some] for name, v in values.items() if np.ndim(v)})
+
+    def emitted(self, level: int) -> float:
+        """Return the tokens handed up per verification of `level`; L_i for the target."""
+        if level == 1:
+            return self.length
+        counts = self.steps.sum(0)
+        pending = self.verified[level - 2] - (self.tail if level == 2 else 0.0)
+        above = float(pending * self.rounds.sum())
+        return above / float(counts[level - 1]) if counts[level - 1] else float("nan")
+
+
+def expectation(
+    windows: Sequence[int],
+    rounds: Sequence[int],
+    acceptance: Acceptance,
+    seconds: PassSeconds,
+    batch: int = 1,
+    tail: int = 0,
+) -> Expectation:
+    """Return the expected tokens, steps and seconds of a chain.
+
+    Args:
+        windows: of level 1 ... n-1. Empty: the target alone.
+        rounds: ``rounds[i]`` bounds the blocks that level i+1 waits for; 0: no bound. For every
+            level above the lowest that verifies.
+        acceptance: of every level that verifies.
+        seconds: of one step.
+        batch: rows. Texts are taken so many at a time, in their order, the first ones again where
+            the last batch is short of some. Rows wait for each other: a step is taken if any row
+            takes part, in the time of the row with the most tokens, and the target's rounds are
+            those of all. What rows accept is independent.
+        tail: tokens that level n adds at most to those that the target verifies, as of `Chain`.
+
+    Raises:
+        ValueError: another number of rounds, or of acceptances; no row; or a tail of a chain that
+            can have none, or whose acceptance is missing.
+    """
+    count = len(windows)
+    if len(acceptance.levels) != count:
+        raise ValueError(
+            f"acceptance: expected one for each of {count} levels that verify, given "
+            f"{len(acceptance.levels)}"
+        )
+    if count and len(rounds) != count - 1:
+        raise ValueError(f"rounds: expected {count - 1} numbers, given {list(rounds)}")
+    if batch < 1:
+        raise ValueError(f"batch: expected 1 or more, given {batch}")
+    if tail < 0 or (tail and count < 2):
+        raise ValueError(
+            f"tail: expected {'0 or more' if count > 1 else 0} for {count + 1} levels, given {tail}"
+        )
+    if tail and acceptance.tail is None:
+        raise ValueError(
+            f"acceptance: expected that of a tail as well, given none, for tail {tail}"
+        )
+    chain = RoundModel(windows, (*rounds, 0), acceptance, seconds, batch, tail)
+    outcomes, log = chain.block(1)
+    begins = starts(chain.remaining)
+    visits = _visits(chain, outcomes, begins)
+    weight = visits.sum(0)
+    total = float(weight.sum())
+
+    def by_text(values: Floats) -> Floats:
+        return np.asarray(np.add.reduceat(weight * values, begins))
+
+    done, tokens = by_text(np.ones(chain.places)), np.zeros(len(begins))
+    for emitted, chance in outcomes.items():
+        tokens += emitted * by_text(chance)
+    steps, spent = np.zeros((2, len(begins), count + 1))
+    verified = np.zeros(count + 1)  # the last: of tails
+    for step in log.values():
+        steps[:, step.level - 1] += by_text(step.chance)
+        spent[:, step.level - 1] += by_text(step.seconds)
+        verified[step.level - 1] += float(weight @ step.verified) / total
+    shared = steps
+    if batch > 1:
+        rows = batches(len(begins), batch)
+        ends = [*begins[1:].tolist(), chain.places]
+        texts = [slice(*both) for both in zip(begins.tolist(), ends, strict=True)]
+        together = [_together(chain, log, visits, [texts[n] for n in row]) for row in rows]
+        shared, spent = (np.array(each) for each in zip(*together, strict=True))
+        done, tokens, steps = (values[rows].sum(1) for values in (done, tokens, steps))
+    return Expectation(done, tokens, steps, shared, spent, verified[:-1], float(verified[-1]))
+
+
+def batches(texts: int, batch: int) -> Ints:
+    """Return ``[G, batch]``, the texts of every batch in their order, the first ones again where
+    the last batch is short of some."""
+    return np.arange(-(-texts // batch) * batch).reshape(-1, batch) % texts
+
+
+def starts(remaining: Ints | None) -> Ints:
+    """Return the first position of each of the texts that follow each other."""
+    if remaining is None:
+        return np.zeros(1, np.int64)
+    return np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
+
+
+def _together(
+    chain: RoundModel, log: Log, visits: Floats, texts: Sequence[slice]
+) -> tuple[Floats, Floats]:
+    """Return ``[n]`` each, steps of a batch of these texts, and seconds spent in them."""
+    active = sum(visits[:, text].sum(1) for text in texts)
+    count = int((active > _UNLIKELY).sum())
+    done, spent = np.zeros((2, chain.levels))
+    for step in log.values():
+        sizes = sorted(step.sizes)
+        # The probability that no row takes part with more tokens than each size; first: none does.
+        below = np.ones((count, len(sizes) + 1))
+        for text in texts:
+            chances = [visits[:count, text] @ step.sizes[size][text] for size in sizes]
+            reach = np.cumsum(np.stack(chances, 1), 1)
+            nothing = np.maximum(0.0, 1 - reach[:, -1:])
+            below *= np.concatenate([nothing, nothing + reach], 1)
+        largest = np.diff(below, axis=1).sum(0)
+        done[step.level - 1] += largest.sum()
+        spent[step.level - 1] += largest @ [chain.cost(step.level, size) for size in sizes]
+    return done, spent
+
+
+def _visits(chain: RoundModel, outcomes: Outcomes, begins: Ints) -> Floats:
+    """Return ``[R, P]``, the probability that round r of a text begins at a position. Every round
+    of an endless text begins at its only one."""
+    if chain.remaining is None:
+        return np.ones((1, 1))
+    now = np.zeros(chain.places)
+    now[begins] = 1.0
+    rounds = []
+    while now.max() > TINY:
+        rounds.append(now)
+        after = np.zeros(chain.places)
+        for emitted, chance in outcomes.items():
+            after[emitted:] += (now * chance)[: max(0, chain.places - emitted)]
+        after[begins] = 0.0  # the text before is complete
+        now = after
+    return np.stack(rounds)
+
+
+# ---- Lemma 3.1 and Theorem 3.2 (Wang et al., ICML 2025) ------------------------------------------
+
+
+def lemma_seconds(
+    tokens: float, lengths: Sequence[float], seconds: Sequence[float], beta: float
+) -> float:
+    """Return the seconds of Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``.
+
+    It leaves out what M_2 emits and M_1 rejects, which `expectation` has.
+
+    Args:
+        tokens: N.
+        lengths: L_1 ... L_{n-1}, tokens per verification, the correction or bonus included.
+        seconds: T_1 ... T_n of one pass.
+        beta: passes of M_n per verification by M_{n-1}.
+
+    Raises:
+        ValueError: not one length fewer than seconds, or none.
+    """
+    if not lengths or len(seconds) != len(lengths) + 1:
+        raise ValueError(
+            "seconds: expected one more than lengths, of which there is at least one, given "
+            f"{len(seconds)} and {len(lengths)}"
+        )
+    verifying = sum(tokens / length * cost for length, cost in zip(lengths, seconds, strict=False))
+    return verifying + beta * tokens / lengths[-1] * seconds[-1]
+
+
+class InsertionTest(NamedTuple):
+    """Both sides of Theorem 3.2's conditions for M_new between M_i and M_{i+1}.
+
+    Attributes:
+        ratio_above, bound_above: condition (1), ``T_new/T_i < L_new (1/L_i - 1/L_{i-new})``.
+        ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
+        exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
+            (1/L_i - 1/L_new)]``, Lemma 3.1 before against after where M_{i+1} is the last model.
+    """
+
+    ratio_above: float
+    bound_above: float
+    ratio_below: float
+    bound_below: float
+    exact_seconds: float
+    exact_bound: float
+
+    @property
+    def above(self) -> bool:
+        """Condition (1). Sufficient only where L_new >= L_i, if M_{i+1} is the last model."""
+        return self.ratio_above < self.bound_above
+
+    @property
+    def below(self) -> bool:
+        """Condition (2). Sufficient only where L_{i-new} >= L_i."""
+        return self.ratio_below < self.bound_below
+
+    @property
+    def printed(self) -> bool:
+        """The theorem as printed: (1) or (2)."""
+        return self.above or self.below
+
+    @property
+    def exact(self) -> bool:
+        """Whether Lemma 3.1 gives fewer seconds with M_new, if M_{i+1} is the last model."""
+        return self.exact_seconds < self.exact_bound
+
+
+def insertion_bound(length: float, length_of_new: float, new_length: float) -> float:
+    """Return the right side of Theorem 3.2 (1), ``L_new (1/L_i - 1/L_{i-new})``.
+
+    Args:
+        length: L_i, of M_i with M_{i+1} below it.
+        length_of_new: L_{i-new}, of M_i with M_new below it.
+        new_length: L_new, of M_new with M_{i+1} below it.
+    """
+    return new_length * (1 / length - 1 / length_of_new)
+
+
+def insertion_test(
+    seconds: float,
+    new_seconds: float,
+    seconds_below: float,
+    length: float,
+    length_of_new: float,
+    new_length: float,
+    beta: float,
+    without: tuple[float, float] | None = None,
+) -> InsertionTest:
+    """Return Theorem 3.2 for M_new between M_i and M_{i+1}.
+
+    Args:
+        seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
+        length, length_of_new, new_length: as of `insertion_bound`.
+        beta: passes of M_{i+1} per verification above it.
+        without: T_i and beta without M_new; None: the same, which the printed conditions assume.
+    """
+    seconds_before, beta_before = (seconds, beta) if without is None else without
+    saved = seconds_before / length - seconds / length_of_new
+    saved += seconds_below * (beta_before / length - beta / new_length)
+    return InsertionTest(
+        new_seconds / seconds,
+        insertion_bound(length, length_of_new, new_length),
+        new_seconds / seconds_below if seconds_below else float("inf"),
+        beta * (new_length / length - 1),
+        new_seconds,
+        new_length * saved,
+    )

@@ -1,0 +1,438 @@
+"""How a level's model runs fastest on this processor: with packed weights or not.
+
+What is faster on one processor is slower on the next, so the candidates are timed for a moment
+where they are to run, and the answer is kept for the next process. Whichever is chosen, the level's
+logits are those of its model in the data type that is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from . import arguments, processor
+from .files import cache_folder, replace_text
+from .levels import ELEMENTS, HuggingFaceLevel, Level, ModelSource, Options
+from .levels.cpu_packed import can_pack
+from .levels.describe import is_sharded
+from .levels.quantized import QuantizedLinear
+from .levels.trimmed import TrimmedHead
+
+_Level = TypeVar("_Level", bound=Level)
+Switch = bool | Literal["auto"]
+REPEATS, CONTEXT = 12, 64
+LIMIT = 1.0  # seconds after which passes are not repeated; each is measured at least twice
+# A candidate must be faster by so much than those before it: less is within the noise, and the
+# earlier ones are simpler.
+MARGIN = 0.03
+# Other processes make times that do not repeat, or more than any processor takes.
+_REPEATS = 1.5  # so many times one measurement may be the other
+_LONGEST = (0.1, 1e-8)  # seconds of a pass, and as many for each byte of weights and token
+SCHEMA = 5  # of what is kept, and of the products it was timed with
+# Of a configuration: what does not change the cost of a pass, or is a candidate's.
+_ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
+
+
+# ---- a store -------------------------------------------------------------------------------------
+
+
+class Store:
+    """Values by key, kept between processes; both are JSON objects.
+
+    A value lies in a file that is named by a digest of its key and replaced as a whole, so that
+    any number of processes may read and write at once. Without a folder that can be read and
+    written, values are known to this object alone.
+
+    Args:
+        folder: made when it is first written to. None: nothing is kept in files.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._known: dict[str, Any] = {}
+
+    def get(self, key: Mapping[str, Any]) -> Any | None:
+        """Return the value of `key`, or None."""
+        name = _digest(key)
+        if name not in self._known and self.folder is not None:
+            try:
+                held = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+                if held["key"] == key:
+                    self._known[name] = held["value"]
+            except (OSError, ValueError, KeyError, TypeError):
+                return None
+        return self._known.get(name)
+
+    def put(self, key: Mapping[str, Any], value: Any) -> None:
+        """Keep `value`, in place of an older one."""
+        name = _digest(key)
+        self._known[name] = value
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"key": key, "value": value}, indent=1)
+            replace_text(self.folder / f"{name}.json", text)
+
+    def clear(self) -> None:
+        """Forget everything; files that cannot be removed stay."""
+        self._known.clear()
+        for file in [] if self.folder is None else list(self.folder.glob("*.json")):
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def default_store() -> Store:
+    """Return the store in the user's cache folder, below ``polyspec_ext/levels``."""
+    folder = cache_folder()
+    return _store(folder and folder / "levels")
+
+
+@functools.cache
+def _store(folder: Path | None) -> Store:
+    return Store(folder)  # the same one again, so that the process knows what cannot be written
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+def pass_seconds(
+    levels: Sequence[Level],
+    widths: Sequence[int],
+    *,
+    repeats: int = REPEATS,
+    limit: float = LIMIT,
+    clock: Callable[[], float] | None = None,
+) -> list[dict[int, float]]:
+    """Time passes of one sequence through each level, in turns, so that a change in the machine's
+    load meets all of them. Every pass has `CONTEXT` tokens before it, fewer where a level has no
+    room for them. The levels begin another batch and are left in it.
+
+    Args:
+        levels: measured side by side.
+        widths: numbers of tokens of a pass, >= 1 each.
+        repeats: turns, after an untimed one.
+        limit: seconds for each of `levels`; where they are over, the turns end after the second.
+        clock: seconds from any origin. None: wall time, or, where torch has one thread, that
+            thread's processor time, which does not run while others have the processor.
+
+    Returns:
+        by level and width, the seconds of the fastest pass: other processes only add to it.
+    """
+    if not levels or not widths or min(widths) < 1 or repeats < 1:
+        raise ValueError(
+            "expected levels, widths >= 1 and repeats >= 1, given "
+            f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
+        )
+    devices = [torch.device(getattr(level, "device", "cpu")) for level in levels]
+    if clock is None:
+        on_cpu = all(device.type == "cpu" for device in devices)
+        alone = torch.get_num_threads() == 1 and on_cpu
+        clock = time.thread_time if alone else time.perf_counter
+    fastest: list[dict[int, float]] = [{} for _ in levels]
+    longest = max(widths)
+    rooms = [getattr(level, "max_length", None) for level in levels]
+    context = max(min([CONTEXT, *(room - longest for room in rooms if room is not None)]), 0)
+    blocks = []
+    for level, device in zip(levels, devices, strict=True):
+        tokens = torch.arange(context + longest, device=device)
+        blocks.append((tokens % level.vocab_size)[None])
+        if hasattr(level, "reserve"):
+            level.reserve(context + longest)
+        level.prefill(blocks[-1][:, :context])
+    began = clock()
+    for turn in range(repeats + 1):
+        if turn == 1:  # the untimed turn is over
+            began = clock()
+        elif turn > 2 and clock() - began > limit * len(levels):
+            break
+        for width in widths:
+            for first in range(len(levels)):
+                number = (first + turn) % len(levels)
+                level, tokens = levels[number], blocks[number][:, context : context + width]
+                started = clock()
+                level.forward(tokens, width)
+                seconds = clock() - started
+                level.rollback([context])
+                if turn > 0:
+                    known = fastest[number].get(width, seconds)
+                    fastest[number][width] = min(known, seconds)
+    return fastest
+
+
+def widths_of(window: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the tokens of the passes of each level of a chain, target first: one where it decodes
+    or drafts, a window and one more where it verifies."""
+    return [*((1, size + 1) if size else (1,) for size in window), (1,)]
+
+
+# ---- a choice ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LevelConfig:
+    """How a level's model runs; `pack` is that of `HuggingFaceLevel`."""
+
+    dtype: torch.dtype
+    pack: bool = False
+
+    def __str__(self) -> str:
+        return str(self.dtype).removeprefix("torch.") + " packed" * self.pack
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fastest candidate.
+
+    Attributes:
+        seconds: of one pass, by candidate and number of tokens; empty where there was no choice.
+        cached: they were measured earlier.
+        steady: they repeated and are plausible; only then they are kept.
+    """
+
+    config: LevelConfig
+    seconds: Mapping[LevelConfig, Mapping[int, float]]
+    cached: bool = False
+    steady: bool = True
+
+    def __str__(self) -> str:
+        if not self.seconds:
+            return f"{self.config} (as given)"
+        each = [
+            f"{config} " + "/".join(f"{value * 1e3:.2f}" for value in times.values())
+            for config, times in self.seconds.items()
+        ]
+        sizes = "/".join(map(str, next(iter(self.seconds.values()))))
+        when = "measured earlier" if self.cached else "measured now"
+        when += "" if self.steady else ", not kept: the machine is busy"
+        return f"{self.config} (ms per pass of {sizes} tokens, {when}: {', '.join(each)})"
+
+
+def choose(
+    make: Callable[[LevelConfig], _Level],
+    candidates: Sequence[LevelConfig],
+    widths: Sequence[int],
+    *,
+    shape: str = "",
+) -> tuple[_Level, Choice]:
+    """Make the level whose passes take the least time, one of each width added up.
+
+    All is measured twice. The answer is kept in `default_store`, by processor, instruction sets,
+    threads, versions and the arguments, if both times agree and are plausible.
+
+    Args:
+        make: a level as a configuration says. A candidate for which it, or the level's first
+            passes, raise an error is left out, unless none is left.
+        candidates: the simplest first; a later one must be faster by `MARGIN`.
+        widths: tokens of the passes, each >= 1.
+        shape: tells models apart whose passes cost differently.
+    """
+    if len(candidates) == 1:
+        return make(candidates[0]), Choice(candidates[0], {})
+    store = default_store()
+    key = {
+        "schema": SCHEMA,
+        **processor.facts(),
+        "shape": shape,
+        "widths": list(widths),
+        "candidates": [str(config) for config in candidates],
+    }
+    known = _read(store.get(key), candidates)
+    if known is not None:
+        with contextlib.suppress(ValueError, RuntimeError):  # what cannot be made any more
+            return make(known.config), known
+    processor.note_load()
+    levels: dict[LevelConfig, _Level] = {}
+    errors: list[Exception] = []
+    for config in candidates:
+        try:
+            level = make(config)
+            pass_seconds([level], widths, repeats=1)
+            levels[config] = level
+        except Exception as error:  # oneDNN's: any other candidate will do
+            errors.append(error)
+    if not levels:
+        raise errors[-1]
+    twice = [pass_seconds(list(levels.values()), widths, repeats=REPEATS // 2) for _ in range(2)]
+    first, second = (dict(zip(levels, times, strict=True)) for times in twice)
+    seconds = {
+        config: {width: min(first[config][width], second[config][width]) for width in widths}
+        for config in levels
+    }
+    best = _best(seconds)
+    steady = _best(first) == _best(second) == best and all(
+        abs(math.log(first[config][width] / second[config][width])) < math.log(_REPEATS)
+        and seconds[config][width] < _longest(level, width)
+        for config, level in levels.items()
+        for width in widths
+    )
+    if steady:
+        measured = {str(config): times for config, times in seconds.items()}
+        store.put(key, {"chosen": str(best), "measured": measured})
+    return levels[best], Choice(best, seconds, steady=steady)
+
+
+def _best(seconds: Mapping[LevelConfig, Mapping[int, float]]) -> LevelConfig:
+    best, *later = seconds
+    for config in later:
+        if sum(seconds[config].values()) < (1 - MARGIN) * sum(seconds[best].values()):
+            best = config
+    return best
+
+
+def _longest(level: Level, width: int) -> float:
+    """Return the seconds that a pass of `width` tokens takes at most on any processor."""
+    model = getattr(level, "model", None)
+    if not isinstance(model, torch.nn.Module):
+        return math.inf
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    return _LONGEST[0] + _LONGEST[1] * size * width
+
+
+def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:
+    """Return the choice that was stored; None where `value` is something else."""
+    configs = {str(config): config for config in candidates}
+    try:
+        seconds = {
+            configs[name]: {int(width): float(each) for width, each in times.items()}
+            for name, times in value["measured"].items()
+        }
+        return Choice(configs[value["chosen"]], seconds, cached=True)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return None
+
+
+# ---- a level -------------------------------------------------------------------------------------
+
+
+def level_for(
+    thing: Any,
+    widths: Sequence[int],
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    *,
+    pack: Switch = "auto",
+    name: str = "level",
+    above: Sequence[Any] = (),
+) -> Any:
+    """Return what an element of a chain stands for (`levels.ELEMENTS`): a level, or a drafter
+    without one.
+
+    Where the level is that of a model in float32 on the CPU, what is "auto" is chosen by timing
+    (`choose`), and its `choice` tells what was chosen and why. Models in other data types are
+    packed where they can be: packed products round otherwise there, and no clock should choose a
+    text. With a target that is sharded over processes, which must not differ, nothing is timed
+    either. Elsewhere "auto" is off. A level is returned as it is, as is that
+    of a model whose cache other levels share.
+
+    Args:
+        widths: numbers of tokens of the level's passes.
+        dtype: of a model that is loaded here. "auto" and None: as `levels.load` has it. But on the
+            CPU None is bfloat16 of a checkpoint in it, if the processor multiplies that. Of a
+            target also the packed level's logits must not depend on the tokens beside a token
+            (`HuggingFaceLevel.varies`); else it is float32.
+        name: of `thing`, for messages.
+        above: the levels above it, target first.
+
+    Raises:
+        ValueError: `pack` is not True, False or "auto".
+        TypeError, ValueError: as `Registry.resolve` has it.
+    """
+    arguments.switch("pack", pack)
+    some = isinstance(pack, str) or (pack and dtype is None and isinstance(thing, str | Path))
+    timed = not any(map(is_sharded, (thing, *above[:1])))
+    fastest = partial(_fastest, widths, dtype, pack, timed, bool(above)) if some else None
+    options = Options(name, above, dtype, device, pack is True, fastest)
+    return ELEMENTS.resolve(thing, options)
+
+
+def _fastest(
+    widths: Sequence[int],
+    dtype: torch.dtype | str | None,
+    pack: Switch,
+    timed: bool,
+    drafts: bool,
+    source: ModelSource,
+) -> Any:
+    """Return the level that runs fastest of those that can be made of a model on the CPU. Not
+    `timed`: one that is packed where it can be."""
+    given, models, plain = source.model, {}, None
+    kind: Any
+
+    def model_in(dtype: torch.dtype | str | None) -> Any:
+        if dtype not in models:
+            models[dtype] = source.level(dtype, False).model
+        return models[dtype]
+
+    if given is None:
+        config = source.config()
+        if config.is_encoder_decoder:  # of which there is one way to run
+            return source.level(dtype, False)
+        # Where "auto" is not told, loading finds it out.
+        if dtype == "auto":
+            dtype = config.dtype or model_in("auto").dtype
+        half = config.dtype == torch.bfloat16 and pack and processor.multiplies_bfloat16()
+        kind = dtype or (torch.bfloat16 if half else torch.float32)
+    else:
+        plain = source.level(None, False)
+        if not plain.reads_apart:
+            return plain
+        config, dtype = given.config, given.dtype
+        models[dtype] = given
+        kind = dtype
+
+    def make(config: LevelConfig) -> Any:
+        if plain is not None and not config.pack:
+            return plain
+        return HuggingFaceLevel(model_in(config.dtype), pack=config.pack)
+
+    def chosen(*packs: bool) -> Any:
+        candidates = [LevelConfig(kind, each) for each in packs]
+        shape = _shape(config, () if given is None else given.modules())
+        level, choice = choose(make, candidates, widths, shape=shape)
+        level.choice = choice
+        return level
+
+    if dtype is None and kind == torch.bfloat16:
+        # The text of a target would depend on the passes' widths were its bits to.
+        with contextlib.suppress(ValueError):
+            level = chosen(True)
+            if drafts or level.varies == ():
+                return level
+        models.clear()
+        kind = torch.float32
+    if pack != "auto":
+        return chosen(pack)
+    by_clock = timed and kind == torch.float32
+    # Nothing to choose where all layers have 4-bit weights.
+    if (given is None and by_clock) or can_pack(model_in(kind)):
+        if by_clock:
+            return chosen(False, True)
+        with contextlib.suppress(ValueError, RuntimeError):  # oneDNN's, of what it cannot pack
+            return chosen(True)
+    return chosen(False)
+
+
+def _shape(config: Any, modules: Iterable[torch.nn.Module]) -> str:
+    told = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
+    for module in modules:
+        if isinstance(module, QuantizedLinear):
+            told["int4"] = told.get("int4", 0) + 1
+        elif isinstance(module, TrimmedHead):
+            told["drawn"] = len(module.drawn)
+    return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:16]
