@@ -154,7 +154,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shapes(least=2), rows(PROMPTS, 20))
 def test_heads(kind: str, tmp_path: Path, shape: Shape, batch: list[Row]) -> None:
     """Hidden states name the level that gives them; trees are dynamic, or of fixed shape."""
@@ -225,7 +225,7 @@ class Stateless(NamedTuple):
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(shapes(least=2), rows(PROMPTS, 20))
 def test_drafters_of_one_text(trees: bool, shape: Shape, batch: list[Row]) -> None:
     """Fewer tokens than asked for, or none; drawn and deterministic ones in one batch."""

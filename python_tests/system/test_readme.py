@@ -119,7 +119,9 @@ def test_architecture_opens_with_the_one_screen() -> None:
     assert block.text in source
     screen = block.text[block.text.index("def generate") :]
     assert screen.rstrip().endswith("return text[len(prompt) :]")
-    assert screen.count("\n") <= 60
+    lines = screen.count("\n")
+    assert lines <= 60
+    assert f"on one screen: {lines} lines" in README
 
 
 def test_every_example_stands_on_a_page() -> None:
