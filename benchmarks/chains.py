@@ -24,15 +24,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import chains_table, machine, output
-from benchmarks.differences import verdict
-from benchmarks.generation_calls import (
-    ASSISTED,
-    GENERATE,
+from benchmarks.measuring import (
+    Contender,
     Request,
     chain_call,
+    device_clock,
     generate_call,
+    measure,
+    ratios,
+    verdict,
 )
-from benchmarks.measuring import Contender, device_clock, measure, ratios
 from benchmarks.memory import require_memory
 from benchmarks.published_shapes import SHAPES, growth_of
 from polyspec_ext import progress, tiny
@@ -284,9 +285,9 @@ def rows_of(
             {
                 "label": one.label,
                 "window": one.window,
-                "rounds": one.rounds,
-                "tail": one.tail,
-                "rule": one.rule,
+                "rounds": [] if one.chain is None else list(one.chain.rounds),
+                "tail": 0 if one.chain is None else one.chain.tail,
+                "rule": "token" if one.chain is None else one.chain.rule,
                 "predicted_tokens_per_second": predicted,
                 "uncertainty": uncertainty,
                 "tokens_per_second": rate,
@@ -445,8 +446,8 @@ def _transformers(parts: dict[str, Any]) -> list[Contender]:
     target, drafter = parts[TARGET], parts[DRAFTER].model
     eos = frozenset(target.eos_token_ids)
     return [
-        Contender(GENERATE, generate_call(target.model, eos)),
-        Contender(f"{ASSISTED}: {DRAFTER}", generate_call(target.model, eos, drafter)),
+        Contender("transformers generate", generate_call(target.model, eos)),
+        Contender(f"transformers assisted: {DRAFTER}", generate_call(target.model, eos, drafter)),
     ]
 
 

@@ -1,36 +1,131 @@
-"""The loop in which generations are measured: everybody answers every prompt in turns, in an order
-that rotates, so that a change in the machine's load meets all of them.
+"""The loop in which generations are measured: every method answers every prompt in turns, in an
+order that rotates, so that a change in the machine's load meets all of them.
 
-``benchmarks chains``, ``benchmarks paper`` and the demo share it. Everybody's tokens are
-counted alike, up to and including the EOS, over wall time from the prompt to the last token,
-prefill included; chains tell their prefill apart.
+``benchmarks paper`` and the demo share it. Tokens are counted alike, up to and including the EOS,
+over wall time from the prompt to the last token, prefill included. Texts are compared with those
+of the target's plain decoding.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from benchmarks.generation_calls import Answer, Decode, Request, chain_call
 from benchmarks.timing import rotated
 from polyspec_ext import progress
 from polyspec_ext.chain import Chain
-from polyspec_ext.planning.search import Candidate
+from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
 Clock = Callable[[], float]
 T = TypeVar("T")
 
 
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call: prompts and how to continue them; a seed for each prompt."""
+
+    prompts: list[list[int]]
+    max_new_tokens: int
+    temperature: float
+    seeds: list[int]
+
+
+class Answer(NamedTuple):
+    """The result of a call.
+
+    Attributes:
+        texts: new tokens of each prompt, up to and including an EOS.
+        stats, rows: what our engine counted, of the call and of each prompt.
+        seconds: of an engine with a clock; None: the caller measures them.
+        prefill_seconds: of an engine that reports them without `stats`.
+    """
+
+    texts: list[list[int]]
+    stats: Stats | None = None
+    rows: Sequence[Stats] = ()
+    seconds: float | None = None
+    prefill_seconds: float | None = None
+
+
+Decode = Callable[[Request], Answer]
+
+
+def chain_call(chain: Chain) -> Decode:
+    """Return the call of a chain."""
+
+    def call(request: Request) -> Answer:
+        out = chain.generate(
+            request.prompts, request.max_new_tokens, request.temperature, seed=request.seeds
+        )
+        # Shorter rows have padding behind.
+        rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
+        texts = [row[len(prompt) : len(prompt) + one.num_new_tokens] for row, prompt, one in rows]
+        return Answer(texts, out.stats, out.requests)
+
+    return call
+
+
+def generate_call(
+    target: Any, eos: frozenset[int], assistant: Any = None, static: bool = False
+) -> Decode:
+    """Return the call of transformers' ``generate``.
+
+    Args:
+        assistant: a draft model.
+        static: a static cache, over which transformers compiles the passes on CUDA.
+    """
+
+    def call(request: Request) -> Answer:
+        # Some checkpoints bring a penalty, which is part of no distribution here.
+        options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
+        if request.temperature > 0:
+            torch.manual_seed(request.seeds[0])
+            options |= {"do_sample": True, "temperature": request.temperature}
+            options |= {"top_k": 0, "top_p": 1.0}
+        if static:
+            options["cache_implementation"] = "static"
+        width = max(map(len, request.prompts))
+        pads = [width - len(prompt) for prompt in request.prompts]
+        padded = zip(pads, request.prompts, strict=True)
+        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded], device=target.device)
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
+        before = None
+        if assistant is not None:
+            # A call changes this configuration (the confidence threshold): all start from the same.
+            before = assistant.generation_config
+            options["assistant_model"] = assistant
+            assistant.generation_config = copy.deepcopy(before)
+        try:
+            with torch.inference_mode():
+                rows = target.generate(
+                    ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
+                )
+        finally:
+            if assistant is not None:
+                assistant.generation_config = before
+        return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
+
+    return call
+
+
+# ---- turns ---------------------------------------------------------------------------------------
+
+
 class Step(NamedTuple):
-    """Whose turn it is, and what with: by number, a repeat, a task and a turn of it."""
+    """A repeat, a task and a turn of it, by number."""
 
     repeat: int
     task: int
@@ -38,25 +133,23 @@ class Step(NamedTuple):
 
 
 def interleaved(
-    everybody: Sequence[T], tasks: Sequence[int], repeats: int, first: int = 1
+    methods: Sequence[T], tasks: Sequence[int], repeats: int, first: int = 1
 ) -> Iterator[tuple[Step, T]]:
-    """Everybody at every turn. The first come first, since the others are compared with them; the
-    others rotate.
+    """Yield every method at every turn; the `first` come first, the others rotate.
 
     Args:
         tasks: turns of each.
-        first: how many come first.
+        first: how many come first, since the others are compared with them.
     """
-    ahead, others = everybody[:first], everybody[first:]
-    for repeat in range(repeats):
-        for task, turns in enumerate(tasks):
-            for turn in range(turns):
-                for one in (*ahead, *rotated(others, task + turn + repeat)):
-                    yield Step(repeat, task, turn), one
+    ahead, others = methods[:first], methods[first:]
+    for repeat, (task, turns) in itertools.product(range(repeats), enumerate(tasks)):
+        for turn in range(turns):
+            for one in (*ahead, *rotated(others, task + turn + repeat)):
+                yield Step(repeat, task, turn), one
 
 
 def device_clock(device: torch.device) -> Clock:
-    """Seconds of wall time, told when the device has done all that was started on it."""
+    """Return a wall clock that waits until the device has done all that was started on it."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -68,68 +161,57 @@ def device_clock(device: torch.device) -> Clock:
 
 
 def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float]:
-    """What is answered, and the seconds that it took, by its own clock where it has one."""
+    """Return an answer and its seconds, by the engine's clock where it has one."""
     began = clock()
     answer = decode(request)
     spent = clock() - began
     return answer, spent if answer.seconds is None else answer.seconds
 
 
-class Spent:
-    """Seconds by what they were spent on.
-
-    Args:
-        clock: seconds from any origin.
-    """
-
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self.seconds: dict[str, float] = {}
-        self._clock = clock
-
-    @contextlib.contextmanager
-    def on(self, what: str) -> Iterator[None]:
-        """Those of the block, also where it fails; a block within another counts in both."""
-        began = self._clock()
-        try:
-            yield
-        finally:
-            self.seconds[what] = self.seconds.get(what, 0.0) + self._clock() - began
+@contextlib.contextmanager
+def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
+    """Add the seconds of a block, also of one that fails."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
 
 
 @dataclass
 class Contender:
-    """One way to generate, and what it measured."""
+    """One way to generate, and what was measured of it.
 
-    label: str  # for tables
+    Attributes:
+        label: for tables.
+        chain: of ours; None: another engine's.
+        plain: label of the contender whose texts these are compared with; None: the first.
+        candidate: the planner's, with its prediction; None: not planned.
+        seconds, tokens: by (repeat, prompt); texts: by prompt, of the last repeat.
+        stats: of every call; none of other engines.
+    """
+
+    label: str
     decode: Decode
-    # Of a chain; the candidate is the planner's, with its prediction. None: nobody asked.
-    window: list[int] = field(default_factory=list)
-    rounds: list[int] = field(default_factory=list)
-    tail: int = 0
-    rule: str = "token"
-    candidate: Candidate | None = None
-    # By (repeat, prompt).
+    chain: Chain | None = None
+    plain: str | None = None
+    candidate: Any = None
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
-    texts: dict[int, list[int]] = field(default_factory=dict)  # by prompt, of the last repeat
-    stats: list[Stats] = field(default_factory=list)  # of every call; none of other engines
-    plain: str | None = None  # label of whose texts these are compared with; None: the first
+    texts: dict[int, list[int]] = field(default_factory=dict)
+    stats: list[Stats] = field(default_factory=list)
 
     @classmethod
-    def of_chain(cls, label: str, chain: Chain, candidate: Candidate | None = None) -> Contender:
-        """A chain of ours."""
-        return cls(
-            label,
-            chain_call(chain),
-            window=list(chain.window),
-            rounds=list(chain.rounds),
-            tail=chain.tail,
-            rule=chain.rule,
-            candidate=candidate,
-        )
+    def of_chain(cls, label: str, chain: Chain, candidate: Any = None) -> Contender:
+        """Return a contender that is a chain."""
+        return cls(label, chain_call(chain), chain, candidate=candidate)
+
+    @property
+    def window(self) -> list[int]:
+        return [] if self.chain is None else list(self.chain.window)
 
     def rates(self) -> list[float]:
-        """Tokens per second of every repeat."""
+        """Return tokens per second of every repeat."""
         return [
             sum(n for (r, _), n in self.tokens.items() if r == repeat)
             / sum(s for (r, _), s in self.seconds.items() if r == repeat)
@@ -137,17 +219,16 @@ class Contender:
         ]
 
     def rate(self) -> float:
-        """Tokens per second: median over the repeats."""
+        """Return tokens per second: the median of the repeats."""
         return statistics.median(self.rates())
 
     def decoding_rate(self) -> float | None:
-        """Tokens per second of wall time without the prefill, over all repeats; None for
-        transformers."""
+        """Return tokens per second without the prefill, over all repeats."""
         return merge(self.stats).tokens_per_second if self.stats else None
 
 
 def ratios(a: Contender, b: Contender) -> dict[str, float]:
-    """Rate of `a` over that of `b`, repeat by repeat: median, lowest and highest."""
+    """Return the rate of `a` over that of `b`, repeat by repeat: median, lowest and highest."""
     each = [x / y for x, y in zip(a.rates(), b.rates(), strict=True)]
     return {"median": statistics.median(each), "low": min(each), "high": max(each)}
 
@@ -166,24 +247,23 @@ def measure(
     desc: str = "measuring",
     tick: Callable[[], object] = lambda: None,
 ) -> None:
-    """Everybody has its turn at every prompt, beside a progress bar.
+    """Measure every contender at every prompt in turns, beside a progress bar.
 
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
         warm_up: new tokens of a first call of each, which does not count.
         uncounted: whole repeats before those that count. CUDA graphs are captured in the second.
-        tick: called behind every answer.
+        tick: called after every answer.
     """
 
     def request(number: int, repeat: int, tokens: int) -> Request:
-        own = seed + repeat * len(prompts) + number
-        return Request([prompts[number]], tokens, temperature, [own])
+        seeds = [seed + repeat * len(prompts) + number]
+        return Request([prompts[number]], tokens, temperature, seeds)
 
     for one in made:
         one.decode(request(0, 0, warm_up))
-    for _, number in itertools.product(range(uncounted), range(len(prompts))):
-        for one in made:
-            one.decode(request(number, 0, max_new_tokens))
+    for _, number, one in itertools.product(range(uncounted), range(len(prompts)), made):
+        one.decode(request(number, 0, max_new_tokens))
     steps = list(interleaved(made, [1] * len(prompts), repeats))
     for step, one in progress.bar(steps, desc=desc, leave=False):
         number = step.task
@@ -195,3 +275,106 @@ def measure(
         if answer.stats is not None:
             one.stats.append(answer.stats)
         tick()
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+# A first difference is a tie of rounding where the target's two largest logits are no further
+# apart, by its data type: of the small ones twice the spacing of numbers between 16 and 32, where
+# the largest logits of language models lie.
+TIES = {"float32": 1e-4, "float16": 2 * 2**-6, "bfloat16": 2 * 2**-3}
+# A text that is the target's own is so many deviations off only once in 3 million runs.
+Z_LIMIT = 5.0
+
+
+def largest_tie(dtype: object) -> float:
+    """Return the entry of `TIES` for a torch dtype or its name."""
+    return TIES.get(str(dtype).removeprefix("torch."), TIES["float32"])
+
+
+@torch.inference_mode()
+def first_difference(
+    model: Any, prompt: list[int], plain: list[int], other: list[int]
+) -> dict[str, Any] | None:
+    """Return where two texts first differ; None if they are the same.
+
+    Returns:
+        "place", the "gap" of the target's two largest logits there, from one forward pass over the
+        whole text, and whether that is a "tie" of rounding.
+    """
+    if plain == other:
+        return None
+    pairs = itertools.zip_longest(plain, other)
+    at = next(number for number, (a, b) in enumerate(pairs) if a != b)
+    ids = torch.tensor([prompt + plain[:at]], device=model.device)
+    top = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2).values.tolist()
+    gap = top[0] - top[1]
+    return {"place": at, "gap": gap, "tie": gap <= largest_tie(model.dtype)}
+
+
+@torch.inference_mode()
+def surprise(
+    model: Any, prompt: list[int], text: Sequence[int], temperature: float = 1.0
+) -> tuple[float, float]:
+    """Return the sum over a text's tokens of log p(token) less its mean under the target, and the
+    variance of that sum: a text drawn from the target is off by chance alone."""
+    ids = torch.tensor([[*prompt, *text]], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+    logp = (logits / temperature).log_softmax(-1)
+    mean = (logp.exp() * logp).sum(-1)
+    variance = (logp.exp() * (logp - mean[:, None]).square()).sum(-1)
+    drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
+    return float((drawn - mean).sum()), float(variance.sum())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether texts are the target's own.
+
+    Attributes:
+        texts: how many were compared.
+        differences: greedy: each `first_difference` from plain decoding, with its "prompt".
+        deviations: sampled: of the texts' likelihood from its mean, in standard deviations.
+    """
+
+    texts: int
+    differences: list[dict[str, Any]]
+    deviations: float | None = None
+
+    @property
+    def lossless(self) -> bool:
+        return all(d["tie"] for d in self.differences) and abs(self.deviations or 0.0) < Z_LIMIT
+
+    def __str__(self) -> str:
+        if self.deviations is not None:
+            note = "" if self.lossless else ", NOT the target's"
+            return f"{self.deviations:+.1f} deviations{note}"
+        ties = [d["gap"] for d in self.differences if d["tie"]]
+        text = f"{self.texts - len(self.differences)} of {self.texts}"
+        if ties:
+            text += f", {len(ties)} part at a tie (gap <= {max(ties):.1e})"
+        if len(self.differences) > len(ties):
+            text += f", **{len(self.differences) - len(ties)} DIFFER**"
+        return text
+
+
+def verdict(
+    model: Any,
+    prompts: Sequence[list[int]],
+    plain: Mapping[int, list[int]],
+    texts: Mapping[int, list[int]],
+    temperature: float,
+) -> Verdict:
+    """Compare texts with those of plain decoding, or with the target's distribution.
+
+    Args:
+        model: the target as transformers has it.
+        plain, texts: by number of the prompt.
+    """
+    if temperature == 0:
+        found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
+        different = [{**d, "prompt": n} for n, d in enumerate(found) if d is not None]
+        return Verdict(len(prompts), different)
+    sums = [surprise(model, p, texts[n], temperature) for n, p in enumerate(prompts) if texts[n]]
+    total, variance = sum(s for s, _ in sums), sum(v for _, v in sums)
+    return Verdict(len(sums), [], total / math.sqrt(max(variance, 1e-12)))

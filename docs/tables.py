@@ -29,9 +29,7 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from benchmarks import adaptation, machine, output, overhead  # noqa: E402
-from benchmarks.paper import report as paper_report  # noqa: E402
-from benchmarks.paper.report import tables as paper_tables  # noqa: E402
+from benchmarks import adaptation, machine, output, overhead, report  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
@@ -205,24 +203,21 @@ def demo(name: str, how: str, options: str = "") -> Lines:
 
 
 def paper(name: str) -> Lines:
-    """Every method of some runs of ``benchmarks paper`` over all their questions."""
+    """Return every method of some runs of ``benchmarks paper`` over all their questions."""
     lines: Lines = []
-    for run in paper_report.load([RESULTS / folder for folder in PAPER[name]]):
-        table = paper_tables.overall(run)
-        (rows,) = tables_of(table.markdown())
-        lines += [paper_report.summary(run), table.note, "", *rows, ""]
+    for run in report.load([RESULTS / folder for folder in PAPER[name]]):
+        table = report.overall(run)
+        lines += [report.summary(run), table.note, "", *table.lines(), ""]
     return lines[:-1]
 
 
 def paper_short() -> Lines:
-    """Some columns of real models for the front page."""
-    summary, _, _, *table = paper("paper-real")
+    """Return some columns of real models for the front page."""
+    (run,) = report.load([RESULTS / folder for folder in PAPER["paper-real"]])
     command = "`benchmarks paper`, its command under [benchmarks](docs/benchmarks.md#real-models)"
-    kept = ("method", "tokens/s", "speedup", "lossless")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    places = [rows[0].index(name) for name in kept]
-    lines = ["| " + " | ".join(row[place] for place in places) + " |" for row in rows]
-    return [f"{command}. {summary.partition(' Begun')[0]}", "", *lines]
+    columns = ("method", "tokens/s", "speedup", "lossless")
+    table = report.overall(run).lines(columns)
+    return [f"{command}. {report.summary(run).partition(' Begun')[0]}", "", *table]
 
 
 # ---- chains below a target of any cost -----------------------------------------------------------

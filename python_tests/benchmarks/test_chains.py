@@ -14,7 +14,7 @@ import torch
 import polyspec_ext as ps
 from benchmarks import chains, chains_table, int4, memory
 from benchmarks.__main__ import main
-from benchmarks.differences import Z_LIMIT, verdict
+from benchmarks.measuring import Z_LIMIT, verdict
 from benchmarks.published_shapes import SHAPES, Shape, growth_of
 from polyspec_ext import tiny
 

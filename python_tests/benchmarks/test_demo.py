@@ -1,12 +1,15 @@
-"""``python -m benchmarks demo`` on a chain of untrained models behind POLYSPEC_TINY."""
+"""``python -m benchmarks demo``: untrained models behind POLYSPEC_TINY, and a user's models."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import llama_program
 import pytest
 import saved_chain
 import torch
@@ -16,7 +19,9 @@ from benchmarks import demo
 from benchmarks.__main__ import main
 from polyspec_ext import tiny
 
-pytestmark = pytest.mark.usefixtures("tiny_untrained")
+untrained = pytest.mark.usefixtures("tiny_untrained")
+DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8")
+TARGET, DRAFTER = str(tiny.path("target")), str(tiny.path("drafter"))
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -25,20 +30,21 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return status, out.out, out.err
 
 
-DEMO = ("demo", "--prompts", "2", "--max-new-tokens", "8")
-
-
+@untrained
 def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = call(capsys, *DEMO, "--repeats", "1", "--json")
+    """Seconds that are over after the first repeat leave that one."""
+    words = (*DEMO, "--repeats", "3", "--seconds", "0", "--json")
+    status, out, _ = call(capsys, *words)
     assert status == 0
     report = json.loads(out)
     assert report["text"]
     assert {"cpu", "cores", "torch"} <= report["machine"].keys()
     (table,) = report["tables"]
-    assert len(table["configurations"]) == 6
+    assert table["repeats"] == 1
     assert list(table["choices"]) == [*tiny.LEVELS]
     assert "ms per pass of 1/6 tokens" in table["choices"]["target"]
     rows = table["configurations"]
+    assert len(rows) == 6
     theirs = next(row for row in rows if row["label"] == demo.GENERATE)
     assert theirs["ratio_to_generate"] == 1.0
     # Ratios are over the fastest of the ways to decode plainly.
@@ -53,10 +59,16 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["new_tokens"] > 0
         assert row["lossless"]
         assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
+        assert row["stats"] is None or row["stats"]["num_requests"] == 2
 
 
-def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per phase, also where there is no terminal, and no bar."""
+@untrained
+@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
+def test_demo_streams_an_answer_and_prints_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
+) -> None:
+    """One line per phase, also where there is no terminal, and no bar; and how busy it was."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     status, out, err = call(capsys, *DEMO, "--repeats", "1")
     assert status == 0
     answer, _, table = out.partition("(three levels: ")
@@ -64,36 +76,18 @@ def test_demo_streams_an_answer_and_says_what_it_does(capsys: pytest.CaptureFixt
     assert len(answer.partition("\nAnswer:")[2].strip()) > 0
     assert table.count("\nconfiguration\n") == 1
     assert max(map(len, table.splitlines())) <= 80
+    # The form of each level that was chosen for this processor.
+    assert [table.count(f"\n  {level}: ") for level in tiny.LEVELS] == [1, 1, 1]
     loading, measuring = err.splitlines()
     assert "loading" in loading
     assert "measuring 6 configurations: 2 questions" in measuring
-
-
-@pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
-def test_the_demo_says_what_the_load_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
-) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-    command = (*DEMO, "--repeats", "1")
-    status, out, err = call(capsys, *command)
-    assert status == 0, err
     shown = " ".join(out.split())
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     assert f"load average {load:.1f} beside {threads} threads on {cores} cores" in shown
     assert ("times may be too long, and ratios uncertain" in shown) == busy
-    assert json.loads(call(capsys, *command, "--json")[1])["load"] == {"before": load}
 
 
-def test_demo_stops_behind_a_repeat_when_the_time_is_over(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    _, out, _ = call(capsys, *DEMO, "--repeats", "3", "--seconds", "0", "--json")
-    (table,) = json.loads(out)["tables"]
-    assert table["repeats"] == 1
-    for row in table["configurations"]:
-        assert row["stats"] is None or row["stats"]["num_requests"] == 2
-
-
+@untrained
 @pytest.mark.parametrize(("calls", "repeats"), [(8, 0), (24, 1)])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
@@ -103,7 +97,7 @@ def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
     calls: int,
     repeats: int,
 ) -> None:
-    """Five chains answer two prompts twice, behind a first call of each."""
+    """Five chains answer two prompts twice, after a first call of each."""
     generate, left = ps.Chain.generate, iter(range(calls))
 
     def interrupted(self: ps.Chain, *args: Any, **more: Any) -> ps.Output:
@@ -121,15 +115,98 @@ def test_ctrl_c_keeps_the_repeats_that_the_demo_has_finished(
         assert "median of 1 " in out
 
 
+@untrained
 def test_demo_says_when_the_text_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved_chain.end_wrongly(monkeypatch)
-    command = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
-    status, out, _ = call(capsys, *command)
+    words = ("demo", "--prompts", "1", "--repeats", "1", "--max-new-tokens", "6")
+    status, out, _ = call(capsys, *words)
     assert status == 1
     assert "DIFFER" in out
-    # What was chosen for this processor, a line per level.
-    for level in tiny.LEVELS:
-        assert f"\n  {level}: " in out
-    assert out.count("ms per pass of") == len(tiny.LEVELS)
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Rows by label of a demo of one question; the last one has the longest chain."""
+    common = ("demo", "--repeats", "1", "--prompts", "1", "--max-new-tokens", "6", "--json")
+    status, out, err = call(capsys, *common, *words)
+    assert status == 0, err
+    (table,) = json.loads(out)["tables"]
+    assert table["fastest_plain"].startswith("plain decoding, ")
+    return {row["label"]: row for row in table["configurations"]}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("cache")
+def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *files = llama_program.write(tmp_path)
+    words = ["--target", TARGET, "--draft", DRAFTER, "--llama", str(program)]
+    rows = rows_of(capsys, *words, "--gguf", ",".join(map(str, files)))
+    assert "two levels: target, drafter" in rows
+    three = rows["three levels: target, w4, drafter"]
+    assert len(three["stats"]["levels"]) == 3
+    assert three["lossless"]
+    # Their plain decoding is no baseline of ours, and their texts are compared with their own.
+    assert rows["llama.cpp, plain"]["verdict"] == "1 of 1 of its own"
+    assert rows["llama.cpp's rule with draft"]["verdict"] == "0 of 1 of its own"
+    assert rows["our chain in llama.cpp"]["verdict"] == "1 of 1 of its own"
+    assert rows["llama.cpp, plain"]["tokens_per_second"] == pytest.approx(6 / 7.5)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("target", "draft", "labels"),
+    [
+        # Below a copy there is none: prompt lookup drafts below the drafter.
+        (f"w4:{TARGET}", f"w4:{DRAFTER}", ["target, drafter", "target, drafter, prompt lookup"]),
+        (TARGET, str(tiny.path("eagle3")), ["target, eagle3", "target, w4, eagle3"]),
+        (TARGET, "suffix", ["target, suffix match", "target, w4, suffix match"]),
+    ],
+)
+def test_models_of_ones_own(
+    target: str, draft: str, labels: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of(capsys, "--target", target, "--draft", draft)
+    for words, label in zip(("two levels", "three levels"), labels, strict=True):
+        assert rows[f"{words}: {label}"]["lossless"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--draft", DRAFTER], "--draft, --gguf: expected a --target"),
+        (["--target", TARGET, "--prompts", "4"], "--prompts: expected at most 3, given 4"),
+        (["--target", "nowhere/at/all"], "--target: expected a model id, the directory"),
+        (["--target", TARGET, "--gguf", "x.gguf"], "--gguf: expected --llama PROGRAM"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = call(capsys, "demo", *words)
+    assert status == 2
+    assert wrong in err
+
+
+@pytest.mark.parametrize(("names", "status"), [(("small", "large", "least"), 0), (("one",), 2)])
+def test_make_takes_models_that_are_there(
+    names: tuple[str, ...], status: int, tmp_path: Path
+) -> None:
+    """The largest is the target, the next one the draft, and none is fetched."""
+    sizes = {"small": 20, "large": 30, "least": 10, "one": 1}
+    for name in names:
+        (tmp_path / f"{name}.gguf").write_bytes(b"x" * sizes[name])
+    words = ["make", "--no-print-directory", "demo-real", f"MODELS={tmp_path}", "PY=echo"]
+    words += ["PIP=true", "-o", "environment", "-o", "build/llama/program/polyspec_llama"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True)
+    assert (done.returncode == 0) == (status == 0)
+    shown = done.stdout.splitlines()[-1] if status == 0 else done.stderr
+    large, small = (f"{tmp_path}/{name}.gguf" for name in ("large", "small"))
+    expected = f"--target w4:{large} --draft w4:{small} --gguf {large},{small}"
+    assert (expected if status == 0 else "expected two GGUF files or more, given") in shown
+    assert "get.py" not in shown

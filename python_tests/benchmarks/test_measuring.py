@@ -1,59 +1,130 @@
-"""The measuring loop that the generation benchmarks share, and its verdict on texts."""
+"""Calls, the loop that the generation benchmarks share, and what it says about texts."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.differences import Verdict, verdict
-from benchmarks.generation_calls import Answer, Request
-from benchmarks.measuring import Contender, Spent, Step, interleaved, measure, ratios
+from benchmarks import machine, measuring
+from benchmarks.measuring import (
+    Answer,
+    Contender,
+    Request,
+    Step,
+    Verdict,
+    chain_call,
+    generate_call,
+    interleaved,
+    measure,
+    ratios,
+    verdict,
+)
+from polyspec_ext import tiny
+from polyspec_ext.chain import Chain
+
+
+@pytest.fixture(scope="module")
+def models(untrained: Path) -> dict[str, Any]:
+    from polyspec_ext.levels import load
+
+    return {name: load(untrained / name).model for name in tiny.LEVELS}
+
+
+def request(count: int, temperature: float = 0.0) -> Request:
+    prompts = [[0, 30, 31, 32], [0, 40], [0, 50, 51]]
+    return Request(prompts[:count], 9, temperature, [3, 4, 5][:count])
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_every_call_answers_alike(
+    models: dict[str, Any], batch: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy texts are equal, whatever makes them; ragged prompts and texts are no obstacle."""
+    target, drafter = models["target"], models["drafter"]
+    config = target.generation_config
+    alone = Request(request(batch).prompts[-1:], 9, 0.0, [3])
+    if ends:  # in the middle of the last text, and wherever else it comes up
+        end = chain_call(Chain([target]))(alone).texts[0][3]
+        monkeypatch.setattr(config, "eos_token_id", end)
+    eos = frozenset() if config.eos_token_id is None else frozenset([config.eos_token_id])
+    calls = [
+        chain_call(Chain([target])),
+        chain_call(Chain(list(models.values()), [5, 3])),
+        generate_call(target, eos),
+        *([generate_call(target, eos, drafter)] if batch == 1 else []),
+    ]
+    first, *others = (call(request(batch)).texts for call in calls)
+    assert len(first) == batch
+    assert all(len(text) == 9 or text[-1] in eos for text in first)
+    assert (len(first[-1]) < 9) == ends
+    assert all(own == first for own in others)
+
+
+def test_the_assistant_keeps_its_settings(
+    models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = models["drafter"]
+    before, seen, forward = drafter.generation_config, [], drafter.forward
+    settings = before.to_dict()
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(drafter.generation_config)
+        return forward(*args, **options)
+
+    monkeypatch.setattr(drafter, "forward", watched)
+    generate_call(models["target"], frozenset({1}), drafter)(request(1, 1.0))
+    assert seen[-1] is not before
+    assert seen[-1].num_assistant_tokens == before.num_assistant_tokens
+    assert drafter.generation_config is before
+    assert before.to_dict() == settings
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_everybody_has_every_turn_once_and_the_first_is_first(count: int) -> None:
-    everybody, tasks = "abcd"[:count], [2, 1, 1]
-    found = list(interleaved(everybody, tasks, 3))
+def test_every_method_has_every_turn_once_and_the_first_is_first(count: int) -> None:
+    names, tasks = "abcd"[:count], [2, 1, 1]
+    found = list(interleaved(names, tasks, 3))
     steps = [
         Step(r, task, turn) for r in range(3) for task in range(3) for turn in range(tasks[task])
     ]
-    assert [step for step, _ in found] == [step for step in steps for _ in everybody]
+    assert [step for step, _ in found] == [step for step in steps for _ in names]
     rounds = [found[n : n + count] for n in range(0, len(found), count)]
     orders = ["".join(one for _, one in each) for each in rounds]
-    assert all(order[0] == "a" and sorted(order) == sorted(everybody) for order in orders)
+    assert all(order[0] == "a" and sorted(order) == sorted(names) for order in orders)
     # Each of the others is the next as often as any other, but for one.
     second = [order[1] for order in orders if count > 1]
-    counts = [second.count(one) for one in everybody[1:]]
+    counts = [second.count(one) for one in names[1:]]
     assert max(counts, default=0) - min(counts, default=0) <= 1
 
 
-def test_seconds_by_what_they_were_spent_on() -> None:
+def test_seconds_by_what_they_were_spent_on(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 3.0, 10.0, 14.0, 20.0, 25.0])
-    spent = Spent(lambda: next(times))
+    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(times))
+    seconds: dict[str, float] = {}
     for what in ("plan", "turns"):
-        with spent.on(what):
+        with measuring.spent(seconds, what):
             pass
-    with pytest.raises(ValueError, match="wrong"), spent.on("plan"):
+    with pytest.raises(ValueError, match="wrong"), measuring.spent(seconds, "plan"):
         raise ValueError("wrong")
-    assert spent.seconds == {"plan": 7.0, "turns": 4.0}
+    assert seconds == {"plan": 7.0, "turns": 4.0}
 
 
-def test_what_is_measured() -> None:
-    """Every prompt once per repeat, each with a seed of its own, and not the warm-up; rates are
-    tokens over seconds of a repeat."""
+def test_measurements() -> None:
+    """Every prompt once per repeat, each with its seed, and not the warm-up; rates are tokens over
+    seconds of a repeat."""
     now = 0.0
-    asked: dict[str, list[Request]] = {"one": [], "two": []}
+    calls: dict[str, list[Request]] = {"one": [], "two": []}
 
     def decode(name: str, seconds: float) -> Any:
         def call(request: Request) -> Answer:
             nonlocal now
-            asked[name].append(request)
+            calls[name].append(request)
             now += seconds
-            texts = [[prompt[0]] * request.max_new_tokens for prompt in request.prompts]
-            return Answer(texts)
+            return Answer([[prompt[0]] * request.max_new_tokens for prompt in request.prompts])
 
         return call
 
@@ -71,14 +142,13 @@ def test_what_is_measured() -> None:
         clock=lambda: now,
         tick=lambda: ticks.append(now),
     )
-    for some in asked.values():
+    for some in calls.values():
         assert [request.max_new_tokens for request in some] == [1, *[4] * 9]
         assert [request.seeds for request in some[4:]] == [[n] for n in range(10, 16)]
     assert made[0].texts == made[1].texts == {0: [5] * 4, 1: [6] * 4, 2: [7] * 4}
     assert len(ticks) == 2 * 3 * 2
     # 12 tokens a repeat in three calls.
-    assert made[0].rates() == [4.0, 4.0]
-    assert made[1].rates() == [8.0, 8.0]
+    assert [one.rates() for one in made] == [[4.0, 4.0], [8.0, 8.0]]
     assert ratios(made[1], made[0])["median"] == 2
     assert made[0].decoding_rate() is None
 
@@ -104,9 +174,22 @@ def test_greedy_texts_part_at_ties_alone() -> None:
     apart = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, other, 0)
     assert not apart.lossless
     assert "1 DIFFER" in str(apart)
-    same = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, plain, 0)
-    assert same == Verdict(2, [])
+    assert verdict(Scores([1.0, 0.9]), [[2], [2]], plain, plain, 0) == Verdict(2, [])
     # What is a tie depends on the data type.
     half = Scores([1.0, 0.9])
     half.dtype = torch.bfloat16
     assert verdict(half, [[2], [2]], plain, other, 0).lossless
+
+
+def test_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"question": "a?"}\n{"question": "b?"}\n')
+    assert machine.questions(1, file) == (["a?"], "some")
+    with pytest.raises(ValueError, match="expected at most 2 of some, given 3"):
+        machine.questions(3, file)
+    for line in ('{"prompt": "a?"}', "a?", "7"):
+        file.write_text(line)
+        with pytest.raises(ValueError, match='--questions: expected JSON lines with "question"'):
+            machine.questions(1, file)
+    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none")
+    assert machine.questions(2, None) == (list(tiny.QUESTIONS[:2]), "built-in questions")

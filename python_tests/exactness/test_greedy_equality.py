@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.differences import first_difference
+from benchmarks.measuring import first_difference
 from polyspec_ext import tiny
 from polyspec_ext.tiny import QUESTIONS
 

@@ -28,7 +28,7 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # and from the root not at all.
 LAYERS = (
     {"columns", "drawing", "errors", "files", "progress", "stats"},
-    {"validate"},
+    {"processor", "validate"},
     {"arguments", "returned"},
     {"chain_file", "ops", "policies", "sampling", "scheduler", "seeds", "chat"},
     {"tensors"},
@@ -278,9 +278,9 @@ REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
     "polyspec_ext": (26_550, 135),
-    "benchmarks": (10_092, 62),
+    "benchmarks": (9_066, 42),
     "training": (1_635, 12),
-    "python_tests": (39_258, 188),
+    "python_tests": (38_579, 182),
 }
 
 

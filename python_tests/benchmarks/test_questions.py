@@ -1,4 +1,4 @@
-"""``paper``: questions, templates against transformers' own rendering, and what is cut."""
+"""Questions of ``paper``, templates against transformers' rendering, and prompts that are cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as entry
-from benchmarks import machine
-from benchmarks.paper import questions
-from benchmarks.paper.conversation import Conversation
-from benchmarks.paper.questions import Question
+from benchmarks import machine, questions
+from benchmarks.questions import Conversation, Question
 from polyspec_ext import tiny
 
 CHAT = (
@@ -41,50 +39,35 @@ def test_the_chat_template_is_rendered_as_transformers_does(tokenizer: Any) -> N
         messages, add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]
     ours = made.prompt(TURNS[:2], ANSWERS[:1])
-    assert ours.ids == list(theirs)
-    assert ours.cut is None
+    assert (ours.ids, ours.cut) == (list(theirs), None)
     # One BOS, which is the template's.
     assert ours.ids.count(tokenizer.bos_token_id) == 1
 
 
-def test_vicuna(tokenizer: Any) -> None:
-    made = Conversation(tokenizer, "vicuna", 500)
+def test_other_templates(tokenizer: Any) -> None:
+    vicuna = Conversation(tokenizer, "vicuna", 500)
     system = (
         "A chat between a curious user and an artificial intelligence assistant. "
         "The assistant gives helpful, detailed, and polite answers to the user's questions."
     )
-    assert made.text(TURNS[:1], []) == f"{system} USER: Who? ASSISTANT:"
     end = tokenizer.eos_token
-    assert made.text(TURNS, ANSWERS) == (
+    assert vicuna.text(TURNS, ANSWERS) == (
         f"{system} USER: Who? ASSISTANT: Nobody.{end}USER: And then? ASSISTANT: Nothing.{end}"
         "USER: Why? ASSISTANT:"
     )
-    ids = made.prompt(TURNS, ANSWERS).ids
+    ids = vicuna.prompt(TURNS, ANSWERS).ids
     assert ids[0] == tokenizer.bos_token_id
     assert ids.count(tokenizer.eos_token_id) == 2
-
-
-def test_the_shipped_models_form(tokenizer: Any) -> None:
     made = Conversation(tokenizer, "tiny", 500)
-    assert made.text(TURNS[:1], []) == tiny.prompt_of("Who?")
     assert made.prompt(TURNS[:1], []).ids == tokenizer(tiny.prompt_of("Who?")).input_ids
     assert made.text(TURNS[:2], ANSWERS[:1]) == (
         "Question: Who?\nAnswer: Nobody.\n\nQuestion: And then?\nAnswer:"
     )
-    assert Conversation(tokenizer, "auto", 500).template == "chat"
-
-
-def test_without_a_chat_template_turns_are_paragraphs(tokenizer: Any) -> None:
-    tokenizer.chat_template = None
-    assert Conversation(tokenizer, "auto", 500).text(TURNS[:2], ANSWERS[:1]) == (
-        "Who?\n\nNobody.\n\nAnd then?"
-    )
-
-
-def test_an_answer_without_its_end(tokenizer: Any) -> None:
-    made = Conversation(tokenizer, "tiny", 500)
-    ids = tokenizer(" Nobody.\n", add_special_tokens=False).input_ids
-    assert made.answer([*ids, tokenizer.eos_token_id]) == "Nobody."
+    answer = tokenizer(" Nobody.\n", add_special_tokens=False).input_ids
+    assert made.answer([*answer, tokenizer.eos_token_id]) == "Nobody."
+    tokenizer.chat_template = None  # turns are paragraphs
+    plain = Conversation(tokenizer, "auto", 500)
+    assert plain.text(TURNS[:2], ANSWERS[:1]) == "Who?\n\nNobody.\n\nAnd then?"
 
 
 @pytest.mark.parametrize("room", [20, 21])
@@ -92,9 +75,7 @@ def test_of_a_prompt_that_is_too_long_the_middle_is_left_out(tokenizer: Any, roo
     text = [" ".join(str(n) for n in range(40))]
     whole = Conversation(tokenizer, "tiny", 500).prompt(text, [])
     cut = Conversation(tokenizer, "tiny", room).prompt(text, [])
-    assert whole.cut is None
-    assert len(cut.ids) == room
-    assert cut.cut == len(whole.ids)
+    assert (whole.cut, len(cut.ids), cut.cut) == (None, room, len(whole.ids))
     assert cut.ids == whole.ids[: room // 2] + whole.ids[-(room - room // 2) :]
     assert Conversation(tokenizer, "tiny", len(whole.ids)).prompt(text, []) == whole
 
@@ -124,14 +105,13 @@ def test_the_six_tasks_in_turns() -> None:
 @pytest.mark.skipif(not questions.SPEC_BENCH.exists(), reason="Spec-Bench is not there")
 def test_spec_bench_itself() -> None:
     found = questions.read()
-    assert len(found) == 480
     for task in questions.TASKS:
         own = [one for one in found if one.task == task]
         assert len(own) == 80
-        assert {len(one.turns) for one in own} == {2 if task == questions.MT_BENCH else 1}
+        assert {len(one.turns) for one in own} == {2 if task == "mt_bench" else 1}
     some = questions.select(found, 10)
     assert len(some) == 60
-    assert len({one.category for one in some if one.task == questions.MT_BENCH}) == 8
+    assert len({one.category for one in some if one.task == "mt_bench"}) == 8
 
 
 @pytest.mark.parametrize(
@@ -150,56 +130,43 @@ def test_spec_bench_itself() -> None:
     ],
 )
 def test_lines_that_are_no_questions(tmp_path: Path, line: str, wrong: str) -> None:
-    place = tmp_path / "question.jsonl"
+    path = tmp_path / "question.jsonl"
     good = json.dumps({"question_id": 0, "category": "qa", "turns": ["a"]})
-    place.write_text(f"{good}\n{line}\n")
+    path.write_text(f"{good}\n{line}\n")
     with pytest.raises(ValueError, match="--questions: ") as error:
-        questions.read(place)
+        questions.read(path)
     assert wrong in str(error.value)
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="expected questions in"):
+        questions.read(path)
 
 
-def test_questions_of_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their lines have no number and no category: they are of one task."""
-    place = tmp_path / "some.jsonl"
-    place.write_text('{"question": "a?", "answer": "1"}\n{"question": "b?"}\n')
-    found = questions.read(place)
-    assert [(one.question_id, one.task, one.turns) for one in found] == [
-        (1, "math", ("a?",)),
-        (2, "math", ("b?",)),
-    ]
-    parse = entry.make_parser().parse_args
-    monkeypatch.setattr(machine, "GSM8K", place)
-    assert parse(["paper", "--questions", "gsm8k"]).questions == place
-    assert parse(["paper", "--questions", str(place)]).questions == place
-    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match=r"none\.jsonl .* fetch it: curl -L"):
-        questions.read(parse(["paper", "--questions", "gsm8k"]).questions)
-
-
-def test_prompts_of_any_file(tmp_path: Path) -> None:
-    place = tmp_path / "prompts.jsonl"
+def test_prompts_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GSM8K's lines have no number and no category: they are of one task."""
+    path = tmp_path / "prompts.jsonl"
     rows: list[dict[str, Any]] = [
         {"task_id": "HumanEval/0", "prompt": "def add(a, b):"},
         {"prompt": ["Who?", "Why?"], "category": "history", "question_id": "h1"},
         {"instruction": "Translate.", "category": "translation", "output": "x"},
+        {"question": "a?", "answer": "1"},
     ]
-    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = questions.read(place)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = questions.read(path)
     assert [(one.question_id, one.task, one.turns) for one in found] == [
         (1, "other", ("def add(a, b):",)),
         ("h1", "other", ("Who?", "Why?")),
         (3, "translation", ("Translate.",)),
+        (4, "math", ("a?",)),
     ]
-    assert questions.select(found, 5) == [found[2], found[0], found[1]]
-
-
-def test_no_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "question.jsonl"
-    place.write_text("\n")
-    with pytest.raises(ValueError, match="expected questions in"):
-        questions.read(place)
+    assert questions.select(found, 5) == [found[2], found[3], found[0], found[1]]
+    parse = entry.make_parser().parse_args
+    monkeypatch.setattr(machine, "GSM8K", path)
+    assert parse(["paper", "--questions", "gsm8k"]).questions == path
+    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"none\.jsonl .* fetch it: curl -L"):
+        questions.read(parse(["paper", "--questions", "gsm8k"]).questions)
+    # In a clone there are those that come along.
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
-    few = questions.read()  # as in a clone: those that come along
+    few = questions.read()
     assert {one.task for one in few} == set(questions.TASKS)
     assert len({one.question_id for one in few}) == len(few) == 12
-    assert {len(one.turns) for one in few if one.task == "mt_bench"} == {2}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.generation_calls import Answer, Decode, Request
+from benchmarks.measuring import Answer, Decode, Request
 
 _ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
 _CHAIN = "-chain"  # our chain within it

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..questions import OTHER, TASKS
+from .questions import OTHER, TASKS
 
 OVERALL = "overall"
 TASK_NAMES = {

@@ -1,0 +1,117 @@
+"""The papers' figures of a run, as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyspec_ext import drawing
+
+from . import printed
+from .printed import OVERALL
+
+# By number of levels; plain decoding and other engines are grey.
+_COLOURS = {2: "#3b75af", 3: "#d1762c", 4: "#4a8c4f"}
+_GREY, _PAPER, _BAND = "#8a8f98", "#111111", "#e8e2d0"
+_MOST_LINES = 4  # in a panel of Figure 4
+Records = Sequence[Mapping[str, Any]]
+
+
+def of_run(run: Any, by_task: Records, variances: Records) -> dict[str, bytes]:
+    """Return the figures of a `report.Run` that have data, by name."""
+    found = {}
+    if any(one[f"{OVERALL}_speedup"] is not None for one in by_task):
+        found["figure2"] = _speedups(run, by_task, [OVERALL], 5.6, 0.32)
+        found["figure3"] = _speedups(run, by_task, run.tasks, 2.8, 0.26)
+    if variances:
+        found["figure4"] = _variances([(run, variances)])
+    return found
+
+
+def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
+    """Return Figure 4 of runs of the same models, sampled and greedy, side by side."""
+    groups: dict[str, list[tuple[Any, Records]]] = {}
+    for run, records in runs:
+        if records:
+            groups.setdefault(run.models_key, []).append((run, records))
+    several = [some for some in groups.values() if len({run.sampling for run, _ in some}) > 1]
+    return {f"figure4-{at}": _variances(some) for at, some in enumerate(several, 1)}
+
+
+def _png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    drawing.save(figure, file)
+    return file.getvalue()
+
+
+def _speedups(
+    run: Any, records: Records, tasks: Sequence[str], width: float, height: float
+) -> bytes:
+    """A panel for each task: horizontal bars with intervals, and the paper's numbers.
+
+    Args:
+        width: of a panel; height: of a bar; inches.
+    """
+    columns = min(len(tasks), 3)
+    rows = -(-len(tasks) // columns)
+    figure, axes = drawing.pyplot().subplots(
+        rows, columns, squeeze=False, sharey=True, sharex=True, layout="constrained",
+        figsize=(2.4 + width * columns, 0.6 + rows * (0.6 + height * len(records))),
+    )  # fmt: skip
+    for task, axis in zip(tasks, axes.flat, strict=False):
+        for at, one in enumerate(records):
+            value, low, high = (one[f"{task}_speedup{end}"] for end in ("", "_low", "_high"))
+            if value is None:
+                continue
+            error = None if low is None else [[max(value - low, 0)], [max(high - value, 0)]]
+            style = {"elinewidth": 1, "capsize": 2, "ecolor": "#333333"}
+            colour = _colour(run.methods[one["method"]])
+            axis.barh(at, value, color=colour, height=0.7, xerr=error, error_kw=style)
+            axis.text(0.03, at, f"{value:.2f}", va="center", fontsize=7, color="white")
+        paper = [one[f"{task}_paper_speedup"] for one in records]
+        axis.plot(paper, range(len(paper)), marker="D", markersize=5, color=_PAPER, linestyle="")
+        axis.set_yticks(range(len(records)), [one["label"] for one in records], fontsize=8)
+        axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.set_title(printed.TASK_NAMES[task], fontsize=9)
+    axes.flat[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share one axis.)
+    for axis in list(axes.flat)[len(tasks) :]:
+        axis.set_visible(False)
+    figure.supxlabel(
+        f"speedup over {run.methods[run.baseline]['label']}, 95 % interval; blue: two levels, "
+        "orange: three, green: more; diamonds: the paper's",
+        fontsize=8,
+    )
+    return _png(figure)
+
+
+def _colour(method: Mapping[str, Any]) -> str:
+    count = 1 if method["kind"] == "assisted" else len(method["levels"])
+    return _COLOURS.get(min(count, 4), _GREY)
+
+
+def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
+    figure, axes = drawing.pyplot().subplots(
+        1, len(shown), squeeze=False, figsize=(1 + 6 * len(shown), 3.6), layout="constrained"
+    )
+    for (run, records), axis in zip(shown, axes.flat, strict=True):
+        if printed.target_of(run.target) is not None:
+            low, high = printed.VARIANCES[run.sampling]
+            axis.axhspan(low, high, color=_BAND, label="the paper's, mostly", zorder=0)
+        # As many as a panel has room for: those of the most levels first.
+        names = [name for name in run.methods if name in records[0]]
+        most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
+        for name in (name for name in names if name in most):
+            values = [float("nan") if one[name] is None else one[name] for one in records]
+            label = run.methods[name]["label"]
+            at = range(1, len(values) + 1)
+            axis.plot(at, values, marker="o", markersize=3, linewidth=0.8, label=label)
+        axis.set_title(f"{run.label}: {run.sampling}", fontsize=9)
+        axis.set_xlabel("query", fontsize=8)
+        axis.set_ylabel("variance of the acceptance length", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=7, frameon=False)
+    return _png(figure)

@@ -1,0 +1,530 @@
+"""The models of a run, and the methods that the keys of ``--methods`` name.
+
+A key has the names of the levels below the target with + between, the dearest first, and before a
+colon the policy that chooses their windows: ``w4+drafter``, ``joint:middle+drafter``.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import chains
+from benchmarks.engines import Engine, Variant
+from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
+from benchmarks.weights import parameters
+from polyspec_ext import progress, tiny
+from polyspec_ext.chain import Chain
+from polyspec_ext.drafters import (
+    DynamicTree,
+    Eagle,
+    Hydra,
+    NGramTable,
+    PromptLookup,
+    SuffixMatch,
+    checkpoint,
+)
+from polyspec_ext.drafters.proposals import cut_at_eos
+from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
+from polyspec_ext.policies import POLICIES
+from polyspec_ext.quantization.stored import copy_prefix, original
+from polyspec_ext.runtime.plan import default_rounds
+from polyspec_ext.tuning import level_for
+
+TARGET, W4 = "target", "w4"
+EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
+HEADS = (EAGLE2, EAGLE3, HYDRA)
+AS_CHAIN = "-chain"  # behind an EAGLE head's name: it drafts one token behind the other
+WORDS: dict[str, Callable[[], Any]] = {
+    "prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable,
+}  # fmt: skip
+PLAIN, CAPTURED = "plain", "plain-captured"
+GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
+PLANNED, CASCADE = "planned", "cascade"
+ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the user's
+CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
+_LOOKUP_WINDOW = 8
+_WIDTHS = (1, 6)  # tokens of the passes by which the form of a level is chosen
+# Names that neither a draft model nor a method of the user's can have.
+RESERVED = (
+    PLAIN, CAPTURED, GENERATE, STATIC, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
+    *HEADS, *(head + AS_CHAIN for head in HEADS),
+)  # fmt: skip
+Make = Callable[[Any, Any], Callable[[Request], Any]]
+
+_HUB = "meta-llama/"  # models whose licence has to be accepted on the hub
+# The papers' targets: model, EAGLE-2 head, template, tokens of the head's trees (SafeAILab's
+# settings: fewer the dearer the target's passes are).
+PRESETS = {
+    "vicuna-7b": ("lmsys/vicuna-7b-v1.3", "yuhuili/EAGLE-Vicuna-7B-v1.3", "vicuna", 60),
+    "vicuna-13b": ("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE-Vicuna-13B-v1.3", "vicuna", 50),
+    "llama2-7b": (f"{_HUB}Llama-2-7b-chat-hf", "yuhuili/EAGLE-llama2-chat-7B", "chat", 60),
+    "llama2-70b": (f"{_HUB}Llama-2-70b-chat-hf", "yuhuili/EAGLE-llama2-chat-70B", "chat", 48),
+    "llama3-8b": (
+        f"{_HUB}Meta-Llama-3-8B-Instruct", "yuhuili/EAGLE-LLaMA3-Instruct-8B", "chat", 60,
+    ),
+    "qwen2-7b": ("Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct", "chat", 60),
+}  # fmt: skip
+
+
+def local(name: str) -> Path | None:
+    """Return the folder of a model with all its weights, or a GGUF file; None: not on this machine.
+
+    Args:
+        name: a path, or an id in the hub's cache.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    folder = Path(name)
+    if is_gguf(name):
+        return folder
+    try:
+        if not folder.is_dir():
+            folder = Path(snapshot_download(name, local_files_only=True))
+        files = checkpoint.weight_files(folder)
+    except (LocalEntryNotFoundError, ValueError):  # (An id that is none is a ValueError.)
+        return None
+    return folder if all(file.is_file() for file in (folder / "config.json", *files)) else None
+
+
+def require(names: Sequence[str]) -> list[str]:
+    """Return the folders or GGUF files of models; ``w4:`` in front of a name stays there.
+
+    Raises:
+        ValueError: some are not on this machine; says how to fetch them.
+    """
+    pairs = [(name, local(str(original(name)))) for name in names]
+    missing = list(dict.fromkeys(name for name, folder in pairs if folder is None))
+    if missing:
+        commands = [f"hf download {name}" for name in missing]
+        gated = any(name.startswith(_HUB) for name in missing)
+        login = "accept the licence on the hub, hf auth login && " if gated else ""
+        raise ValueError(
+            f"expected models on this machine, given none for {', '.join(missing)}; fetch them: "
+            f"{login}{' && '.join(commands)}"
+        )
+    return [f"{copy_prefix(name)}{folder}" for name, folder in pairs]
+
+
+@dataclass
+class Models:
+    """The models of a run, each loaded when it is first used.
+
+    Attributes:
+        target: directory or id; None: the shipped target.
+        drafts: models of draft levels by name, the dearest first; heads: of `HEADS`, by name.
+        tree: of the heads; None: they draft chains. `depth` is where their windows begin.
+        times: how many times as wide the shipped target is made (`tiny.grown`).
+        w4: directory of the 4-bit copy; None: it is made anew.
+        engines, functions: other engines, and the user's methods by name.
+        device, dtype: of the models; None: each checkpoint's, or what is fastest.
+    """
+
+    target: str | Path | None = None
+    drafts: Mapping[str, str | Path] = field(default_factory=dict)
+    heads: Mapping[str, str | Path] = field(default_factory=dict)
+    tree: DynamicTree | None = None
+    depth: int = 6
+    times: int = 1
+    w4: Path | None = None
+    engines: Sequence[Engine] = ()
+    functions: Mapping[str, Make] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: torch.dtype | None = None
+    levels: dict[str, HuggingFaceLevel] = field(default_factory=dict, init=False)
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def drafters(self) -> list[str]:
+        """Return names of what can only be last: heads, drafting trees or chains, and words."""
+        return [*self.heads, *(f"{name}{AS_CHAIN}" for name in self.heads if name != HYDRA), *WORDS]
+
+    @property
+    def names(self) -> list[str]:
+        """Return names of all that can be below the target."""
+        return [W4, *self.drafts, *self.drafters]
+
+    @property
+    def variants(self) -> dict[str, tuple[Engine, Variant]]:
+        """Return the methods of other engines, by key."""
+        return {one.key: (engine, one) for engine in self.engines for one in engine.variants}
+
+    def tree_of(self, name: str) -> DynamicTree | None:
+        """Return the tree that a level drafts."""
+        return self.tree if name in self.heads else None
+
+    def _once(self, key: str, make: Callable[[], Any]) -> HuggingFaceLevel:
+        if key not in self.levels:
+            self.levels[key] = make()
+            self.levels[key].name = key.split(" ")[-1]
+        return self.levels[key]
+
+    @property
+    def level(self) -> HuggingFaceLevel:
+        """Return the target."""
+        return self._once(TARGET, self._load_target)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the target's tokenizer."""
+        try:
+            return tokenizer_at(original(self.target or tiny.path(TARGET)))
+        except ValueError as error:
+            raise ValueError(f"--target: {error}") from error
+
+    def _load_target(self) -> Any:
+        if self.times > 1 and self.dtype is None and self.on_cpu:
+            return chains.faster_target(times=self.times)[0]
+        if self.times > 1:
+            model = tiny.grown(self.times, dtype=self.dtype, device=self.device)
+            return _level(model, name="--target")
+        plain = self.target is None and self.dtype is None and self.on_cpu
+        dtype = torch.float32 if plain else self.dtype
+        return _level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
+
+    def draft(self, name: str) -> HuggingFaceLevel:
+        """Return a draft level, or the 4-bit copy."""
+
+        def load() -> Any:
+            return _level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
+
+        return self._once(name, self._quantised if name == W4 else load)
+
+    def _quantised(self) -> HuggingFaceLevel:
+        def texts() -> list[torch.Tensor] | None:
+            if self.target is not None:
+                return None
+            # A grown target says the same as the shipped one, but later.
+            same = load_model(tiny.path(TARGET)) if self.times > 1 else self.level.model
+            return chains.calibration_texts(same)
+
+        copy = chains.w4_copy(self.level.model, self.w4, texts)
+        return chains.packed(copy, name=W4, shares_cache_with=self.level)
+
+    def element(self, name: str) -> Any:
+        """Return an element of a chain; a drafter is a new one, since it keeps what it has read."""
+        if name == TARGET:
+            return self.level
+        if name not in self.drafters:
+            return self.draft(name)
+        made = WORDS[name]() if name in WORDS else self._head(name)
+        made.name = name
+        return made
+
+    @property
+    def _head_dtype(self) -> torch.dtype:
+        """The dtype of the cheapest draft model, where there is one on the CPU."""
+        names = list(self.drafts)
+        level = self.draft(names[-1]) if names and self.on_cpu else self.level
+        dtype: torch.dtype = level.model.dtype
+        return dtype
+
+    def _head(self, name: str) -> Any:
+        base, tree = name.removesuffix(AS_CHAIN), self.tree_of(name)
+        kind, path = Hydra if base == HYDRA else Eagle, self.heads[base]
+        with tempfile.TemporaryDirectory() as folder:
+            if self.times > 1:
+                path = tiny.grown_head(base, self.times, folder)
+            return kind.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
+
+    def assistant(self, name: str) -> Any:
+        """Return a draft model for transformers, in the target's data type."""
+        level, dtype = self.draft(name), self.level.model.dtype
+        if level.model.dtype == dtype:
+            return level.model
+        with progress.loading():
+            return load_model(self.drafts[name], dtype, self.device)
+
+    def facts(self, methods: Sequence[Method]) -> Iterator[dict[str, Any]]:
+        """Yield the models of methods as ``run.json`` has them, which names no path."""
+
+        def shown(path: str | Path | None, name: str) -> str:
+            if path is None or Path(path).parent == tiny.root():
+                grown = self.times > 1 and name in (TARGET, W4, *HEADS)
+                size = f", grown {self.times} times" if grown else ""
+                return f"shipped {TARGET if name == W4 else name}{size}"
+            folder = Path(original(path))
+            return f"{copy_prefix(path)}{folder.name}" if folder.exists() else str(path)
+
+        def fact(name: str, level: HuggingFaceLevel, **more: Any) -> dict[str, Any]:
+            return {"name": name, **more, "runs": "packed" if level.pack else "as it is"}
+
+        for key, level in self.levels.items():
+            path = self.drafts.get(level.name) or self.target
+            yield fact(
+                key,
+                level,
+                place=shown(path, level.name),
+                parameters=parameters(self.level.model if level.name == W4 else level.model),
+                dtype=str(level.model.dtype).removeprefix("torch."),
+            )
+        used = {method.levels[-1].removesuffix(AS_CHAIN) for method in methods}
+        for name in sorted(used & set(self.heads)):  # which run as the target does
+            place, dtype = shown(self.heads[name], name), str(self._head_dtype)
+            dtype = dtype.removeprefix("torch.")
+            yield fact(name, self.level, place=place, parameters=None, dtype=dtype)
+
+
+def _level(thing: Any, *options: Any, name: str) -> Any:
+    with progress.loading():
+        return level_for(thing, _WIDTHS, *options, pack="auto", name=name)
+
+
+def shipped(times: int = 1, w4: Path | None = None, **more: Any) -> Models:
+    """Return the shipped models; heads that are missing there are left out."""
+    drafts = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
+    heads = {name: tiny.root() / name for name in tiny.HEADS if (tiny.root() / name).is_dir()}
+    # A pass of many tokens is dear on a CPU: a small tree.
+    return Models(None, drafts, heads, chains.SHAPE, 5, times, w4, **more)
+
+
+# ---- methods -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode, as ``run.json`` has it.
+
+    Attributes:
+        name: its key; label: for tables.
+        kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
+            states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade",
+            "engine" (another engine's) or "user" (the user's).
+        levels: names, target first; for "assisted" the target and its assistant.
+        windows, rounds, rule, tail: of the chain (`Chain`); None where it has none.
+        tree: of a head that drafts trees.
+        policy: that chooses the windows.
+        baseline: whether speedups are over it.
+        plain: key of the method whose greedy texts are compared with these; None: the baseline.
+    """
+
+    name: str
+    label: str
+    kind: str
+    levels: tuple[str, ...]
+    windows: tuple[int, ...] | None = None
+    rounds: tuple[int, ...] | None = None
+    rule: str = "token"
+    tail: int = 0
+    tree: dict[str, int] | None = None
+    policy: str | None = None
+    baseline: bool = False
+    plain: str | None = None
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Method:
+        """Return a method of ``run.json``."""
+        lists = {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
+        return cls(**{**given, **lists})
+
+
+def default_keys(models: Models, batch: int = 1) -> list[str]:
+    """Return methods worth comparing with these models, which can answer so many prompts."""
+    drafts, heads = list(models.drafts), list(models.heads)
+    last = drafts[-1] if drafts else "prompt-lookup"
+    three = "+".join(drafts) if len(drafts) > 1 else f"{W4}+{last}"
+    return [
+        *(PLAIN, *[CAPTURED] * (not models.on_cpu), GENERATE, *[STATIC] * (not models.on_cpu)),
+        *[ASSISTED] * (bool(drafts) and batch == 1),
+        *(*drafts, *heads, "prompt-lookup", "suffix", W4, f"{W4}+{last}"),
+        *(f"{W4}+{head}" for head in heads[:1]),
+        *(["+".join(drafts), "+".join((W4, *drafts))] if len(drafts) > 1 else ()),
+        *(f"online:{last}", f"joint:{three}", f"{CASCADE}:{three}", PLANNED),
+        *(models.variants if batch == 1 else ()),
+    ]
+
+
+def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Method]:
+    """Return the methods that keys stand for, with windows that suit most; the baseline is plain
+    decoding, captured where that is among them.
+
+    Raises:
+        ValueError: a key is none, is there twice, or none of them decodes plainly; or a method
+            cannot answer `batch` prompts in a call.
+    """
+    made = [_method(key, models) for key in keys]
+    names = [method.name for method in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"--methods: expected each method once, given {twice} again")
+    baseline = next((name for name in (CAPTURED, PLAIN) if name in names), None)
+    if baseline is None:
+        raise ValueError(f"--methods: expected {PLAIN} or {CAPTURED} among them, given neither")
+    alone = next((m for m in made if m.plain not in (None, *names)), None)
+    if alone is not None:
+        raise ValueError(
+            f"--methods: {alone.name}: expected {alone.plain} as well, whose texts its own are "
+            "compared with, given it alone"
+        )
+    single = [method.name for method in made if method.kind in (ENGINE, ASSISTED)]
+    if batch > 1 and single:
+        raise ValueError(
+            f"--batch: expected 1 with {', '.join(single)}, which answers one prompt at a time, "
+            f"given {batch}"
+        )
+    return [replace(method, baseline=method.name == baseline) for method in made]
+
+
+def _method(key: str, models: Models) -> Method:
+    on_cuda = {
+        CAPTURED: ("plain decoding, captured", "plain"),
+        STATIC: ("transformers generate, static cache", "generate"),
+    }
+    simple = {
+        PLAIN: ("plain decoding, eager", "plain"),
+        GENERATE: ("transformers generate", "generate"),
+        PLANNED: ("planned", PLANNED),
+        **({} if models.on_cpu else on_cuda),
+        **{name: (name, USER) for name in models.functions},
+    }
+    if key in simple:
+        return Method(key, *simple[key], (TARGET,))
+    if key in models.variants:
+        _, own = models.variants[key]
+        below = ["draft"] if own.drafts else []
+        return Method(key, own.label, ENGINE, (TARGET, *below), plain=own.plain)
+    word, colon, rest = key.partition(":")
+    if word == ASSISTED:
+        name = rest or next(reversed(list(models.drafts)), "")
+        if name in models.drafts:
+            return Method(key, f"transformers assisted: {name}", ASSISTED, (TARGET, name))
+    levels = (TARGET, *(rest if colon else key).split("+"))
+    names, drafters = levels[1:], models.drafters
+    known = not colon or word in POLICIES or word == CASCADE
+    if not known or not set(names) <= set(models.names) or len({*names}) < len(names):
+        raise ValueError(
+            f"--methods: expected {PLAIN}, {CAPTURED}, {GENERATE}, {STATIC} (CUDA), "
+            f"{ASSISTED}:NAME, {PLANNED}, {', '.join(models.variants) or 'an engine that is given'}"
+            f", or names of {', '.join(models.names)} with + between and perhaps a policy "
+            f"({', '.join(POLICIES)} or {CASCADE}) and a colon in front, given {key!r}"
+        )
+    if set(names[:-1]) & set(drafters):
+        raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
+    made = _chain(key, levels, models)
+    if not colon:
+        return made
+    if word != CASCADE:
+        return replace(made, label=f"{word}: {made.label}", kind="adaptive", policy=word)
+    if len(levels) < 3:
+        raise ValueError(f"--methods: {key}: expected at least three levels, given two")
+    # Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies so many
+    # blocks of the level below, however many tokens are accepted, before the level above does.
+    windows = (made.windows or ())[-1:]
+    for _ in levels[2:]:
+        windows = (CASCADE_ROUNDS * (windows[0] + 1), *windows)
+    label = f"cascade of {CASCADE_ROUNDS} rounds: {made.label}"
+    rounds = (CASCADE_ROUNDS,) * (len(windows) - 1)
+    return replace(made, label=label, kind=CASCADE, windows=windows, rounds=rounds)
+
+
+def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
+    last = levels[-1]
+    head = last in models.drafters and last not in WORDS
+    tree = models.tree_of(last)
+    shipped = models.target is None and models.times == 1
+    windows = tiny.WINDOWS.get(levels) if shipped else None
+    if windows is None:
+        lowest = 4 if tree is None else models.depth
+        if last in WORDS and len(levels) == 2:
+            lowest = _LOOKUP_WINDOW
+        windows = tuple(lowest + 4 * above for above in reversed(range(len(levels) - 1)))
+    rounds = tuple(default_rounds(windows))
+    if shipped:
+        rounds = tiny.ROUNDS.get(levels, rounds)
+    kind = "eagle" if len(levels) == 2 and head else "chain"
+    form = None if tree is None else tree_form(tree, windows[-1])
+    return Method(key, " <- ".join(levels), kind, levels, windows, rounds, tree=form)
+
+
+def tree_form(tree: DynamicTree, depth: int) -> dict[str, int]:
+    """Return a tree as ``run.json`` has it."""
+    return {"top_k": tree.top_k, "total_tokens": tree.total_tokens, "depth": depth}
+
+
+def read_functions(given: Sequence[str]) -> dict[str, Make]:
+    """Return the functions that ``--method NAME=FILE.py:FUNCTION`` names, by name.
+
+    Raises:
+        ValueError: another form, or a file without that function.
+    """
+    found: dict[str, Make] = {}
+    for text in given:
+        name, _, where = text.partition("=")
+        path, _, function = where.rpartition(":")
+        wrong = f"--method: expected NAME=FILE.py:FUNCTION, given {text!r}"
+        if name in (*RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
+            raise ValueError(f"{wrong}, whose name is another's or not of letters and digits")
+        if not Path(path).is_file():
+            raise ValueError(f"{wrong}, with no such file")
+        try:
+            make = runpy.run_path(path, run_name=Path(path).stem).get(function)
+        except Exception as error:
+            raise ValueError(f"{wrong}, a file that fails: {error!r}") from error
+        if not callable(make):
+            raise ValueError(f"{wrong}, with no such function in the file")
+        found[name] = make
+    return found
+
+
+class Call:
+    """A method ready to decode."""
+
+    def __init__(self, method: Method, models: Models) -> None:
+        self.method = method
+        self._decode = _decode(method, models)
+
+    def answer(self, request: Request) -> Answer:
+        """Return what is timed."""
+        return self._decode(request)
+
+
+def _decode(method: Method, models: Models) -> Decode:
+    eos = frozenset(models.level.eos_token_ids)
+    if method.kind == ENGINE:
+        engine, _ = models.variants[method.name]
+        return engine.decoder(method.name, eos)
+    if method.kind == USER:
+        make = models.functions[method.name]
+        return _user_call(method.name, make(models.level.model, models.tokenizer), eos)
+    if method.kind == "generate":
+        return generate_call(models.level.model, eos, static=method.name == STATIC)
+    if method.kind == ASSISTED:
+        return generate_call(models.level.model, eos, models.assistant(method.levels[1]))
+    if method.name == PLAIN:
+        return chain_call(Chain([models.level], graphs=None if models.on_cpu else False))
+    # (The captured target is a chain of one level.)
+    chain = Chain(
+        [models.element(name) for name in method.levels],
+        method.windows,
+        rounds=method.rounds,
+        rule=method.rule,
+        tail=method.tail,
+        policy=method.policy,
+    )
+    return chain_call(chain)
+
+
+def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int]) -> Decode:
+    """The call of a user's method; tokens after an EOS or `max_new_tokens` are cut."""
+
+    def call(request: Request) -> Answer:
+        rows = [list(map(int, row)) for row in generate(request)]
+        if len(rows) != len(request.prompts):
+            raise ValueError(
+                f"--method {name}: expected new tokens of {len(request.prompts)} prompts, given "
+                f"{len(rows)} rows"
+            )
+        return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
+
+    return call

@@ -1,0 +1,281 @@
+"""Questions and the prompts made of them: Spec-Bench's (Xia et al. 2024), six tasks of 80, of which
+MT-bench's have two turns; GSM8K's; any file of prompts; or the few here."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import machine
+from polyspec_ext import tiny
+from polyspec_ext.chat import has_template
+
+GSM8K_URL = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
+    "test.jsonl"
+)
+# Beside the repository, if anywhere.
+SPEC_BENCH = machine.GSM8K.with_name("spec_bench_question.jsonl")
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math", "rag")
+OTHER = "other"  # task of questions without a category of Spec-Bench's
+_MT_BENCH = (
+    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
+)  # fmt: skip
+# "math" is one of MT-bench's categories; the task of that name is "math_reasoning" there.
+_TASK_OF = {
+    **{name: name for name in TASKS},
+    **dict.fromkeys(_MT_BENCH, "mt_bench"),
+    "math_reasoning": "math",
+}
+# Keys of a line's prompt, a text or the texts of several turns, in this order.
+_TEXTS = ("turns", "prompt", "question", "instruction")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A line of a file of questions.
+
+    Attributes:
+        question_id: as the file has it; the number of the line where it has none.
+        category: as the file has it.
+        turns: the user's texts, one after another.
+    """
+
+    question_id: Any
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def task(self) -> str:
+        """Return a name of `TASKS`, or `OTHER`."""
+        return _TASK_OF.get(self.category, OTHER)
+
+
+_TEA = "Tea leaves are picked, withered, rolled, oxidised and dried. Green tea is not oxidised. "
+_BRIDGE = (
+    "The old bridge over the Lenne was closed on Monday. Engineers had found cracks in two of its "
+    "five piers. The city plans to repair them until autumn; buses take the northern road. "
+)
+PACKAGED = tuple(
+    Question(number, category, tuple(turns))
+    for number, (category, *turns) in enumerate(
+        [
+            ("writing", "Write a short letter that invites a friend to a walk by the sea.",
+             "Make it half as long."),
+            ("translation", "Translate into German: The train to the coast leaves at nine."),
+            ("summarization", f"Summarize in one sentence: {_BRIDGE}"),
+            ("qa", "Why does ice float on water?"),
+            ("math_reasoning", tiny.QUESTIONS[0]),
+            ("rag", f"{_TEA}\nBy this text, which step is left out for green tea?"),
+            ("coding", "Write a Python function that returns the second largest of some numbers.",
+             "Now without sorting them."),
+            ("translation", "Translate into French: We have not seen the letter yet."),
+            ("summarization", f"Give the main points as a list: {_TEA}"),
+            ("qa", "Which planet has the shortest year, and why?"),
+            ("math_reasoning", tiny.QUESTIONS[1]),
+            ("rag", f"{_BRIDGE}\nBy this text, how many piers have no cracks?"),
+        ],
+        1,
+    )
+)  # fmt: skip
+
+
+def default_path() -> Path | None:
+    """Return Spec-Bench's file, where it lies beside the repository."""
+    return SPEC_BENCH if SPEC_BENCH.is_file() else None
+
+
+def read(path: Path | None = None) -> list[Question]:
+    """Return all questions of a file of JSON lines; None: of `default_path`, else `PACKAGED`.
+
+    Raises:
+        ValueError: no such file, or a line in it has no prompt; names it.
+    """
+    path = path or default_path()
+    if path is None:
+        return list(PACKAGED)
+    if path == machine.GSM8K and not path.is_file():
+        raise ValueError(
+            f"--questions: expected {path.name} in {path.parent}, given none there; fetch it: "
+            f"curl -L --create-dirs -o {path} {GSM8K_URL}"
+        )
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            one = _question(line, f"--questions: {path}: line {number}:", number)
+            if one.question_id in found:
+                raise ValueError(
+                    f"--questions: expected each question_id once in {path}, "
+                    f"given {one.question_id}"
+                )
+            found[one.question_id] = one
+    if not found:
+        raise ValueError(f"--questions: expected questions in {path}, given none")
+    return list(found.values())
+
+
+def _question(line: str, where: str, number: int) -> Question:
+    try:
+        given = json.loads(line)
+        key = next(key for key in _TEXTS if key in given)
+        turns = given[key]
+    except (ValueError, TypeError, StopIteration):
+        keys = ", ".join(f'"{key}"' for key in _TEXTS)
+        raise ValueError(f"{where} expected JSON with one of {keys}, given {line[:40]!r}") from None
+    turns = [turns] if isinstance(turns, str) else turns
+    # GSM8K's lines have no category.
+    category = given.get("category", "math_reasoning" if key == "question" else OTHER)
+    question_id = given.get("question_id", number)
+    for name, value, fits, kind in (
+        (key, turns, _are_texts(turns), "a text or a list of texts"),
+        ("category", category, isinstance(category, str), "a word"),
+        ("question_id", question_id, isinstance(question_id, int | str), "a number"),
+    ):
+        if not fits:
+            raise ValueError(f'{where} expected "{name}" to be {kind}, given {value!r}')
+    return Question(question_id, category, tuple(turns))
+
+
+def _are_texts(turns: object) -> bool:
+    return isinstance(turns, list) and bool(turns) and all(isinstance(one, str) for one in turns)
+
+
+def select(questions: Sequence[Question], per_task: int) -> list[Question]:
+    """Return `per_task` questions of every task, the tasks in turns, and a task's categories each
+    in turn, so that a run that ends early has some of each."""
+
+    def in_turns(kinds: Sequence[Sequence[Question]]) -> list[Question]:
+        return [one for row in itertools.zip_longest(*kinds) for one in row if one]
+
+    chosen = []
+    for task in (*TASKS, OTHER):
+        kinds: dict[str, list[Question]] = {}
+        for question in questions:
+            if question.task == task:
+                kinds.setdefault(question.category, []).append(question)
+        chosen.append(in_turns(list(kinds.values()))[:per_task])
+    return in_turns(chosen)
+
+
+def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
+    """Return indices of questions that are answered together, at most `size`, in order; all of a
+    batch have the same number of turns."""
+    indices: dict[int, list[int]] = {}
+    for index, question in enumerate(questions):
+        indices.setdefault(len(question.turns), []).append(index)
+    return sorted(
+        alike[at : at + size] for alike in indices.values() for at in range(0, len(alike), size)
+    )
+
+
+def digest(questions: Sequence[Question]) -> str:
+    """Return a text that differs between sets of questions."""
+    text = json.dumps([[one.question_id, one.category, one.turns] for one in questions])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+# The system message of FastChat's vicuna_v1.1, with which the Vicuna models were trained.
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions."
+)
+AUTO, CHAT = "auto", "chat"
+
+
+def _vicuna(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
+    # A reply ends with the EOS, and no space follows it.
+    replies = [*(f" {answer}{tokenizer.eos_token}" for answer in answers), ""]
+    pairs = zip(turns, replies, strict=True)
+    return f"{_VICUNA} " + "".join(f"USER: {turn} ASSISTANT:{reply}" for turn, reply in pairs)
+
+
+def _chat(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
+    messages = [{"role": "user", "content": turns[0]}]
+    for answer, turn in zip(answers, turns[1:], strict=True):
+        messages.append({"role": "assistant", "content": answer})
+        messages.append({"role": "user", "content": turn})
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def _tiny(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
+    replies = [*(f" {answer}\n\n" if answer else "" for answer in answers), ""]
+    pairs = zip(turns, replies, strict=True)
+    return "".join(tiny.prompt_of(turn) + reply for turn, reply in pairs)
+
+
+def _plain(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
+    texts = itertools.chain.from_iterable(zip(turns, [*answers, ""], strict=True))
+    return "\n\n".join(text for text in texts if text)
+
+
+# From the user's turns, the one to answer last, and the answers to those before, to a text. The
+# tokenizer's chat template has its BOS; before the others the tokenizer puts it.
+TEMPLATES: dict[str, Callable[[Any, Sequence[str], Sequence[str]], str]] = {
+    CHAT: _chat, "vicuna": _vicuna, "tiny": _tiny, "plain": _plain,
+}  # fmt: skip
+
+
+class Prompt(NamedTuple):
+    """Ids to continue; `cut`: how many there were before the middle was left out, or None."""
+
+    ids: list[int]
+    cut: int | None
+
+
+class Conversation:
+    """Make prompts.
+
+    Args:
+        tokenizer: of the target.
+        template: a name of `TEMPLATES`, or "auto": "chat" where the tokenizer has a template, else
+            "plain".
+        room: ids that a prompt may have. The middle of a longer one is left out, so that its
+            beginning and its end, which has the instruction, stay.
+
+    Raises:
+        ValueError: no such template, or the tokenizer has none; or no room.
+    """
+
+    def __init__(self, tokenizer: Any, template: str, room: int) -> None:
+        has = has_template(tokenizer)
+        if template == AUTO:
+            template = CHAT if has else "plain"
+        if template not in TEMPLATES:
+            known = ", ".join((AUTO, *TEMPLATES))
+            raise ValueError(f"--template: expected one of {known}, given {template!r}")
+        if template == CHAT and not has:
+            raise ValueError(
+                "--template: expected another than chat, since the target's tokenizer has no chat "
+                "template"
+            )
+        if room < 2:
+            raise ValueError(
+                "--max-new-tokens: expected to leave room for a prompt in the models' contexts, "
+                f"given room for {room} tokens"
+            )
+        self.tokenizer, self.template, self.room = tokenizer, template, room
+
+    def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:
+        """Return the text before the next answer; `answers` are those to all turns but the last."""
+        return TEMPLATES[self.template](self.tokenizer, turns, answers)
+
+    def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> Prompt:
+        """Return the same as ids that the models have room for."""
+        text, special = self.text(turns, answers), self.template != CHAT
+        ids = list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+        if len(ids) <= self.room:
+            return Prompt(ids, None)
+        front = self.room // 2
+        return Prompt([*ids[:front], *ids[len(ids) - (self.room - front) :]], len(ids))
+
+    def answer(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer as later prompts have it."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

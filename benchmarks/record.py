@@ -1,0 +1,139 @@
+"""A run in its folder: ``run.json`` says what is measured and on what, ``turns.jsonl`` has a line
+per question, turn, method and repeat, written as it is measured.
+
+Numbers are counted alike for every method: new tokens up to and including the EOS, seconds of the
+whole call by the wall clock, prefill included. A line has these keys:
+
+- ``question_id``, ``turn``, ``method``, ``repeat``: what tells lines apart; ``category``, ``task``.
+- ``status``: "ok" or "failed"; a failed turn has its ``error`` and no numbers.
+- ``batch``: questions of the call; ``seconds``: of the call over ``batch``, and of these
+  ``prefill_seconds`` (null where the method does not report them).
+- ``prompt_tokens``, ``new_tokens``, ``tokens`` (ids), ``ended`` ("eos" or "length"), ``cut``
+  (tokens of the prompt before its middle was left out, or null).
+- ``levels``, target first: ``name``; ``passes`` while decoding, of the whole batch; ``seconds``, a
+  row's share; ``accepted``, tokens of each verification in order, empty for a drafter.
+- ``lossless``: greedy: ``identical`` to the baseline's text of the same prompt, else ``at`` which
+  token it differs, and the ``gap`` of the target's two largest logits there. Sampled: ``surprise``
+  and ``variance`` (`measuring.surprise`). Null where nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from polyspec_ext.files import replace_text
+
+SCHEMA = 1  # of both files
+FACTS, TURNS = "run.json", "turns.jsonl"
+OK, FAILED = "ok", "failed"
+# What must be the same where a run goes on.
+SAME = ("schema", "command", "settings", "models", "machine", "versions")
+
+Turn = dict[str, Any]
+Key = tuple[Any, int, str, int]
+
+
+def key_of(turn: Mapping[str, Any]) -> Key:
+    """Return the question, turn, method and repeat of a line."""
+    return turn["question_id"], turn["turn"], turn["method"], turn["repeat"]
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return ``run.json`` of a folder.
+
+    Raises:
+        FileNotFoundError: the folder has none.
+        ValueError: the file is no run's; names it.
+    """
+    path = folder / FACTS
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected the {FACTS} of a run, given none")
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from error
+    schema = facts.get("schema") if isinstance(facts, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"{path}: expected schema {SCHEMA}, given {schema}")
+    return dict(facts)
+
+
+def read_turns(folder: Path) -> list[Turn]:
+    """Return the lines of a folder without a last line that is half written.
+
+    Raises:
+        ValueError: a line is no turn, or is the second of its key; names file and line.
+    """
+    path = folder / TURNS
+    turns: dict[Key, Turn] = {}
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            turn = json.loads(line)
+            key, _ = key_of(turn), turn["status"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):  # without an end of line: the run was killed while writing
+                break
+            raise ValueError(
+                f"{path}: line {number}: expected a turn, given {line[:40]!r}"
+            ) from error
+        if key in turns:
+            raise ValueError(f"{path}: line {number}: expected {key} once, given it again")
+        turns[key] = turn
+    return list(turns.values())
+
+
+def differences(before: Any, now: Any, name: str = "") -> list[str]:
+    """Return what differs between the facts of a run and those wanted now, in words.
+
+    Of the facts themselves, which have no `name`, the keys of `SAME` are compared.
+    """
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [f"{name}: {before!r} there, {now!r} now"]
+    keys = sorted({*before, *now}) if name else SAME
+    return [
+        line
+        for key in keys
+        for line in differences(before.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    ]
+
+
+class TurnWriter:
+    """Write a run: its facts, then turn after turn, each on the disk before the next begins.
+
+    Args:
+        folder: created if missing; a run in it is continued.
+        facts: of ``run.json``.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        self.folder, self.facts = folder, dict(facts)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.note({})
+        self.turns = read_turns(folder)
+        # Without a last line that is half written.
+        replace_text(folder / TURNS, "".join(map(_line, self.turns)))
+
+    def add(self, turn: Turn) -> None:
+        """Append a line."""
+        with (self.folder / TURNS).open("a", encoding="utf-8") as file:
+            file.write(_line(turn))
+            file.flush()
+            os.fsync(file.fileno())
+        self.turns.append(turn)
+
+    def note(self, more: Mapping[str, Any]) -> None:
+        """Add to ``run.json``, which is written whole or not at all."""
+        self.facts |= more
+        text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
+        replace_text(self.folder / FACTS, text)
+
+
+def _line(turn: Turn) -> str:
+    return json.dumps(turn, allow_nan=False) + "\n"

@@ -1,0 +1,814 @@
+"""The papers' tables and figures from saved runs (`record`) as Markdown, CSV, JSON and PNG.
+
+Every run has its tables. Only repeats of the same models and settings share one, a column each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from . import figures, machine, output, printed, record
+from .measuring import largest_tie
+from .printed import OVERALL, TASK_NAMES
+from .questions import OTHER, TASKS
+
+SCHEMA = 1  # of report.json
+SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap, and what lies beyond each bound
+_SAME_TURN = ["question_id", "turn", "repeat"]
+_FACTS = (
+    "created", "command", "commit", "dirty", "machine", "load", "seconds", "versions", "settings",
+    "models", "methods",
+)  # fmt: skip
+_FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods with fixed windows
+_CAPTIONS = {
+    "figure2": "Overall speedup of every method (Figure 2)",
+    "figure3": "Speedup by task (Figure 3)",
+    "figure4": "Variance of the acceptance length by query (Figure 4)",
+}
+Record = dict[str, Any]
+Floats = npt.NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """A number with its 95 % bootstrap interval over questions; of one question it has none."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    def named(self, key: str) -> Record:
+        """Return the three numbers as a record has them."""
+        return dict(zip((key, f"{key}_low", f"{key}_high"), self, strict=True))
+
+
+def bootstrap(
+    rows: pd.DataFrame, columns: Sequence[str], statistic: Callable[[Floats], Floats]
+) -> Interval:
+    """Return a statistic of sums, each question drawn with all its turns and repeats.
+
+    Args:
+        rows: of turns; those without a number in one of `columns` are left out.
+        statistic: from sums ``[B, repeats, columns]`` to ``[B]``, or fewer where some have none.
+    """
+    rows = rows.dropna(subset=columns)
+    if rows.empty:
+        return Interval()
+    question, repeat = (pd.factorize(rows[name])[0] for name in ("question_id", "repeat"))
+    count = int(question.max()) + 1
+    sums = np.zeros((count, repeat.max() + 1, len(columns)))
+    np.add.at(sums, (question, repeat), rows[columns].to_numpy(float))
+    values = statistic(sums.sum(0)[None])
+    if not values.size:
+        return Interval()
+    if count < 2:
+        return Interval(float(values[0]))
+    # How often each question is drawn; the same for the same number of questions.
+    random = np.random.default_rng(SEED)
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
+    samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
+    low, high = np.quantile(samples, [TAIL, 1 - TAIL])
+    return Interval(float(values[0]), float(low), float(high))
+
+
+def _ratio_of_rates(sums: Floats) -> Floats:
+    """``[B]`` of ``[B, R, 4]``: the median over repeats that have turns."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+    found: Floats = np.nanmedian(each[~np.isnan(each).all(1)], axis=1)
+    return found
+
+
+def _pooled(sums: Floats) -> Floats:
+    found: Floats = sums[..., 0].sum(1) / sums[..., 1].sum(1)
+    return found
+
+
+class Run:
+    """A saved run.
+
+    Attributes:
+        label: its name beside other runs.
+        facts: ``run.json``.
+        lines, turns: all lines, and those that did not fail, with ``decode_seconds``, and the
+            tokens that the target ``emitted`` in ``verified`` verifications.
+        levels: sums over turns by method and level.
+        methods: of ``run.json``, by name; `baseline` is the one that speedups are over.
+        tasks: of the lines, in the papers' order.
+        target: of the models in ``run.json``.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder has no run, no turns or not one baseline.
+    """
+
+    def __init__(self, label: str, folder: Path) -> None:
+        self.label, self.facts = label, record.read_facts(folder)
+        self.lines = pd.DataFrame(record.read_turns(folder))
+        if self.lines.empty:
+            raise ValueError(f"RUN: expected a run with turns, given {folder} without any")
+        self.methods: dict[str, Record] = {one["name"]: one for one in self.facts["methods"]}
+        baselines = [name for name, method in self.methods.items() if method["baseline"]]
+        if len(baselines) != 1:
+            raise ValueError(
+                f"{label}: expected one method that is the baseline, given {len(baselines)}"
+            )
+        (self.baseline,) = baselines
+        turns = self.lines[self.lines.status == record.OK].copy()
+        numbers = ["prompt_tokens", "new_tokens", "seconds", "prefill_seconds"]
+        turns[numbers] = turns[numbers].astype(float)
+        turns["decode_seconds"] = turns.seconds - turns.prefill_seconds
+        turns["accepted"] = [levels[0]["accepted"] if levels else [] for levels in turns.levels]
+        turns["emitted"], turns["verified"] = turns.accepted.map(sum), turns.accepted.map(len)
+        self.turns = turns
+        self.levels = self._sums()
+        self.tasks = [task for task in (*TASKS, OTHER) if task in set(self.lines.task)]
+        # The model of that name, perhaps with how it runs in front ("eager target").
+        name = self.methods[self.baseline]["levels"][0]
+        self.target: Mapping[str, Any] = next(
+            model for model in self.facts["models"] if model["name"].split(" ")[-1] == name
+        )
+        self.target_name = str(self.target["place"] or self.target["name"])
+        self.temperature = float(self.facts["settings"]["temperature"])
+        self.sampling = "sampled" if self.temperature > 0 else "greedy"
+
+    def _sums(self) -> pd.DataFrame:
+        """Sums over turns by method and level, 1 for the target, with L and T in ms."""
+        rows = [
+            {**one, "method": turn.method, "level": level, "emitted": sum(one["accepted"]),
+             "verified": len(one["accepted"])}
+            for turn in self.turns.itertuples() for level, one in enumerate(turn.levels, 1)
+        ]  # fmt: skip
+        numbers = ["passes", "seconds", "emitted", "verified"]
+        by_level = pd.DataFrame(rows, columns=["method", "level", "name", *numbers]).groupby(
+            ["method", "level"]
+        )
+        sums = by_level[numbers].sum().astype(float)
+        sums.insert(0, "name", by_level.name.first())
+        sums["length"] = sums.emitted / sums.verified
+        sums["ms"] = 1e3 * sums.seconds / sums.passes
+        return sums
+
+    def levels_of(self, method: str) -> list[Any]:
+        """Return the sums of each level, target first; nothing for other engines."""
+        own = self.levels.index.get_level_values("method") == method
+        return list(self.levels[own].itertuples())
+
+    def turns_of(self, method: str, task: str = OVERALL) -> pd.DataFrame:
+        """Return the turns of a task that a method did not fail."""
+        own = self.turns[self.turns.method == method]
+        return own if task == OVERALL else own[own.task == task]
+
+    def common(self, method: str, base: str | None = None, task: str = OVERALL) -> pd.DataFrame:
+        """Return turns that neither of two methods failed; `base`: the baseline if None."""
+        columns = [*_SAME_TURN, "new_tokens", "seconds", "decode_seconds"]
+        theirs = self.turns_of(base or self.baseline)[columns]
+        return self.turns_of(method, task).merge(theirs, on=_SAME_TURN, suffixes=("", "_base"))
+
+    def speedup(
+        self, method: str, base: str | None = None, task: str = OVERALL, by: str = "seconds"
+    ) -> Interval:
+        """Return the rate of one method over that of another, over the same turns."""
+        columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
+        return bootstrap(self.common(method, base, task), columns, _ratio_of_rates)
+
+    def compared(self, method: str, task: str = OVERALL) -> Record:
+        """Return speedup and mean accepted length, and what the paper prints for this."""
+        both = self.common(method, task=task)
+        length = bootstrap(both[both.verified > 0], ["emitted", "verified"], _pooled)
+        target, system = printed.target_of(self.target), printed.system_of(self.methods[method])
+        paper = printed.SPEEDUPS.get((target or "", system or ""), {}).get(task)
+        speedup = self.speedup(method, task=task)
+        return compared(speedup, length, len(both), paper)
+
+    def rate(self, method: str, by: str = "seconds") -> float:
+        """Return new tokens per second: per repeat, then the median."""
+        told = self.turns_of(method).dropna(subset=[by])
+        sums = told.groupby("repeat")[["new_tokens", by]].sum()
+        return float((sums.new_tokens / sums[by]).median())
+
+    def named(self, name: str) -> Record:
+        """Return key and label of a method as records have them."""
+        return {"method": name, "label": self.methods[name]["label"]}
+
+    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Return a frame that has methods with their labels, in their order."""
+        names = list(self.methods)
+        frame = frame.sort_values("method", key=lambda one: one.map(names.index), kind="stable")
+        labels = frame.method.map(lambda name: self.methods[name]["label"])
+        return frame.assign(label=labels)
+
+    @property
+    def models_key(self) -> str:
+        """Return a text that is the same for runs of the same models."""
+        keep = ("name", "place", "parameters", "dtype")
+        return json.dumps([[model[name] for name in keep] for model in self.facts["models"]])
+
+    @property
+    def key(self) -> str:
+        """Return a text that is the same for repeats of a run on the same kind of machine."""
+        machine = [self.facts["machine"].get(name) for name in ("device_name", "cpu", "threads")]
+        return json.dumps([self.models_key, self.facts["settings"], machine], sort_keys=True)
+
+
+def compared(
+    speedup: Interval, length: Interval, turns: int, paper: printed.Result | None
+) -> Record:
+    """Return a comparison with a baseline as records have it."""
+    theirs = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
+    return {**speedup.named("speedup"), **length.named("length"), **theirs, "turns": turns}
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+class Table:
+    """Rows of numbers, and how they are shown.
+
+    Args:
+        key: of files.
+        rows: records or a frame; in `records`, for JSON and CSV, NaN and infinities become None.
+        shown: by heading, key and format; of words no format, "%" of a share in per cent.
+    """
+
+    def __init__(
+        self, key: str, title: str, note: str, rows: Any, shown: Mapping[str, str]
+    ) -> None:
+        self.key, self.title, self.note = key, title, note
+        frame = pd.DataFrame(rows).astype(object).replace([math.inf, -math.inf], None)
+        self.records: list[Record] = frame.where(frame.notna(), None).to_dict("records")
+        self._shown = {head: spec.partition(" ") for head, spec in shown.items()}
+
+    def data(self) -> Record:
+        """Return what report.json has."""
+        return {"title": self.title, "note": self.note, "records": self.records}
+
+    def lines(self, heads: Collection[str] = ()) -> list[str]:
+        """Return the lines of Markdown, of some columns or of all."""
+        shown = {head: one for head, one in self._shown.items() if not heads or head in heads}
+        numbers = [at for at, (_, _, form) in enumerate(shown.values()) if form]
+        rows = [
+            [text(one, key, form).replace("|", "\\|") for key, _, form in shown.values()]
+            for one in self.records
+        ]
+        return output.table(list(shown), rows, numbers)
+
+    def csv(self) -> str:
+        """Return the records, numbers in full; what is None is empty."""
+        return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
+
+
+def text(one: Record, key: str, form: str) -> str:
+    """Return a cell; behind a number are its bounds and what the paper prints."""
+    value, low, paper = one.get(key), one.get(f"{key}_low"), one.get(f"paper_{key}")
+    if value in (None, "") or isinstance(value, str):
+        words = value or "-"
+    else:
+        words = f"{value:{form}}".rstrip("%")
+    if low is not None:
+        words += f" [{low:{form}}, {one[f'{key}_high']:{form}}]"
+    return words if paper is None else f"{words} (paper {paper:.2f})"
+
+
+def windows_of(method: Mapping[str, Any]) -> str:
+    """Return windows, tail, tree and policy of a method in words."""
+    tree = ", ".join(f"{name} {value}" for name, value in (method.get("tree") or {}).items())
+    parts = (
+        ", ".join(map(str, method.get("windows") or ())),
+        f"tail {method['tail']}" if method.get("tail") else "",
+        f"tree {tree}" if tree else "",
+        method.get("policy"),
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def overall(run: Run) -> Table:
+    """Return every method over all tasks (Figure 2)."""
+    two = {
+        name: value
+        for name, method in run.methods.items()
+        if len(method["levels"]) == 2 and method["kind"] not in ("assisted", "engine")
+        if (value := run.speedup(name).value) is not None
+    }
+    best = max(two, key=lambda name: two[name], default=None)
+    records = []
+    for name, method in run.methods.items():
+        over_two = Interval()
+        if best is not None and len(method["levels"]) > 2:
+            over_two = run.speedup(name, best)
+        failed = (run.lines.method == name) & (run.lines.status != record.OK)
+        lossless = _lossless(run, name)
+        records.append(
+            {
+                **run.named(name),
+                "kind": method["kind"],
+                "levels": " <- ".join(method["levels"]),
+                "windows": windows_of(method),
+                "tokens_per_second": run.rate(name),
+                **over_two.named("over_two_levels"),
+                **run.compared(name),
+                "failed": int(failed.sum()),
+                **lossless,
+                "lossless": _lossless_text(lossless),
+            }
+        )
+    losing = sum((one["speedup"] or 1) < 1 for one in records)
+    count = sum(one["p_value"] is not None for one in records)
+    note = (
+        f"Speedup over {run.methods[run.baseline]['label']}: new tokens per second of wall time, "
+        "prefill included, over the same turns; the median of repeats, with the 95 % bootstrap "
+        "interval over questions. Mean accepted: tokens per verification of the target. "
+    )
+    if run.temperature > 0:
+        note += (
+            f"Lossless: {count} p-values of the texts' likelihood under the target; by chance one "
+            f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
+        )
+    else:
+        note += "Tied: texts that part where the target's largest logits are a tie of rounding."
+    note += "" if best is None else f" The best two levels: {run.methods[best]['label']}."
+    note += f" Slower than the baseline: {losing} of {len(records) - 1}."
+    shown = {
+        "method": "label", "windows": "windows", "tokens/s": "tokens_per_second .1f",
+        "speedup": "speedup .2f", "over best two levels": "over_two_levels .2f",
+        "mean accepted": "length .2f", "turns": "turns .0f", "failed": "failed .0f",
+        "lossless": "lossless",
+    }  # fmt: skip
+    return Table("overall", "Overall (Figure 2)", note, records, shown)
+
+
+def _lossless(run: Run, name: str) -> Record:
+    """How texts compare with the baseline's, or their likelihood with its mean."""
+    keys = ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
+    turns = run.turns_of(name)
+    known = [one for one in turns.lossless if isinstance(one, dict)]
+    found: Record = dict.fromkeys(keys)
+    if run.temperature > 0:
+        variance = sum(one["variance"] for one in known)
+        if variance > 0:
+            z = sum(one["surprise"] for one in known) / math.sqrt(variance)
+            found |= {"z": z, "p_value": math.erfc(abs(z) / math.sqrt(2)), "texts": len(known)}
+    elif name != run.baseline:
+        parted = [one["gap"] for one in known if not one["identical"]]
+        gaps = [gap for gap in parted if gap is not None]
+        tied = sum(gap <= largest_tie(run.target["dtype"]) for gap in gaps)
+        found |= {
+            "identical": len(known) - len(parted),
+            "tied": tied,
+            "other": len(parted) - tied,
+            "gap": max(gaps, default=None),
+            "unknown": len(turns) - len(known),
+        }
+    return found
+
+
+def _lossless_text(one: Record) -> str:
+    if one["z"] is not None:
+        return f"p = {one['p_value']:.2g} (z {one['z']:+.1f}, {one['texts']} texts)"
+    if one["identical"] is None:
+        return "-"
+    known = one["identical"] + one["tied"] + one["other"]
+    if not known:
+        return "not compared"
+    parts = [f"{one['identical']} of {known} identical"]
+    parts += [
+        f"{one[key]} {word}" for key, word in (("tied", "tied"), ("other", "DIFFER")) if one[key]
+    ]
+    parts += [] if one["gap"] is None else [f"gap <= {one['gap']:.1e}"]
+    parts += [f"{one['unknown']} not compared"] if one["unknown"] else []
+    return ", ".join(parts)
+
+
+def by_task(run: Run) -> Table:
+    """Return speedup and mean accepted length per task and overall (Table 2)."""
+    tasks = (*run.tasks, OVERALL)
+    records = []
+    for name in run.methods:
+        one = run.named(name)
+        for task in tasks:
+            own = run.compared(name, task)
+            paper = own["paper_speedup"]
+            one |= {f"{task}_{key}": value for key, value in own.items()}
+            words = text({**own, "paper_speedup": None}, "speedup", ".2f")
+            words += f" / {output.number(own['length'], '.2f')}"
+            if paper is not None:
+                words += f" (paper {paper:.2f} / {own['paper_length']:.2f})"
+            one[task] = words
+        records.append(one)
+    shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
+    title = "Speedup / mean accepted length by task (Table 2)"
+    return Table("table2", title, "As above, for each task by itself.", records, shown)
+
+
+def levels(run: Run) -> Table:
+    """Return L_i, F_i and T_i of every level of every method."""
+    sums = run.turns.groupby("method")[["new_tokens", "decode_seconds"]].sum()
+    frame = run.labelled(run.levels.join(sums).reset_index())
+    copy = run.facts["copy_bandwidth_bytes_per_second"]
+    frame["passes_per_token"] = frame.passes / frame.new_tokens
+    frame["share"] = frame.seconds / frame.decode_seconds
+    bandwidth = 1e3 * frame.name.map(run.facts["weight_bytes"]) / frame.ms
+    frame["gbs"], frame["of_copy"] = 1e-9 * bandwidth, bandwidth / copy
+    shown = {
+        "method": "label", "i": "level .0f", "level": "name", "L": "length .2f",
+        "F": "passes_per_token .3f", "T, ms": "ms .2f", "share, %": "share .0%",
+        "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
+    }  # fmt: skip
+    note = (
+        "L: mean acceptance length of the level's verifications; F: its passes per new token; T: "
+        "milliseconds of a pass; share: of the decode time. GB/s: bytes of weights over T, and in "
+        f"per cent of the run's copy bandwidth ({1e-9 * copy:.1f} GB/s, read and written). "
+    )
+    note += " ".join(machine.contradiction(frame.of_copy.dropna()))
+    return Table("levels", "Levels: L, F and T", note.rstrip(), frame, shown)
+
+
+def decoding(run: Run) -> Table:
+    """Return prefill and decode apart, and what was predicted."""
+    told = run.turns.dropna(subset=["prefill_seconds"]).groupby("method")
+    columns = ["prefill_seconds", "prompt_tokens", "seconds", "decode_seconds", "new_tokens"]
+    own = told[columns].sum().reindex(list(run.methods))
+    inside = run.levels.groupby("method").seconds.sum().reindex(own.index)
+    forecasts = {name: one["tokens_per_second"] for name, one in run.facts["prediction"].items()}
+    frame = pd.DataFrame({"turns": run.turns.groupby("method").size().reindex(own.index)})
+    frame["prefill_ms"] = 1e3 * own.prefill_seconds / told.size()
+    frame["prefill_tokens_per_second"] = own.prompt_tokens / own.prefill_seconds
+    frame["prefill_share"] = own.prefill_seconds / own.seconds
+    frame["decode_tokens_per_second"] = [run.rate(name, "decode_seconds") for name in own.index]
+    speedups = [
+        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in own.index
+    ]
+    frame = frame.join(pd.DataFrame(speedups, index=own.index))
+    frame["engine_share"] = 1 - inside / own.decode_seconds
+    frame["predicted_tokens_per_second"] = frame.index.map(forecasts)
+    frame["predicted_over_measured"] = (
+        frame.predicted_tokens_per_second / frame.decode_tokens_per_second
+    )
+    frame["lemma_ms"] = [_lemma(run.levels_of(name)) for name in own.index]
+    frame["passes_ms"] = 1e3 * inside / own.new_tokens
+    frame["decode_ms"] = 1e3 * own.decode_seconds / own.new_tokens
+    shown = {
+        "method": "label", "prefill, ms/turn": "prefill_ms .1f",
+        "prompt tokens/s": "prefill_tokens_per_second .0f", "prefill share, %": "prefill_share .0%",
+        "decode tokens/s": "decode_tokens_per_second .1f", "decode speedup": "decode_speedup .2f",
+        "engine, %": "engine_share .0%", "planner, tokens/s": "predicted_tokens_per_second .1f",
+        "over measured": "predicted_over_measured .2f", "Lemma 3.1, ms/token": "lemma_ms .3f",
+        "sum of F T, ms/token": "passes_ms .3f", "decode, ms/token": "decode_ms .3f",
+    }  # fmt: skip
+    note = (
+        "Decode: wall time less prefill. Engine: the share of it outside the levels' passes. "
+        "Planner: its prediction from measured passes and acceptances. Lemma 3.1 has the run's L, "
+        "T and beta, and leaves out what a middle level emits and the target rejects."
+    )
+    title = "Prefill, decoding and predictions"
+    return Table("decoding", title, note, run.labelled(frame.reset_index()), shown)
+
+
+def _lemma(by_level: Sequence[Any]) -> float:
+    """Lemma 3.1's ``sum_{i<n} T_i / L_i + beta T_n / L_{n-1}``, ms per token."""
+    if len(by_level) < 2:
+        return math.nan
+    *verifying, last = by_level
+    if not all(level.verified for level in verifying):
+        return math.nan
+    drafting = 1e3 * last.seconds / verifying[-1].emitted if last.passes else 0.0
+    return float(sum(level.ms / level.length for level in verifying) + drafting)
+
+
+def passes(run: Run) -> Table:
+    """Return seconds of the models' passes by number of tokens, and overlaps with the target."""
+    facts = run.facts
+    seconds = pd.DataFrame(facts["pass_seconds"]).T.rename(columns=int).sort_index(axis=1)
+    frame = (1e3 * seconds).add_prefix("ms_").rename_axis("name").reset_index()
+    frame["weight_mb"] = 1e-6 * frame.name.map(facts["weight_bytes"])
+    frame["gbs"] = frame.weight_mb / frame.ms_1
+    frame["of_copy"] = 1e9 * frame.gbs / facts["copy_bandwidth_bytes_per_second"]
+    frame["overlap"] = frame.name.map(facts["overlap"])
+    shown = {
+        "model": "name", **{output.token_count(width): f"ms_{width} .2f" for width in seconds},
+        "weights, MB": "weight_mb .1f", "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
+        "E[1 - TV]": "overlap .3f",
+    }  # fmt: skip
+    note = (
+        "Milliseconds by number of tokens; GB/s of the weights in a pass of one token. E[1 - TV]: "
+        "overlap of a model's distribution with the target's, at temperature 1."
+    )
+    return Table("passes", "Passes of the models by themselves", note, frame, shown)
+
+
+def insertions(run: Run) -> Table:
+    """Return the insertion test with the run's T and L, then the paper's (Table 1)."""
+    records = [one for pair in _pairs(run) if (one := _inserted(run, *pair)) is not None]
+    if records:
+        records += [_insertion(one, "paper", math.nan) for one in printed.INSERTIONS]
+    shown = {
+        "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
+        "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
+        "L_i": "length .2f", "T_new/T_i": "ratio_above .3f", "bound (1)": "bound_above .3f",
+        "(1)": "condition_1", "Lemma 3.1": "exact", "speedup before": "before .2f",
+        "after": "after .2f", "after / before": "gain .2f",
+    }  # fmt: skip
+    note = (
+        "Theorem 3.2 (1): T_new/T_i < L_new (1/L_i - 1/L_{i-new}), L_i and T_i without the new "
+        "model. Lemma 3.1 counts each chain's passes, those of M_new by M_i's tokens; the paper "
+        "prints none."
+    )
+    title = "Does the model in the middle pay? (Table 1)"
+    return Table("table1", title, note, records, shown)
+
+
+def _pairs(run: Run) -> Iterator[tuple[str, str, int]]:
+    """Methods without and with one model between two others, and the index of that model."""
+    asked = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
+    for after, before in itertools.product(asked, asked):
+        longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]
+        for at in range(1, len(longer) - 1):
+            if [*longer[:at], *longer[at + 1 :]] == shorter:
+                yield before, after, at
+
+
+def _inserted(run: Run, before: str, after: str, at: int) -> Record | None:
+    """A row of Table 1; None where a level never ran."""
+    old, new = run.levels_of(before)[at - 1 :], run.levels_of(after)[at - 1 :]
+    if len(old) < 2 or len(new) < 3:
+        return None
+    (above, below, *_), (upper, middle, *lower) = old, new
+    if not all((upper.verified, middle.verified, above.verified, middle.passes, above.passes)):
+        return None
+    row = printed.Insertion(
+        f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
+        above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
+        above.length, run.speedup(before).value, run.speedup(after).value,
+    )  # fmt: skip
+    # The most ms of a pass of M_new if M_i and all below are to take no longer per token of M_i
+    # than without it: Lemma 3.1 with passes counted in place of N / L.
+    allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
+    others = sum(level.seconds for level in (upper, *lower))
+    found = _insertion(row, "measured", 1e3 * (allowed - others) / middle.passes)
+    return found | run.speedup(after, before).named("gain")
+
+
+def _insertion(row: printed.Insertion, source: str, exact_bound: float) -> Record:
+    ratio, bound = row.t_new / row.t_i, row.new_length * (1 / row.length - 1 / row.length_of_new)
+    verdicts = ("does not", "helps")
+    return {
+        **row._asdict(),
+        "source": source,
+        "ratio_above": ratio,
+        "bound_above": bound,
+        "condition_1": verdicts[ratio < bound],
+        "exact_bound": exact_bound,
+        "exact": None if math.isnan(exact_bound) else verdicts[row.t_new < exact_bound],
+        **Interval().named("gain"),
+    }
+
+
+def adaptation(run: Run) -> Table:
+    """Return every policy beside the best fixed windows of the same levels."""
+    speedups = {name: run.speedup(name) for name in run.methods}
+    rates = {name: own.value for name, own in speedups.items() if own.value is not None}
+    records = []
+    for name, method in run.methods.items():
+        if method["kind"] != "adaptive" or name not in rates:
+            continue
+        fixed = {
+            other: rates[other]
+            for other, own in run.methods.items()
+            if other in rates and own["kind"] in _FIXED and own["levels"] == method["levels"]
+        }
+        best = max(fixed, key=lambda other: fixed[other], default=None)
+        paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
+        gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
+        if gain is not None and "eagle" in method["levels"][-1].lower():
+            paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
+        records.append(
+            {
+                **run.named(name),
+                "policy": method["policy"],
+                **speedups[name].named("speedup"),
+                "best_fixed": None if best is None else run.methods[best]["label"],
+                "best_fixed_speedup": None if best is None else rates[best],
+                **(Interval() if best is None else run.speedup(name, best)).named("gain"),
+                "paper": paper,
+            }
+        )
+    shown = {
+        "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
+        "its speedup": "best_fixed_speedup .2f", "gain": "gain .3f", "paper": "paper",
+    }  # fmt: skip
+    note = (
+        "Gain: tokens per second over those of the fastest fixed windows of the same levels, over "
+        "the same turns. The paper's gains are over its best fixed window, on its models."
+    )
+    return Table("adaptation", "Adaptive windows", note, records, shown)
+
+
+def variances(run: Run) -> Table:
+    """Return the variance of the acceptance length by query (Figure 4)."""
+    some = run.turns[run.turns.verified > 0].explode("accepted")
+    by_query = some.groupby(["question_id", "method"]).accepted
+    frame = by_query.agg(lambda counts: statistics.pvariance(counts.tolist())).unstack()
+    several = {name: one["label"] for name, one in run.methods.items() if len(one["levels"]) > 1}
+    names = [name for name in several if name in frame]
+    tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
+    frame = frame[names].dropna(how="all").reindex([one for one in tasks if one in frame.index])
+    frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
+    low, high = printed.VARIANCES[run.sampling]
+    shown = {"question": "question_id", "task": "task"}
+    shown |= {several[name]: f"{name} .1f" for name in names}
+    return Table(
+        "figure4",
+        f"Variance of the acceptance length by query, {run.sampling} (Figure 4)",
+        "Over all verifications by the target of a question's turns. The paper's, of its chain of "
+        f"three levels, lie mostly between {low:g} and {high:g}.",
+        frame.rename_axis("question_id").reset_index() if names else (),
+        shown,
+    )
+
+
+def failures(run: Run) -> Table:
+    """Return how many turns failed, and why."""
+    failed = run.lines[run.lines.status != record.OK]
+    counts = failed.groupby(["method", "error"], sort=False).size().rename("turns").reset_index()
+    note = "They are in no number; what a method is compared with leaves out the same turns."
+    shown = {"method": "label", "turns": "turns .0f", "error": "error"}
+    return Table("failures", "Failed turns", note, run.labelled(counts), shown)
+
+
+def tables_of(run: Run) -> list[Table]:
+    """Return the tables of one run that have rows."""
+    every = (
+        overall, by_task, levels, decoding, passes, insertions, adaptation, variances, failures,
+    )  # fmt: skip
+    return [table for make in every if (table := make(run)).records]
+
+
+def side_by_side(runs: Sequence[Run], number: int) -> Table:
+    """Return the overall speedups of repeats of one run."""
+    rows: dict[tuple[str, str], Record] = {}
+    for at, run in enumerate(runs, 1):
+        for name, method in run.methods.items():
+            windows = windows_of(method)
+            one = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
+            one |= run.speedup(name).named(f"run_{at}")
+    shown = {"method": "label", "windows": "windows"}
+    shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
+    title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
+    note = "The same models, settings and kind of machine; every run over its own baseline."
+    return Table(f"runs{number}", title, note, list(rows.values()), shown)
+
+
+def larger_targets(runs: Sequence[Run]) -> Table:
+    """Return EAGLE-2 and the longer chains by target, the smallest first (Table 3)."""
+    records = [
+        {
+            "target": run.target_name,
+            "millions": 1e-6 * run.target["parameters"],
+            "run": run.label,
+            "temperature": run.temperature,
+            "label": method["label"],
+            **run.compared(name),
+        }
+        for run in sorted(runs, key=lambda one: one.target["parameters"])
+        for name, method in run.methods.items()
+        if method["kind"] == "eagle" or len(method["levels"]) > 2
+    ]
+    seen = {printed.target_of(run.target) for run in runs}
+    for target in (one for one in printed.LARGER if one not in seen):
+        for system in (printed.EAGLE_2, printed.POLYBASIC):
+            paper = printed.SPEEDUPS[target, system][OVERALL]
+            own = compared(Interval(), Interval(), 0, paper)
+            records.append({"target": target, "run": "paper", "label": system, **own})
+    shown = {
+        "target": "target", "parameters, millions": "millions .0f", "run": "run",
+        "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
+        "mean accepted": "length .2f", "turns": "turns .0f",
+    }  # fmt: skip
+    note = "Each over the baseline of its own run."
+    return Table("table3", "By target (Table 3)", note, records, shown)
+
+
+def as_printed() -> Table:
+    """Return Tables 2 and 3 as the paper has them."""
+    rows = [
+        {"target": target, "system": system}
+        | {task: f"{own.speedup:.2f} / {own.length:.2f}" for task, own in results.items()}
+        for (target, system), results in printed.SPEEDUPS.items()
+    ]
+    note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
+    shown = {"target": "target", "system": "system"}
+    shown |= {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
+    note += " ".join(printed.INCONSISTENCIES)
+    return Table("printed", "What the papers print", note, rows, shown)
+
+
+def tables_of_several(runs: Sequence[Run]) -> list[Table]:
+    """Return tables of repeated runs, of the targets beside each other, and the papers'."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.key, []).append(run)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    found = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
+    return [table for table in (*found, larger_targets(runs), as_printed()) if table.records]
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def load(folders: Sequence[Path]) -> list[Run]:
+    """Return runs, labelled by their folders, with the folder above where two have one name.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder has no run with turns, or is given twice.
+    """
+    places = [folder.resolve() for folder in folders]
+    if len(set(places)) != len(places):
+        raise ValueError(f"RUN: expected different folders, given {', '.join(map(str, folders))}")
+    names = [place.name for place in places]
+    return [
+        Run(name if names.count(name) == 1 else f"{place.parent.name}/{name}", place)
+        for name, place in zip(names, places, strict=True)
+    ]
+
+
+def write(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Write report.md, report.json, a CSV file per table and a PNG file per figure."""
+    title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
+    lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
+    files: dict[str, str | bytes] = {}
+
+    def add(
+        label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes], prefix: str = ""
+    ) -> Record:
+        lines.extend([f"## {label}", "", note, ""])
+        for at, table in enumerate(tables):
+            lines.extend([f"### {table.title}", "", table.note, "", *table.lines(), ""])
+            files[f"{prefix}{table.key}.csv"] = table.csv()
+            for name in () if at else drawn:
+                caption = _CAPTIONS[name.partition("-")[0]]
+                lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
+        files.update({f"{prefix}{name}.png": data for name, data in drawn.items()})
+        return {table.key: table.data() for table in tables}
+
+    whole: Record = {"schema": SCHEMA, "command": "bench report", "runs": []}
+    for run in runs:
+        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
+        facts = {name: run.facts[name] for name in _FACTS if name in run.facts}
+        drawn = figures.of_run(run, by_task(run).records, variances(run).records)
+        tables = add(run.label, summary(run), tables_of(run), drawn, prefix)
+        whole["runs"].append({"label": run.label, **facts, "tables": tables})
+    drawn = figures.of_several([(run, variances(run).records) for run in runs])
+    note = "Targets beside each other, and as printed."
+    whole["several"] = add("Between runs, and the papers", note, tables_of_several(runs), drawn)
+    files["report.md"] = "\n".join(lines)
+    files["report.json"] = json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        data = content.encode() if isinstance(content, str) else content
+        (folder / name).write_bytes(data)
+    return [folder / name for name in files]
+
+
+def summary(run: Run) -> str:
+    """Return what was measured, on what, and how much of it."""
+    facts, target = run.facts, run.target
+    where, settings = facts["machine"], facts["settings"]
+    done, failed = len(run.lines), len(run.lines) - len(run.turns)
+    batch = settings.get("batch", 1)  # which the first runs do not have
+    expected = settings["turns"] * settings["repeats"] * len(run.methods)
+    words = [
+        f"Target: {run.target_name}, {target['parameters'] / 1e6:.0f} million parameters, "
+        f"{target['dtype']}.",
+        f"{where['device_name']}, threads: {where['threads']} on "
+        f"{where['cores']} cores, torch {facts['versions']['torch']}.",
+        f"{run.lines.question_id.nunique()} questions of {settings['questions']}, "
+        f"temperature {run.temperature:g}, up to {settings['max_new_tokens']} new tokens, "
+        + (f"{batch} of them in a call, " if batch > 1 else "")
+        + f"repeats in turns: {settings['repeats']}; {done - failed} turns measured, "
+        f"{failed} failed.",
+        f"Begun {facts['created']}, commit {facts['commit']}"
+        + (" with local changes." if facts.get("dirty") else "."),
+    ]
+    sessions = facts.get("seconds") or []
+    if sessions:
+        sums = pd.DataFrame(sessions).sum()[list(dict.fromkeys(itertools.chain(*sessions)))]
+        turns = sums.get("turns")
+        sums = sums.drop("turns", errors="ignore")
+        parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
+        words.append(f"Preparation: {sums.sum():.0f} s ({parts})")
+        if all("turns" in session for session in sessions):  # a killed one does not have them
+            minutes = (sums.sum() + turns) / 60
+            words[-1] += f"; turns: {turns:.0f} s; in all {minutes:.1f} minutes"
+        words[-1] += f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
+    if done < expected:
+        words.append(f"NOT FINISHED: {done} of {expected} turns.")
+    return " ".join(words)

@@ -1,0 +1,414 @@
+"""Reports of saved runs: the committed ones again, and every number counted independently."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bench_runs as runs
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm
+
+from benchmarks import record, report
+from benchmarks.__main__ import main
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+COMMITTED = sorted(path.parent for path in RESULTS.rglob(record.TURNS))
+Tables = dict[str, list[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda folder: folder.name)
+def test_committed_runs_give_the_committed_tables(folder: Path) -> None:
+    """Every cell of the tables whose form is the same, intervals included."""
+    lines = (folder / "report.md").read_text().splitlines()
+    (run,) = report.load([folder])
+    tables = {table.key: table for table in report.tables_of(run)}
+    assert {"overall", "table2", "levels", "passes", "decoding", "figure4"} <= set(tables)
+    for name in set(tables) - {"decoding"}:
+        assert [line for line in tables[name].lines() if line not in lines] == []
+    assert set(report.as_printed().lines()) <= set(lines)
+
+
+def records_of(folder: Path) -> Tables:
+    (run,) = report.load([folder])
+    tables = json.loads(json.dumps({one.key: one.records for one in report.tables_of(run)}))
+    return dict(tables)
+
+
+@pytest.fixture(scope="module", params=["greedy", "sampled"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    about = runs.facts(float(request.param == "sampled"), place="lmsys/vicuna-7b-v1.3")
+    return runs.save(tmp_path_factory.mktemp("run"), about, runs.lines(about, seed=3))
+
+
+@pytest.fixture(scope="module")
+def found(saved: Path) -> Tables:
+    return records_of(saved)
+
+
+def wall(line: dict[str, Any]) -> float:
+    return float(line["seconds"])
+
+
+def decode(line: dict[str, Any]) -> float:
+    return float(line["seconds"] - line["prefill_seconds"])
+
+
+def ratio(
+    lines: list[dict[str, Any]],
+    ours: str,
+    theirs: str = "plain",
+    task: str = "overall",
+    seconds: Callable[[dict[str, Any]], float] = wall,
+) -> Any:
+    a, b = runs.ok(lines, ours, task), runs.ok(lines, theirs, task)
+    both = [key for key in a if key in b]
+    if seconds is decode:
+        both = [k for k in both if None not in (a[k]["prefill_seconds"], b[k]["prefill_seconds"])]
+    each = []
+    for repeat in {key[2] for key in both}:
+        keys = [key for key in both if key[2] == repeat]
+        rates = [
+            sum(x[k]["new_tokens"] for k in keys) / sum(seconds(x[k]) for k in keys) for x in (a, b)
+        ]
+        each.append(rates[0] / rates[1])
+    return pytest.approx(statistics.median(each)) if each else None
+
+
+def per_second(turns: dict[Any, dict[str, Any]], seconds: Callable[[Any], float]) -> Any:
+    each = []
+    for repeat in {key[2] for key in turns}:
+        own = [line for key, line in turns.items() if key[2] == repeat]
+        each.append(sum(x["new_tokens"] for x in own) / sum(seconds(x) for x in own))
+    return pytest.approx(statistics.median(each))
+
+
+def mean_accepted(lines: list[dict[str, Any]], name: str, task: str = "overall") -> Any:
+    own, base = runs.ok(lines, name, task), runs.ok(lines, "plain", task)
+    counts = [n for k in set(own) & set(base) if own[k]["levels"]
+              for n in own[k]["levels"][0]["accepted"]]  # fmt: skip
+    return pytest.approx(statistics.fmean(counts)) if counts else None
+
+
+def test_speedups(saved: Path, found: Tables) -> None:
+    lines = runs.read(saved)
+    assert [row["method"] for row in found["overall"]] == [m["name"] for m in runs.METHODS]
+    for row in found["overall"]:
+        name = row["method"]
+        own, base = runs.ok(lines, name), runs.ok(lines, "plain")
+        assert row["speedup"] == ratio(lines, name)
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert row["length"] == mean_accepted(lines, name)
+        assert row["turns"] == len(set(own) & set(base))
+        assert row["tokens_per_second"] == per_second(own, wall)
+        failed = [line for line in lines if (line["method"], line["status"]) == (name, "failed")]
+        assert row["failed"] == len(failed)
+        best = ratio(lines, name, "eagle-2") if name == "three" else None
+        assert row["over_two_levels"] == best
+    by_name = {row["method"]: row for row in found["overall"]}
+    assert (by_name["three"]["paper_speedup"], by_name["three"]["paper_length"]) == (3.48, 9.88)
+    assert by_name["slow"]["paper_speedup"] is None
+    assert sum(row["failed"] for row in found["overall"]) > 0
+    for row in found["table2"]:
+        for task in ("overall", *runs.TASKS):
+            assert row[f"{task}_speedup"] == ratio(lines, row["method"], task=task)
+            assert row[f"{task}_length"] == mean_accepted(lines, row["method"], task)
+    (three,) = (row for row in found["table2"] if row["method"] == "three")
+    assert (three["rag_paper_speedup"], three["rag_paper_length"]) == (2.98, 10.30)
+    assert three["rag"].endswith("(paper 2.98 / 10.30)")
+
+
+def test_lossless_column(saved: Path, found: Tables) -> None:
+    lines = runs.read(saved)
+    for row in found["overall"]:
+        own = runs.ok(lines, row["method"])
+        known = [x["lossless"] for x in own.values() if x["lossless"] is not None]
+        if "surprise" in known[0]:
+            z = sum(x["surprise"] for x in known) / math.sqrt(sum(x["variance"] for x in known))
+            assert (row["texts"], row["z"]) == (len(known), pytest.approx(z))
+            assert row["p_value"] == pytest.approx(2 * norm.sf(abs(z)))
+            assert row["identical"] is None
+        elif row["method"] == "plain":
+            assert row["lossless"] == "-"
+        else:
+            parted = [x["gap"] for x in known if not x["identical"]]
+            assert row["identical"] == len(known) - len(parted)
+            assert row["tied"] == sum(gap <= 1e-4 for gap in parted)
+            assert row["other"] == sum(gap > 1e-4 for gap in parted)
+            assert row["gap"] == max(parted, default=None)
+            assert row["unknown"] == len(own) - len(known)
+            assert ("DIFFER" in row["lossless"]) == (row["other"] > 0)
+
+
+def test_costs(saved: Path, found: Tables) -> None:
+    lines, about = runs.read(saved), runs.facts()
+    copy = about["copy_bandwidth_bytes_per_second"]
+    for row in found["levels"]:
+        own = list(runs.ok(lines, row["method"]).values())
+        parts = [line["levels"][row["level"] - 1] for line in own]
+        counts = [n for part in parts for n in part["accepted"]]
+        seconds, passes = sum(p["seconds"] for p in parts), sum(p["passes"] for p in parts)
+        assert {part["name"] for part in parts} == {row["name"]}
+        assert row["length"] == (pytest.approx(statistics.fmean(counts)) if counts else None)
+        tokens = sum(x["new_tokens"] for x in own)
+        assert row["passes_per_token"] == pytest.approx(passes / tokens)
+        assert row["ms"] == pytest.approx(1e3 * seconds / passes)
+        assert row["share"] == pytest.approx(seconds / sum(map(decode, own)))
+        size = about["weight_bytes"].get(row["name"])
+        rate = None if size is None else pytest.approx(size * passes / seconds / copy)
+        assert row["of_copy"] == rate
+    for row in found["decoding"]:
+        own = list(runs.ok(lines, row["method"]).values())
+        assert row["turns"] == len(own)
+        if row["method"] == "hf":
+            assert row["prefill_ms"] is row["decode_speedup"] is row["engine_share"] is None
+            continue
+        prefill, spent = sum(x["prefill_seconds"] for x in own), sum(map(decode, own))
+        by_level = list(zip(*(x["levels"] for x in own), strict=True))
+        seconds_by_level = [sum(x["seconds"] for x in parts) for parts in by_level]
+        tokens = sum(x["new_tokens"] for x in own)
+        assert row["prefill_ms"] == pytest.approx(1e3 * prefill / len(own))
+        assert row["prefill_share"] == pytest.approx(prefill / sum(map(wall, own)))
+        read = sum(x["prompt_tokens"] for x in own)
+        assert row["prefill_tokens_per_second"] == pytest.approx(read / prefill)
+        assert row["decode_speedup"] == ratio(lines, row["method"], seconds=decode)
+        assert row["engine_share"] == pytest.approx(1 - sum(seconds_by_level) / spent)
+        assert row["passes_ms"] == pytest.approx(1e3 * sum(seconds_by_level) / tokens)
+        assert row["decode_ms"] == pytest.approx(1e3 * spent / tokens)
+        measured = per_second(runs.ok(lines, row["method"]), decode)
+        assert row["decode_tokens_per_second"] == measured
+        if row["method"] == "three":
+            assert row["predicted_over_measured"] == pytest.approx(123.0 / measured.expected)
+        # Lemma 3.1: passes of each level but the last once per token that it hands up.
+        accepted = [sum(n for x in parts for n in x["accepted"]) for parts in by_level]
+        lemma = sum(s / n for s, n in zip(seconds_by_level, accepted[:-1], strict=False))
+        if len(by_level) > 1:
+            lemma += seconds_by_level[-1] / accepted[-2]
+            assert row["lemma_ms"] == pytest.approx(1e3 * lemma)
+    for row in found["passes"]:
+        times, size = about["pass_seconds"][row["name"]], about["weight_bytes"][row["name"]]
+        assert [row["ms_1"], row["ms_4"]] == pytest.approx([1e3 * t for t in times.values()])
+        assert row["gbs"] == pytest.approx(size / times["1"] / 1e9)
+        assert row["overlap"] == about["overlap"].get(row["name"])
+
+
+def test_insertions_and_adaptation(saved: Path, found: Tables) -> None:
+    lines = runs.read(saved)
+
+    def sums(name: str) -> list[tuple[float, int, int, int]]:
+        """Of each level: ms, passes, tokens and verifications."""
+        by_level = zip(*(x["levels"] for x in runs.ok(lines, name).values()), strict=True)
+        return [
+            (
+                1e3 * sum(x["seconds"] for x in parts),
+                sum(x["passes"] for x in parts),
+                sum(n for x in parts for n in x["accepted"]),
+                sum(len(x["accepted"]) for x in parts),
+            )
+            for parts in by_level
+        ]
+
+    rows = [row for row in found["table1"] if row["source"] == "measured"]
+    new = sums("three")
+    for row, before in zip(rows, ("two", "eagle-2"), strict=True):
+        old = sums(before)
+        t_i, t_new, t_below = old[0][0] / old[0][1], new[1][0] / new[1][1], old[1][0] / old[1][1]
+        l_i, l_i_new, l_new = (one[2] / one[3] for one in (old[0], new[0], new[1]))
+        expected = [t_i, l_i_new, t_new, l_new, t_below, l_i]
+        names = ("t_i", "length_of_new", "t_new", "new_length", "t_below", "length")
+        assert [row[name] for name in names] == pytest.approx(expected)
+        bound = l_new * (1 / l_i - 1 / l_i_new)
+        assert row["bound_above"] == pytest.approx(bound)
+        assert row["condition_1"] == ("helps" if t_new / t_i < bound else "does not")
+        costs = [sum(one[0] for one in levels) / levels[0][2] for levels in (old, new)]
+        assert row["exact"] == ("helps" if costs[1] < costs[0] else "does not")
+        others = (new[0][0] + new[2][0]) / new[0][2]
+        exact = (costs[0] - others) * new[0][2] / new[1][1]
+        assert row["exact_bound"] == pytest.approx(exact)
+        assert row["before"] == ratio(lines, before)
+        assert row["gain"] == ratio(lines, "three", before)
+    printed = [row for row in found["table1"] if row["source"] == "paper"]
+    assert [row["bound_above"] for row in printed] == pytest.approx([-0.116, 0.33, 0.461], abs=1e-3)
+    assert [row["condition_1"] for row in printed] == ["does not", "helps", "helps"]
+    (row,) = found["adaptation"]
+    assert row["best_fixed_speedup"] == ratio(lines, "eagle-2")
+    assert row["gain"] == ratio(lines, "online", "eagle-2")
+    assert row["paper"].startswith("1.071")
+
+
+def test_turns(saved: Path, found: Tables) -> None:
+    lines = runs.read(saved)
+    assert len(found["figure4"]) == len({line["question_id"] for line in lines})
+    for row, name in itertools.product(found["figure4"], ("two", "three", "slow")):
+        own = [x for key, x in runs.ok(lines, name).items() if key[0] == row["question_id"]]
+        counts = [n for x in own for n in x["levels"][0]["accepted"]]
+        assert row[name] == (pytest.approx(statistics.pvariance(counts)) if counts else None)
+    failed = [line for line in lines if line["status"] == "failed"]
+    expected = {(x["method"], x["error"]) for x in failed}
+    assert {(row["method"], row["error"]) for row in found["failures"]} == expected
+    assert sum(row["turns"] for row in found["failures"]) == len(failed)
+
+
+def test_a_failed_turn_is_left_out_of_both_sides(tmp_path: Path) -> None:
+    about = runs.facts()
+    lines = [x for x in runs.lines(about, seed=5) if x["method"] in ("plain", "two")]
+    lines = [x for x in lines if x["status"] == "ok"]
+    lost = (82, 0, 1)
+
+    def is_lost(x: dict[str, Any]) -> bool:
+        return (x["question_id"], x["turn"], x["repeat"]) == lost
+
+    failing = [
+        runs.failed(x, "error") if is_lost(x) and x["method"] == "plain" else x for x in lines
+    ]
+    without = [x for x in lines if not is_lost(x)]
+    both = [
+        next(row for row in records_of(folder)["overall"] if row["method"] == "two")
+        for folder in (
+            runs.save(tmp_path / "a", about, failing),
+            runs.save(tmp_path / "b", about, without),
+        )
+    ]
+    for key in ("speedup", "speedup_low", "speedup_high", "length", "turns"):
+        assert both[0][key] == both[1][key]
+    few = [x for x in lines if x["method"] == "two"][:2]  # a run that has just begun
+    rows = {
+        row["method"]: row for row in records_of(runs.save(tmp_path / "c", about, few))["overall"]
+    }
+    assert rows["two"]["speedup"] is rows["two"]["length"] is rows["plain"]["speedup"] is None
+
+
+def frame(*rows: tuple[int, int, float, float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["question_id", "repeat", "a", "b"])
+
+
+def ratio_of_sums(sums: Any) -> Any:
+    return np.median(sums[..., 0] / sums[..., 1], axis=1)
+
+
+def test_interval_is_the_bootstraps() -> None:
+    rows = {1: (10.0, 3.0), 2: (30.0, 4.0), 3: (20.0, 5.0)}
+    every = [
+        sum(rows[q][0] for q in drawn) / sum(rows[q][1] for q in drawn)
+        for drawn in itertools.product(rows, repeat=3)
+    ]
+    given = frame(*((question, 0, *row) for question, row in rows.items()))
+    found = report.bootstrap(given, ["a", "b"], ratio_of_sums)
+    # One question drawn three times has 1/27, more than a tail: the bounds are the extremes.
+    assert found == pytest.approx((60 / 12, min(every), max(every)))
+    # The median is over repeats; one question has no interval; no numbers, none at all.
+    repeats = frame(*((1, r, s, 1.0) for r, s in enumerate((1.0, 5.0, 2.0))))
+    assert report.bootstrap(repeats, ["a", "b"], ratio_of_sums) == (2.0, None, None)
+    nothing = frame((1, 0, math.nan, 1.0))
+    assert report.bootstrap(nothing, ["a", "b"], ratio_of_sums) == (None, None, None)
+
+
+def test_interval_covers_the_true_ratio() -> None:
+    draw, covered = np.random.default_rng(0), 0
+    for _ in range(200):
+        noise = draw.gamma(20, 1 / 20, size=30)
+        given = frame(*((q, 0, 2.0, float(noise[q])) for q in range(30)))
+        _, low, high = report.bootstrap(given, ["a", "b"], ratio_of_sums)
+        assert low is not None
+        assert high is not None
+        covered += low <= 2 <= high
+    assert 176 <= covered < 200  # 0.95 of 200, 4.5 deviations less or more
+
+
+def test_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Repeats share a table; other models, settings and temperatures do not."""
+    about, sampled = runs.facts(), runs.facts(1.0)
+    large = runs.facts(0.0, place="lmsys/vicuna-13b-v1.3")
+    folders = [
+        runs.save(tmp_path / name / "run", facts, runs.lines(facts, seed=seed, questions=3))
+        for seed, (name, facts) in enumerate(
+            [("monday", about), ("tuesday", about), ("large", large), ("sampled", sampled)]
+        )
+    ]
+    out = tmp_path / "out"
+    assert main(["report", *map(str, folders), "--output", str(out)]) == 0
+    assert "plain, static cache" in capsys.readouterr().out
+    whole = json.loads((out / "report.json").read_text())
+    assert [run["label"] for run in whole["runs"]][:2] == ["monday/run", "tuesday/run"]
+    assert set(whole["several"]) == {"runs1", "table3", "printed"}
+    for row in whole["several"]["runs1"]["records"]:
+        for at, folder in enumerate(folders[:2], 1):
+            assert row[f"run_{at}"] == ratio(runs.read(folder), row["method"])
+        assert "run_3" not in row
+    by_target = whole["several"]["table3"]["records"]
+    rows = [row for row in by_target if row["run"] == "large/run"]
+    assert {row["paper_speedup"] for row in rows} == {2.30, 2.69}
+    assert {row["target"] for row in by_target if row["run"] == "paper"} == {"LLaMA2-70B"}
+    # Files hold the same; Figure 4 has greedy and sampled runs of the same models.
+    names = {path.name for path in out.iterdir()}
+    assert {"figure4-1.png", "monday-run-figure2.png", "monday-run-figure3.png"} <= names
+    for name in ("figure4-1.png", "monday-run-figure2.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG\r\n")
+    for key, table in whole["runs"][0]["tables"].items():
+        with (out / f"monday-run-{key}.csv").open(newline="") as file:
+            cells = list(csv.DictReader(file))
+        for row, record_ in zip(cells, table["records"], strict=True):
+            assert list(row) == list(record_)
+            for name, value in record_.items():
+                exact = isinstance(value, int | float)
+                assert (float(row[name]) if exact else row[name]) == (
+                    "" if value is None else value
+                )
+    assert "a method \\| that <loses>" in (out / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "words"),
+    [
+        (None, "local changes."),
+        (
+            [{"models": 3.2, "plan": 30.4, "turns": 600.0}],
+            "Preparation: 34 s (models 3 s, plan 30 s); turns: 600 s; in all 10.6 minutes.",
+        ),
+        (  # the first was killed
+            [{"models": 3.2, "plan": 30.4}, {"models": 4.0, "turns": 60.0}],
+            "Preparation: 38 s (models 7 s, plan 30 s), in 2 sessions.",
+        ),
+    ],
+)
+def test_the_summary(tmp_path: Path, sessions: Any, words: str) -> None:
+    about = runs.facts() | {"dirty": True} | ({"seconds": sessions} if sessions else {})
+    lines = runs.lines(about)
+    whole, cut = (
+        report.summary(*report.load([runs.save(tmp_path / name, about, some)]))
+        for name, some in (("whole", lines), ("cut", lines[:-1]))
+    )
+    assert whole.endswith(words)
+    assert cut.endswith(f"{words} NOT FINISHED: {len(lines) - 1} of {len(lines)} turns.")
+
+
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = runs.facts()
+    lines = runs.lines(about, questions=2)
+    good, other = (str(runs.save(tmp_path / name, about, lines)) for name in ("good", "other"))
+    empty = str(runs.save(tmp_path / "empty", about, []))
+    broken = str(runs.save(tmp_path / "broken", {**about, "schema": 2}, lines))
+    for one in about["methods"]:
+        one["baseline"] = False
+    without = str(runs.save(tmp_path / "without", about, lines))
+    for arguments, words in (
+        (["nowhere"], "expected a folder"),
+        ([str(tmp_path)], "run.json"),
+        ([empty], "expected a run with turns"),
+        ([broken], "expected schema 1, given 2"),
+        ([without], "one method that is the baseline, given 0"),
+        ([good, other], "--output: expected a folder for 2 runs"),
+        ([good, good, "--output", "x"], "expected different folders"),
+    ):
+        assert main(["report", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert words in error
