@@ -105,7 +105,7 @@ class Runner:
                 break
             for first in range(len(chains)):
                 at = (first + turn) % len(chains)
-                each = limit if at < whole else share
+                each = float("inf") if at < whole else share
                 calls[at].append(self.call(chains[at], turn, each))
         return calls
 
@@ -342,9 +342,9 @@ def measure(
     ran = runner.run(settings, _REPEATS, _TIMED * limit, whole=1)
     groups, texts = runner.groups, ran[0][: len(runner.groups)]
     rates = [merged(calls).tokens_per_second for calls in ran]
-    fastest = settings[int(np.argmax(rates))].chain(parts)
+    fastest = settings[int(np.nanargmax(rates))].chain(parts)
     while len(texts) < len(groups) and time.perf_counter() - began < limit:
-        texts.append(runner.call(fastest, len(texts), limit))
+        texts.append(runner.call(fastest, len(texts), float("inf")))
     pairs = [
         (prompt, new)
         for group, call in zip(groups, texts, strict=False)

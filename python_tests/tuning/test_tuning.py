@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import processor, tiny, tuning
-from polyspec_ext.tuning import LevelConfig, level_for
+from polyspec_ext.tuning import LevelConfig, level_for, pass_seconds
 
 PLAIN, PACKED = LevelConfig(torch.float32), LevelConfig(torch.float32, pack=True)
 HALF = LevelConfig(torch.bfloat16)
@@ -45,7 +45,7 @@ class Machine:
         self, levels: Sequence[Any], widths: Sequence[int], repeats: int = 12
     ) -> list[dict[int, float]]:
         self.measured += (repeats > 1) / 2  # each choice measures twice
-        return tuning.pass_seconds(levels, widths, repeats=repeats, clock=lambda: self.now)
+        return pass_seconds(levels, widths, repeats=repeats, clock=lambda: self.now)
 
 
 class SlowLevel:
