@@ -1,4 +1,4 @@
-"""The drafter's contract: from what stands to a block of tokens for the level above to verify."""
+"""The drafter's contract: from the committed tokens to a block for the level above to verify."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 
 
 class HiddenStates(NamedTuple):
-    """Hidden states of the tokens that a drafter has not been told of: the target's of the prompts
-    (all tokens but the last), and those of verifications since its last draft. Every committed
-    token but the last has a state of the target's, and every token of a text but the last one of
-    some verifier, unless a verifier's have another width than the drafter wants, or fewer layers:
-    those are not told. Where the target has read a token, its state is the target's, and replaces
-    that of a level below it; between others it is that of the later one.
+    """Verifier hidden states since the last draft; with the first draft those of the prompt. Every
+    token but the last has one, unless its verifiers lack the width or the layers that the drafter
+    reads. The target's state replaces a lower level's, and a later state an earlier one.
 
     Attributes:
         layers: ``[B, W, H]`` by layer; the state behind token ``positions[b] + j`` of row b. Empty
-            if nothing is told.
+            if there are none.
         positions: ``[B]`` int64, absolute position of each row's first token.
-        counts: ``[B]`` int64, tokens of each row. They lie where the state rows do: on the CPU
-            where the host reads them.
+        counts: ``[B]`` int64, tokens of each row; on the device of the state rows.
     """
 
     layers: dict[int, torch.Tensor]
@@ -38,12 +34,7 @@ class HiddenStates(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """What a tree takes.
-
-    Attributes:
-        nodes: that the level above reads.
-        read: nodes that the drafter reads itself, at most.
-    """
+    """Nodes that the level above reads, and those that the drafter reads itself, at most."""
 
     nodes: int
     read: int
@@ -51,17 +42,17 @@ class TreeSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities(LevelCapabilities):
-    """What a drafter can do, and wants to be told.
+    """What a drafter can do and which hidden states it reads.
 
     Attributes:
         batches, reads_apart, keeps_lengths: as of a level.
         device_lengths: it drafts in the batch at hand where the host knows no counts and lengths.
         trees: its blocks are trees, a chain one of a single path; the level above it must read
             them.
-        hidden_layers: layers of the verifiers whose hidden states it wants.
+        hidden_layers: layers of the verifiers whose hidden states it reads.
         hidden_size: width of these states; None: any.
-        tree_size: from the levels asked for to the size of a row's tree, where that depends on
-            nothing else; None: it may.
+        tree_size: from the levels asked for to the size of a row's tree; None: it may depend on
+            more.
     """
 
     batches: bool = True
@@ -70,12 +61,7 @@ class DrafterCapabilities(LevelCapabilities):
 
 
 class RowBuffer(NamedTuple):
-    """Rows of logits and their statistics.
-
-    Attributes:
-        logits: ``[B, N, Vd]``.
-        statistics: ``[B, N, 2]`` int64; None: not known.
-    """
+    """Rows of logits ``[B, N, Vd]`` and their statistics ``[B, N, 2]`` int64; None: unknown."""
 
     logits: torch.Tensor
     statistics: torch.Tensor | None
@@ -83,32 +69,32 @@ class RowBuffer(NamedTuple):
 
 @dataclass(slots=True)
 class DraftInput:
-    """What a drafter is told. Rows without a part in the step have 0 `counts` and `lengths`. The
-    tensors by row are the step's: the next one may write over them.
+    """Inputs of a draft. Rows without a part in the step have 0 `counts` and `lengths`. The next
+    step may write over the tensors.
 
     Attributes:
-        tokens: ``[B, T]`` int64 on the drafter's device, what it has not read of each text, at the
-            front of each row. The last token of a text is always among them. Where it wants hidden
-            states they begin behind the last token whose state it was told in an earlier draft, or
-            with the first whose state is told anew.
+        tokens: ``[B, T]`` int64 on the drafter's device, the unread tokens of each text, at the
+            front of each row; always with the last one. A drafter that reads hidden states gets
+            those behind the last token whose state an earlier draft had, or from the first whose
+            state is replaced.
         counts: ``[B]``, tokens of each row.
         lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
             number does not depend on the values of sampled tokens (contract C2).
-        most: the largest of `lengths`; the host knows it.
+        most: the largest of `lengths`, as a host number.
         positions: ``[B]`` int64, absolute position of the first token to draft.
         rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
         parameters: of the rows; a sampled token must be drawn from the distribution they give.
-        wants_rows: somebody will ask for the rows of logits; not where every row is greedy.
+        wants_rows: the level above reads the rows of logits; False where every row is greedy.
         requests: number of each row's request, for messages.
         rows: logits and statistics of an earlier block of the batch, to be written again where the
-            new ones fit: captured graphs need them at their place.
+            new ones fit: captured graphs need fixed addresses.
         eos: ids that end each row's text: drafting past one is wasted work. None: the host must not
             wait for the tokens while they are drafted.
         processors: change logits first, and `text` gives the ``[N]`` int64 tokens of a row.
-        hidden: the verifiers' states since a row's last draft: with the first draft the prompt's,
-            from position 0 on. Rows without a part are told again. None: it wants none.
-        vocab_size: ids of the level above are below it, and so must be those that are drafted.
+        hidden: new states of the verifiers. Rows without a part get them again. None: the drafter
+            reads none.
+        vocab_size: ids of the level above, and so of draft tokens, are below it.
     """
 
     tokens: torch.Tensor
@@ -139,15 +125,14 @@ class DraftBlock:
             asked for, or up to an EOS.
         status: ``[B, N]`` int32, status bits of `ps.sample`; None: nothing was drawn.
         rows: ``[B, at least N, Vd]``, the row that each token was drawn from, before temperature
-            and filters, and the statistics that `ps.sample` returned beside the tokens, which save
-            the verifier from reading the rows again. They must stand until the drafter's next
-            block. None: every proposal is deterministic, its distribution one-hot, or nobody asked.
-        parents: ``[B, N]`` int64, the index of each token's parent, below its own, -1 for the root;
-            the nodes of one parent in the order in which they are tried. None: a chain. Of a tree
-            `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of the
-            root were drawn from, each independently of the others, and row i+1 those of node i;
-            `status` is None. A drafter drafts trees or chains, as its capabilities say: what rule
-            a row is verified by must not depend on its neighbours (contract C3).
+            and filters, with the statistics of `ps.sample`. They must stay until the drafter's next
+            block. None: every proposal is deterministic, or the level above reads none.
+        parents: ``[B, N]`` int64, the index of each token's parent, below its index, -1 for the
+            root; the nodes of one parent in the order in which they are tried. None: a chain. Of a
+            tree `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of
+            the root were drawn from, each independently of the others, and row i+1 those of node
+            i; `status` is None. A drafter drafts trees or chains, as its capabilities say: what
+            rule a row is verified by must not depend on its neighbours (contract C3).
         drawn: ``[B, N+1]`` bool, of a tree with `rows`: whether the children behind each were drawn
             from it; elsewhere they are deterministic. None: all were.
     """
@@ -187,20 +172,19 @@ class BatchedDrafter(Protocol):
 
     def prefill(self, prompts: PromptBatch) -> object:
         """Forget everything; a batch begins. `prompts` are without their last token, which is read
-        with the first draft. Nobody asks what this and `read` return."""
+        with the first draft. Results of this and of `read` are ignored."""
         ...
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> object:
-        """Append ``counts[b]`` tokens to row b: what stands, but was not read while nobody asked
-        for a draft."""
+        """Append ``counts[b]`` committed tokens to row b, between two drafts."""
         ...
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """One block for every row with a part."""
+        """Draft one block for every row with a part."""
         ...
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        """Only the first ``lengths[b]`` tokens of row b still stand. Returns how many are kept."""
+        """Keep the first ``lengths[b]`` tokens of row b. Returns how many are kept."""
         ...
 
     def select(self, rows: Sequence[int]) -> None:
@@ -208,12 +192,12 @@ class BatchedDrafter(Protocol):
         ...
 
 
-# ---- a drafter of a user's own -----------------------------------------------------------------
+# ---- a user's drafter ----------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Context:
-    """What a drafter of one text is told. One object lives as long as its request and is updated
+    """Inputs of a drafter of one text. One object lives as long as its request and is updated
     between calls.
 
     Attributes:
@@ -251,13 +235,10 @@ class Proposal:
         logits: ``[1, len(tokens), Vd]``, the row each token was drawn from, before temperature and
             filters, with Vd at most the vocabulary of the level above; read until the next call of
             `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its
-            distribution one-hot. One call may differ from the next in this, and in dtype and width.
-            Of a tree ``[1, len(tokens) + 1, Vd]``: row 0 is what the children of the root were
-            drawn from, each independently of the others, and row i+1 those of node i. Without,
-            siblings differ.
+            distribution one-hot. Calls may differ in this, and in dtype and width. Of a tree
+            ``[1, len(tokens) + 1, Vd]``, as `DraftBlock.rows`; without, siblings differ.
         parents: of a tree, which a drafter with ``trees = True`` may propose: the index of each
-            token's parent, below its own, -1 for the root; the nodes of one parent in the order in
-            which they are tried. None: a chain.
+            token's parent, as of `DraftBlock`. None: a chain.
         statistics: ``[1, rows of logits, 2]`` int64, the row statistics that `ps.sample` returned
             beside the tokens, which saves the verifier from reading the rows again. None: it reads
             them.
@@ -273,9 +254,10 @@ class Proposal:
 class Drafter(Protocol):
     """Anything that proposes tokens for one text. Optional attributes: `name`,
     `num_forward_passes`, ``trees = True`` where its proposals may be trees, and ``fork()``, which
-    gives another of the same kind for another request: without it a chain with this drafter takes
-    one prompt at a time."""
+    returns another of the same kind for another request: without it a chain with this drafter
+    takes one prompt at a time."""
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """At most `k` >= 1 tokens to follow ``context.tokens``, or a tree of at most `k` levels."""
+        """Propose at most `k` >= 1 tokens to follow ``context.tokens``, or a tree of at most `k`
+        levels."""
         ...

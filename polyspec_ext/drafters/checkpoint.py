@@ -57,16 +57,11 @@ class Target:
         dtype: torch.dtype | None,
         name: str,
     ) -> _Network:
-        """Load `tensors` into the module that `make` returns, on the model's device.
-
-        Args:
-            dtype: None: the model's.
-            name: of the checkpoint, for messages.
+        """Load `tensors` of the checkpoint `name` into the module that `make` returns, on the
+        model's device and in its dtype, or in `dtype`.
 
         Raises:
-            TypeError: no such data type.
-            ValueError: a tensor is missing, unknown, or of another shape; names it, the shape
-                expected and the one that came.
+            ValueError: a tensor is missing, unknown, or of another shape; names it.
         """
         dtype = arguments.dtype("dtype", dtype) or self.model.dtype
         with torch.device("meta"):
@@ -110,12 +105,7 @@ def count_of(names: Iterable[str], begin: str) -> int:
 
 
 def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> Path:
-    """Return a directory, or that of a download from the hub by its id.
-
-    Raises:
-        TypeError: it is no path.
-        ValueError: it is neither; names it.
-    """
+    """Return a directory, or that of a download from the hub by its id."""
     folder = arguments.path("place", place)
     if folder.is_dir():
         return folder
@@ -132,11 +122,7 @@ def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> 
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a directory.
-
-    Raises:
-        ValueError: there is none, or it is no JSON object; names it.
-    """
+    """Read the config.json of a directory, which must hold a JSON object."""
     return _read_json(folder / "config.json")
 
 
@@ -151,11 +137,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a directory's tensors: one, or those that an index names.
-
-    Raises:
-        ValueError: there are none, or the index names others than files beside it.
-    """
+    """Return the files of a directory's tensors: one, or those beside it that an index names."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -191,11 +173,7 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote. The latter
-    may hold Python objects that run code when they are read: such a file is refused.
-
-    Raises:
-        ValueError: the file cannot be read, or holds something else than tensors; names it.
-    """
+    may hold Python objects that run code when they are read: such a file is refused."""
     if file.suffix == ".safetensors":
         try:
             return dict(load_file(file))

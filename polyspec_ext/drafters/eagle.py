@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
 from ..levels import HuggingFaceLevel, IdMap
@@ -111,16 +111,12 @@ class EagleNetwork(nn.Module):
         positions: torch.Tensor,
         attention: Attention,
     ) -> torch.Tensor:
-        """Take one step.
+        """Return the state behind each token, ``[B, T, H]``, before the final norm of EAGLE-3.
 
         Args:
-            embeds: ``[B, T, H]``, of the tokens.
-            states: ``[B, T, H]``, behind the token before each.
+            embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
             positions: ``[B or 1, T or 1]`` int64, of the pairs.
             attention: over these and earlier pairs.
-
-        Returns:
-            ``[B, T, H]``, the state behind each token, before the final norm of EAGLE-3.
         """
         rotation = self._rotation(states, positions)
         first: torch.Tensor | None = embeds
@@ -177,7 +173,7 @@ class Layer(nn.Module):
         pairs = config.version == 3 and number == 0
         self.norm_before_residual = config.norm_before_residual
         self.self_attn = SelfAttention(config, number, 2 * width if pairs else width)
-        self.mlp = Mlp(width, config.layer.intermediate_size, config.mlp_bias)
+        self.mlp = LlamaMLP(config.layer)
         # (Identity has no tensors.)
         bare = number == 0 and config.version == 1
         self.input_layernorm: nn.Module = nn.Identity() if bare else nn.RMSNorm(width, eps)
@@ -223,18 +219,6 @@ class SelfAttention(nn.Module):
         q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
         q, k = _rotated(q.transpose(1, 2), *rotation), _rotated(k.transpose(1, 2), *rotation)
         out: torch.Tensor = self.o_proj(attention(self._number, q, k, v).flatten(2))
-        return out
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, inner: int, bias: bool) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=bias)
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
         return out
 
 
@@ -301,27 +285,16 @@ class HeadPasses:
     def extend(
         self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
     ) -> torch.Tensor:
-        """Append pairs of a verifier's states.
-
-        Args:
-            tokens: ``[B, W]`` int64; `features`: ``[B, W, feature_size]``, behind the token before
-                each.
-            counts: pairs of each row.
-
-        Returns:
-            ``[B, 1, H]``, the state behind each row's last pair.
-        """
+        """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
+        ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
         states = self._runs.fuse(features.to(self.device, self.dtype))
         return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
     def follow(
         self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
     ) -> torch.Tensor:
-        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does.
-
-        Args:
-            stays: the pairs stay until `keep` cuts them; else until its next call.
-        """
+        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does; without `stays`
+        until the next call of `keep`."""
         return self._append(tokens, self._runs.carried(states), counts, stays)
 
     def _append(
@@ -340,16 +313,9 @@ class HeadPasses:
     def step(
         self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
     ) -> torch.Tensor:
-        """Read one more level of a tree, which stays until the next call of `keep`.
-
-        Args:
-            tokens: ``[B, n]`` int64, the nodes of depth `depth` (1: children of the root).
-            states: ``[B, n, H]``, of this head, behind the parent of each.
-            ancestors: see `FeatureCache.tree_inputs`.
-
-        Returns:
-            ``[B, n, H]``, behind each.
-        """
+        """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
+        ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
+        `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
         inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
         return self._pass(tokens, self._runs.carried(states), *inputs)
 

@@ -73,7 +73,7 @@ class EagleConfig:
         draft_vocab_size: ids that the checkpoint's output head knows; None: all of the target's.
         fuse: whether `fc` brings the target's states to the head's width (EAGLE-3), before the
             first step of a draft only.
-        fc_bias, qkv_bias, output_bias, mlp_bias: which products have one.
+        fc_bias, qkv_bias, output_bias: which products have one.
         norm_before_fc: one norm over all of the target's states, side by side; `fc_norm`: one over
             each of them (EAGLE-3.1). Never both.
         norm_before_residual: the first layer's residual is the normed state.
@@ -89,7 +89,6 @@ class EagleConfig:
     fc_bias: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_before_residual: bool = False
@@ -157,19 +156,13 @@ def _architectures(config: Mapping[str, Any]) -> list[Any]:
 def parse(
     config: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
 ) -> EagleConfig:
-    """Read the configuration of a checkpoint.
+    """Read the config.json of the checkpoint `name`; a key that does not fit is named.
 
     Args:
-        config: its config.json.
-        tensors: names of its tensors, which tell EAGLE-3 from EAGLE-1 where the configuration is
-            that of a plain Llama.
+        tensors: names, which tell EAGLE-3 from EAGLE-1 where the configuration is that of a plain
+            Llama.
         target_layers: decoder layers of the target; EAGLE-3 heads that do not name their layers
             read the states that enter layers 2, n // 2 and n - 3.
-        name: of the checkpoint, for messages.
-
-    Raises:
-        ValueError: a key is missing, of another kind or not known, or the head is of another
-            architecture; names it.
     """
     top = _Reader(name, config)
     kind = top.of("speculators_model_type")
@@ -192,7 +185,6 @@ def parse(
     biases: dict[str, bool] = {
         "qkv_bias": layer.flag("qkv_bias", bias or layer.of("model_type") == "qwen2"),
         "output_bias": bias,
-        "mlp_bias": layer.flag("mlp_bias", False),
     }
     third = kind == "eagle3"
     if published:
@@ -322,6 +314,7 @@ class _Reader:
             if value is None and key in required:
                 raise self.error(key, "a number >= 1", None)
         values = {key: self.of(key) for key in _LAYER if self.of(key) is not None}
+        values["mlp_bias"] = self.flag("mlp_bias", False)
         for key in _POSITIVE:
             if key in values:
                 if type(values[key]) not in (int, float) or not 0 < values[key] < 1e30:
@@ -401,13 +394,9 @@ def draft_ids(
     vocab_size: int,
     name: str,
 ) -> torch.Tensor | None:
-    """Return the target's ids of the `size` entries of the draft vocabulary; None: all.
-
-    Args:
-        offsets: `d2t`, their distances from the entries.
-        mask: `t2d`, whether the draft vocabulary has an id of the target, which must say the same.
-        vocab_size: of the target.
-    """
+    """Return the target's ids of the `size` entries of the draft vocabulary; None: all. `offsets`
+    (d2t) are their distances from the entries, and `mask` (t2d) must say the same of the target's
+    `vocab_size` ids."""
     ids = None
     if offsets is None:
         if size not in (None, vocab_size):

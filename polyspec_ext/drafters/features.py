@@ -101,8 +101,7 @@ class FeatureCache:
         self.cache.select(rows)
 
     def _on_host(self) -> tuple[int, ...]:
-        """Return the pairs of each row; waits for the device behind a round without host
-        synchronisation."""
+        """Wait for the device behind a round without host synchronisation."""
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
@@ -133,11 +132,8 @@ class FeatureCache:
 
     def reserve_span(self, tokens: int, more: Hashable = None) -> Place | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
-        than `tokens`, drafted pairs among them.
-
-        Args:
-            more: what passes depend on beside the cache.
-        """
+        than `tokens`, drafted pairs among them. `more` is what passes depend on beside the
+        cache."""
         if self._pairs.host is not None:
             if self._memory.shape[0] != len(self._pairs):
                 self._memory = self._memory.new_zeros(len(self._pairs))
@@ -150,12 +146,8 @@ class FeatureCache:
     def inputs(
         self, width: int, counts: RowCounts | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return positions and additive mask of a pass that appends pairs, and prepare the cache.
-
-        Args:
-            width: pairs per row, W.
-            counts: of these, the leading ones that each row appends; None: all.
-        """
+        """Return positions and additive mask of a pass that appends the first ``counts[b]`` of
+        `width` pairs to row b (None: all), and prepare the cache."""
         inputs = self.cache.inputs(width, counts)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if mask is None and width > 1:  # causal, which a model would see to
@@ -276,13 +268,8 @@ class Block(nn.Module):
 
 
 class LastStateHeads(nn.Module):
-    """Heads that draft ``count`` tokens ahead, their tensors under the published names.
-
-    Args:
-        tensors: of the checkpoint, whose names and numbers say what there is; there are 0 heads
-            where it has none of this kind.
-        target: that they are for.
-    """
+    """Heads that draft ``count`` tokens ahead, their tensors under the published names: as many as
+    the names of the checkpoint's `tensors` say, 0 where it has none of this kind."""
 
     FILE: ClassVar[str]  # of the checkpoint
     FIRST: ClassVar[str]  # a tensor of it, for messages
@@ -299,11 +286,9 @@ class LastStateHeads(nn.Module):
         raise NotImplementedError
 
     def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
-        """Return the logits of a head, ``[B, n, V]``."""
         raise NotImplementedError
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all memory that the heads read."""
         return [*self.parameters(), *self.buffers()]
 
 
@@ -380,9 +365,7 @@ class LastStateDrafter:
     text's last one, which the verifier emitted from it. They draft trees of the likeliest tokens.
 
     Args:
-        heads: on their device.
         tree: no deeper than there are heads, or cut there.
-        name: for messages and statistics.
         pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
             memory again; later changes of their linear weights are not seen.
     """
@@ -473,23 +456,21 @@ class LastStateDrafter:
     def _tree_size(self, depth: int) -> TreeSize:
         return self.tree.size(min(depth, self.num_heads), self.vocab_size)
 
-    def prefill(self, prompts: PromptBatch) -> None:
-        """Remember nothing."""
+    # It remembers nothing.
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """Remember nothing."""
+    def prefill(self, prompts: PromptBatch) -> None: ...
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None: ...
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Remember nothing."""
+    def select(self, rows: Sequence[int]) -> None: ...
 
     def reserve_span(self, tokens: int) -> Hashable:
         return Place(self._runs, self._runs.tensors())
 
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Remember nothing."""
+    def note_lengths(self, lengths: Sequence[int]) -> None: ...
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

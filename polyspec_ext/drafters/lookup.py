@@ -97,8 +97,7 @@ class _Counts:
             del self.followers[next(iter(self.followers))]
 
     def close(self, ended: list[int] | None = None) -> None:
-        """Count the texts of the requests that have begun so far, which are over; with `ended` that
-        text alone, if it is among them."""
+        """Count all open texts, or `ended` alone if it is one: their requests are over."""
         for text in list(self.open):
             if ended is None or text is ended:
                 self.open = [other for other in self.open if other is not text]
@@ -192,12 +191,7 @@ class NGramTable:
 
     @classmethod
     def load(cls, place: str | Path, learning: bool = True) -> NGramTable:
-        """Read the table that `save` wrote.
-
-        Raises:
-            TypeError: no path.
-            ValueError: no such file.
-        """
+        """Read the table that `save` wrote."""
         place = arguments.path("place", place)
         arguments.flag("learning", learning)
         try:

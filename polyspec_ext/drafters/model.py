@@ -122,16 +122,13 @@ def draw_chain(
     vocab_size: int,
     draw: Callable[..., Any],
 ) -> DraftBlock:
-    """Draw one token after another, of all rows, in as many passes as the block has tokens.
+    """Draw one token after another, of all rows, in as many passes as the block has tokens. Raises
+    as `DraftModel.draft`.
 
     Args:
         forward: a pass that reads the tokens of `inputs` first, then those just drawn.
         id_map: of its logits.
         vocab_size: ids from here on are cut off them.
-        draw: see `DraftModel`.
-
-    Raises:
-        RequestError: a row of logits has no distribution, and the host may read the tokens.
     """
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
@@ -208,8 +205,8 @@ def _processed(
 
 
 def _row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Return a buffer of `most` rows per request like those of `logits`, ``[B, 1, Vd]``: `old`, if
-    it fits."""
+    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
+    buffer."""
     batch, _, vocab = logits.shape
     if old is not None and old.statistics is not None:
         shape = old.logits.shape

@@ -103,11 +103,7 @@ class ProposalDrafter:
         self._drafters = [self._drafters[row] for row in rows]
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`.
-
-        Raises:
-            TypeError, ValueError: a proposal that the level above cannot verify; names the drafter.
-        """
+        """See `BatchedDrafter.draft`. A proposal that the level above cannot verify is refused."""
         assert inputs.eos is not None
         rounds, lengths = inputs.rounds.tolist(), list(inputs.lengths)
         vocab_size = min(self.vocab_size, inputs.vocab_size)
@@ -157,12 +153,7 @@ class ProposalDrafter:
 
     def _checked(self, proposal: Any, count: int, vocab_size: int) -> _Checked:
         """Return what `propose` returned for `count` tokens or tree levels, without ids that the
-        level above, of `vocab_size` ids, lacks.
-
-        Raises:
-            TypeError: no Proposal, ids that are no integers, logits or statistics of another kind.
-            ValueError: too many tokens, an id out of range, no tree, or rows that do not fit.
-        """
+        level above, of `vocab_size` ids, lacks."""
         name = self.name
         if not isinstance(proposal, Proposal):
             raise TypeError(

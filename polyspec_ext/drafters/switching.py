@@ -26,14 +26,14 @@ from .proposals import ProposalDrafter
 class SwitchingDrafter:
     """Drafts with the member that `active` names, for all rows of a batch.
 
-    Whoever is set to work reads first what it has missed, so a switch costs no more than that, and
-    a member that is never used has read the prompt only. A member was active for a whole draft, and
-    `active` may follow only what is over (contract C2); a window policy sets it
+    A member reads the tokens that it has missed when it drafts, so a switch costs no more than
+    that, and a member that is never used has read the prompt only. `active` changes between drafts,
+    and may follow only what is over (contract C2); a window policy sets it
     (`policies.DrafterChoice`).
 
     Args:
         members: drafters of chains of tokens that need no hidden states: `DraftModel`,
-            `PromptLookup`, a `Drafter` of one's own.
+            `PromptLookup`, a user's `Drafter`.
         level: its number in the chain, n; for members of the last two kinds.
         vocab_size: ids of the level above are below it; for the same members. None: the largest of
             the other members'.
@@ -54,48 +54,42 @@ class SwitchingDrafter:
         level: int = 2,
         vocab_size: int | None = None,
     ) -> None:
-        given = arguments.entries("members", members)
-        if given is None:
-            raise TypeError(
-                f"members: expected a list of drafters, given {arguments.shown(members)}"
-            )
-        members = given
-        if len(members) < 2:
-            raise ValueError(f"members: expected at least 2 drafters, given {len(members)}")
+        entries = arguments.entries("members", members)
+        if entries is None:
+            shown = arguments.shown(members)
+            raise TypeError(f"members: expected a list of drafters, given {shown}")
+        if len(entries) < 2:
+            raise ValueError(f"members: expected at least 2 drafters, given {len(entries)}")
         level = arguments.integer("level", level, LEVEL_MAX, 1)
-        if vocab_size is not None:
-            vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
-        for number, one in enumerate(members):
-            if isinstance(one, type) or not isinstance(one, Drafter | BatchedDrafter):
+        for number, member in enumerate(entries):
+            if isinstance(member, type) or not isinstance(member, Drafter | BatchedDrafter):
                 raise TypeError(
-                    f"members[{number}]: expected a drafter, given {arguments.shown(one)}"
+                    f"members[{number}]: expected a drafter, given {arguments.shown(member)}"
                 )
-        known = [one.vocab_size for one in members if isinstance(one, BatchedDrafter)]
-        if vocab_size is None and not known:
+        sizes = [one.vocab_size for one in entries if isinstance(one, BatchedDrafter)]
+        if vocab_size is None and not sizes:
             raise ValueError("vocab_size: expected that of the level above, given None")
-        size = vocab_size if vocab_size is not None else max(known)
-        self.members: list[BatchedDrafter] = []
-        for one in members:
-            if isinstance(one, BatchedDrafter):
-                self.members.append(one)
-            else:
-                self.members.append(ProposalDrafter(one, level, size, size))
-        for one in self.members:
+        size = max(sizes) if vocab_size is None else vocab_size
+        size = arguments.integer("vocab_size", size, arguments.SIZE_MAX, 1)
+        self.members: list[BatchedDrafter] = [
+            one if isinstance(one, BatchedDrafter) else ProposalDrafter(one, level, size, size)
+            for one in entries
+        ]
+        used: list[object] = []
+        for number, one in enumerate(self.members):
             if one.capabilities.hidden_layers:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
             if one.capabilities.trees:
                 raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
             if id_map_of(one).drawn is not None:
                 raise ValueError(f"{one.name}: expected a drafter of all ids, given one of a part")
-        used: list[object] = []
-        for number, one in enumerate(self.members):
-            own = levels_of(one)
-            if any(level is other for level in own for other in used):
+            caches = levels_of(one)
+            if any(cache is other for cache in caches for other in used):
                 raise ValueError(
                     f"members[{number}]: expected a drafter with a cache of its own, given "
                     f"{one.name} again"
                 )
-            used += own
+            used += caches
         devices = {one.device for one in self.members}
         if len(devices) > 1:
             raise ValueError(
@@ -105,12 +99,14 @@ class SwitchingDrafter:
         self.vocab_size = max(one.vocab_size for one in self.members)
         self.input_vocab_size = max(map(input_vocab_size, self.members))
         self._maps = [id_map_of(one).of_text(arguments.SIZE_MAX) for one in self.members]
-        limits = [one.max_length for one in self.members if one.max_length is not None]
-        self.max_length = min(limits) if limits else None
+        self.max_length = min(
+            (one.max_length for one in self.members if one.max_length is not None), default=None
+        )
         self.name = " | ".join(one.name for one in self.members)
         self.active = 0
-        self._held: list[list[int]] = [[] for _ in self.members]  # tokens read, by member and row
-        self._rows: list[RowBuffer | None] = [None] * len(self.members)  # of their latest drafts
+        # Tokens read, by member and row, and the rows of logits of the members' latest drafts.
+        self._lengths: list[list[int]] = [[] for _ in self.members]
+        self._rows: list[RowBuffer | None] = [None] * len(self.members)
 
     @property
     def num_forward_passes(self) -> int:
@@ -127,65 +123,60 @@ class SwitchingDrafter:
         return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: without what belongs to a batch."""
-        none: list[None] = [None] * len(self.members)
-        return {**self.__dict__, "_held": [[] for _ in self.members], "_rows": none}
+        """Leave out the state of a batch, for `copy` and `pickle`."""
+        count = len(self.members)
+        return {**self.__dict__, "_lengths": [[] for _ in self.members], "_rows": [None] * count}
 
     def prefill(self, prompts: PromptBatch) -> None:
-        counts = prompts.counts
-        read = [prompts.tokens.shape[1]] * len(prompts.tokens) if counts is None else counts
+        batch, width = prompts.tokens.shape
+        counts = [width] * batch if prompts.counts is None else [int(n) for n in prompts.counts]
         for number, one in enumerate(self.members):
             known = self._maps[number].to_below(prompts.tokens)
             one.prefill(prompts._replace(tokens=known))
-            self._held[number] = [int(n) for n in read]
+            self._lengths[number] = list(counts)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """Nothing yet: a member reads what it has missed when it drafts."""
+        """Read nothing: a member reads the tokens that it has missed when it drafts."""
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """See `BatchedDrafter.draft`."""
         assert inputs.text is not None
         assert inputs.eos is not None
-        one, held = self.members[self.active], self._held[self.active]
+        member, read = self.members[self.active], self._lengths[self.active]
         lengths = list(inputs.lengths)
-        texts = [inputs.text(b)[held[b] :] if n else None for b, n in enumerate(lengths)]
-        counts = [0 if text is None else len(text) for text in texts]
-        tokens = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
-        for b, text in enumerate(texts):
-            if text is not None:
-                tokens[b, : counts[b]] = text
-        given = self._maps[self.active].to_below(tokens.to(self.device))
-        # Rows of logits are written again by the member whose they are: another's may be a user's.
+        texts = [inputs.text(b)[read[b] :].tolist() if n else [] for b, n in enumerate(lengths)]
+        counts = [len(text) for text in texts]
+        width = max(counts)
+        tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts])
+        tokens = self._maps[self.active].to_below(tokens.to(self.device))
+        # A member writes its rows of logits again, never another's, which may be a user's.
         rows = self._rows[self.active]
-        block = one.draft(replace(inputs, tokens=given, counts=RowCounts(counts), rows=rows))
+        block = member.draft(replace(inputs, tokens=tokens, counts=RowCounts(counts), rows=rows))
         self._rows[self.active] = block.rows
-        ids = block.tokens.tolist()
-        drawn = None if block.counts is None else block.counts.tolist()
-        for b, count in enumerate(counts):
-            if count:
-                many = min(lengths[b], len(ids[b])) if drawn is None else drawn[b]
-                ends = [i for i in range(many) if ids[b][i] in inputs.eos[b]]
-                many = ends[0] + 1 if ends else many
+        drafted = block.counts.tolist() if block.counts is not None else lengths
+        for b, ids in enumerate(block.tokens.tolist()):
+            if counts[b]:
+                ids = ids[: drafted[b]]
+                ends = [i for i, token in enumerate(ids) if token in inputs.eos[b]]
                 # The last token of a text is read with the next draft.
-                held[b] += count + many - 1
+                read[b] += counts[b] + (ends[0] if ends else len(ids) - 1)
         return block
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         for number, one in enumerate(self.members):
-            held = self._held[number]
-            wanted = list(map(min, lengths, held))
-            if wanted != held:
-                self._held[number] = list(one.rollback(RowCounts(wanted)))
+            kept = list(map(min, lengths, self._lengths[number]))
+            if kept != self._lengths[number]:
+                self._lengths[number] = list(one.rollback(RowCounts(kept)))
         return lengths
 
     def select(self, rows: Sequence[int]) -> None:
         for number, one in enumerate(self.members):
             one.select(rows)
-            self._held[number] = [self._held[number][row] for row in rows]
+            self._lengths[number] = [self._lengths[number][row] for row in rows]
 
 
 def levels_of(drafter: object) -> list[object]:
-    """What holds the caches of a drafter: the levels that it runs, or the drafter itself."""
+    """Return the objects that hold a drafter's caches: the levels that it runs, or itself."""
     if isinstance(drafter, SwitchingDrafter):
         return [level for one in drafter.members for level in levels_of(one)]
     if isinstance(drafter, ProposalDrafter):

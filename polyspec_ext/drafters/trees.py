@@ -63,8 +63,7 @@ class Tree(Protocol):
         ...
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
-        """Return the size of a tree of at most `depth` levels, with `vocab_size` tokens to choose
-        from."""
+        """Return the size of a tree of at most `depth` levels, out of `vocab_size` tokens."""
         ...
 
 
@@ -269,19 +268,15 @@ class StaticTree:
         return logits.float().topk(most + 1).indices
 
     def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
-        """Return values as a tensor that is copied to a device once: captured steps copy
-        nothing."""
+        """Return a tensor that is copied to a device once: captured steps copy nothing."""
         if (name, device) not in self._tables:
             self._tables[name, device] = torch.tensor(values).to(device)
         return self._tables[name, device]
 
 
 def require_parents(name: str, parents: Sequence[int], most: int) -> None:
-    """Refuse parents of a row's nodes that make no tree of at most `most` levels.
-
-    Raises:
-        ValueError: names the drafter `name`.
-    """
+    """Refuse parents of a row's nodes that make no tree of at most `most` levels; `name` is the
+    drafter's."""
     depths = {-1: 0}
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:

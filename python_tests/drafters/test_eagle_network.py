@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, variants, weights_of
+from small_models import make
 from told import draft_input, drawn_from, prompts, told
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import HiddenStates
 from polyspec_ext.drafters.eagle import load_head
+from training.states import States, Teacher
+from training.unrolled import Unrolled
 
 LAYERS = 8  # of the target
 
@@ -164,6 +167,48 @@ def test_rows_may_leave(tmp_path: Path) -> None:
     block = head.draft(draft_input(texts, [0, 2], told(layers, new, [4, 3])))
     rows = reference.draft(texts[1], torch.cat([features[0], new[1]]), 2)
     assert block.tokens[1].tolist() == [int(row.argmax()) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        Variant("first", hidden=32, vocab=64),
+        Variant("third", version=3, hidden=32, vocab=64, own_head=True, aux=(0, 1, 3)),
+    ],
+    ids=lambda v: v.name,
+)
+@torch.no_grad()
+def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
+    """A head learns from drafts of the text itself, begun at every token at once, which are those
+    of use."""
+    target = make("llama", 4, vocab=64)
+    weights = weights_of(v, 4)
+    head = load_head(save(v, weights, tmp_path), target).network
+    text = [3, 9, 27, 17, 51, 25, 11]
+    layers = v.aux_layers(4)
+    features = torch.randn(
+        1, len(text), 32 * len(layers), generator=torch.Generator().manual_seed(1)
+    )
+    reference = Reference(
+        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
+    )
+    teacher = Teacher(target, head.config, None)
+    if v.third:
+        teacher.head = head.lm_head.weight
+    rows = States(torch.tensor([text]), torch.ones(1, len(text)), features, features)
+    found = {
+        step: teacher.readout(before)[0].double()
+        for step, _, before in Unrolled(head, teacher, 3).outputs(rows)
+    }
+    for t in range(len(text) - 1):
+        pairs = [(text[i + 1], reference.fused(features[0, i].double())) for i in range(t + 1)]
+        for step in range(3):
+            logits, state = reference.behind(pairs)
+            if t < found[step].shape[0]:
+                assert (found[step][t] - logits).abs().max() < 1e-4 * logits.abs().max()
+            if t + 2 + step >= len(text):
+                break
+            pairs.append((text[t + 2 + step], state))
 
 
 SHAPES = {

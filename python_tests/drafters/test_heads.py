@@ -1,0 +1,167 @@
+"""Medusa and Hydra heads in their published formats against their forward passes written down
+plainly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from last_state_heads import Weights, hydra, medusa, save_hydra, save_medusa
+from small_models import make, plain_greedy
+from told import draft_input, told
+from transformers import LlamaConfig, LlamaForCausalLM
+from unsafe_code import Code
+
+import polyspec_ext as ps
+
+HIDDEN, V = 32, 64
+KINDS: dict[str, Any] = {
+    "medusa": (ps.Medusa, medusa, save_medusa),
+    "hydra": (ps.Hydra, hydra, save_hydra),
+}
+TEXTS = [[3, 9, 27, 17], [5, 6], [8]]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return make("llama", 2, vocab=V)
+
+
+def gated(weights: Weights, key: str, x: torch.Tensor) -> torch.Tensor:
+    inner = weights[f"{key}.weight"] @ x + weights[f"{key}.bias"]
+    return inner * torch.sigmoid(inner)
+
+
+def plain_medusa(weights: Weights, head: int, blocks: int, x: torch.Tensor) -> torch.Tensor:
+    for j in range(blocks):
+        x = x + gated(weights, f"{head}.{j}.linear", x)
+    return weights[f"{head}.{blocks}.weight"] @ x
+
+
+def plain_hydra(weights: Weights, head: int, blocks: int, x: torch.Tensor) -> torch.Tensor:
+    key = f"hydra_mlp.{head}.0"
+    residual = weights[f"{key}.res_connection.weight"] @ x + weights[f"{key}.res_connection.bias"]
+    x = residual + gated(weights, f"{key}.linear", x)
+    for j in range(1, blocks):
+        x = x + gated(weights, f"hydra_mlp.{head}.{j}.linear", x)
+    out = weights[f"hydra_lm_head.{head}.weight"] @ x
+    return out + weights.get(f"hydra_lm_head.{head}.bias", torch.zeros(V))
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "blocks", "bias"),
+    [("medusa", 1, True), ("medusa", 2, True), ("hydra", 1, True), ("hydra", 2, False)],
+)
+def test_against_the_plain_heads(
+    kind: str, blocks: int, bias: bool, pack: bool, target: Any, tmp_path: Path
+) -> None:
+    level = ps.HuggingFaceLevel(target, pack=pack)
+    tree = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 1], [1, 0, 0]])
+    drafter_type, make_weights, save = KINDS[kind]
+    weights = make_weights(3, blocks, **({} if bias else {"bias": False}))
+    drafter = drafter_type.from_pretrained(save(weights, tmp_path), level, tree=tree)
+    assert drafter.num_heads == 3
+    assert drafter.capabilities.hidden_layers == (-1,)
+    generator = torch.Generator().manual_seed(1)
+    states = [torch.randn(max(len(t) - 1, 1), HIDDEN, generator=generator) for t in TEXTS]
+    hidden = told([-1], states, [0, 0, 0])
+    hidden.counts[2] = 0  # a text of one token has no state
+    block = drafter.draft(draft_input(TEXTS, [3, 2, 3], hidden))
+    assert block.counts.tolist() == [7, 5, 0]
+    embeddings = target.model.embed_tokens.weight.data
+    for b in range(2):
+        paths: dict[int, list[int]] = {-1: [TEXTS[b][-1]]}
+        for i in range(int(block.counts[b])):
+            parent = tree.parents[i]
+            assert int(block.parents[b, i]) == parent
+            if kind == "medusa":
+                rows = plain_medusa(weights, tree.depths[i] - 1, blocks, states[b][-1])
+            else:
+                read = torch.cat([states[b][-1], *[embeddings[token] for token in paths[parent]]])
+                rows = plain_hydra(weights, tree.depths[i] - 1, blocks, read)
+            assert int(block.tokens[b, i]) == int(rows.topk(3).indices[tree.ranks[i]])
+            paths[i] = [*paths[parent], int(block.tokens[b, i])]
+
+
+def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
+    heads = ps.Medusa.from_pretrained(save_medusa(medusa(2), tmp_path), target)
+    hidden = told([-1], [torch.randn(3, HIDDEN)], [0])
+    block = heads.draft(draft_input(TEXTS[:1], [5], hidden))
+    assert block.parents is not None
+    assert block.counts is not None
+    depths: list[int] = []
+    for parent in block.parents[0, : int(block.counts[0])].tolist():
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    assert max(depths) == 2
+    wide = ps.Medusa.from_pretrained(tmp_path, target, tree=ps.DynamicTree(3, 60))
+    block = wide.draft(draft_input(TEXTS[:1], [5], hidden))
+    assert wide.capabilities.tree_size is not None
+    assert wide.capabilities.tree_size(5).nodes == block.tokens.shape[1] == 3 + 3 * 3
+    block = heads.draft(draft_input([[3]], [5], None))
+    assert block.counts is not None
+    assert block.counts.tolist() == [0]
+
+
+def test_below_a_model_of_another_width(target: Any, tmp_path: Path) -> None:
+    """Tokens that only this model has read have no state: there is no draft until the target has
+    verified them."""
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    torch.manual_seed(1)
+    wide = LlamaForCausalLM(
+        LlamaConfig(vocab_size=V, hidden_size=64, intermediate_size=96, **sizes)
+    ).eval()
+    heads = ps.Medusa.from_pretrained(save_medusa(medusa(), tmp_path), target)
+    levels = [ps.HuggingFaceLevel(target), ps.HuggingFaceLevel(wide)]
+    chain = ps.Chain([*levels, heads], [4, 2])
+    out = chain.generate(TEXTS, 10, eos_token_id=[])
+    for b, prompt in enumerate(TEXTS):
+        text = out.sequences[b][: len(prompt) + 10].tolist()
+        assert text == plain_greedy(target, prompt, 10)
+    assert out.stats.levels[2].num_proposed_tokens > 0
+    with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
+        ps.Chain([ps.HuggingFaceLevel(wide, name="small"), heads])
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("medusa", {"x": Code()}, r"medusa_lm_head.pt: .*code.*refused"),
+    ("medusa", {"1.0.linear.bias": None}, r"1.0.linear.bias: expected shape \[32\], given none"),
+    ("medusa", {"0.1.weight": torch.zeros(9, 32)}, r"0.1.weight: .* \[64, 32\], given \[9, 32\]"),
+    ("medusa", {"odd.weight": torch.zeros(1)}, r"odd.weight: expected no tensor"),
+    ("hydra", {"x": Code()}, r"hydra_lm_head.pt: .*code.*refused"),
+    ("hydra", {"hydra_mlp.1.0.linear.weight": None}, r"1.0.linear.weight: .*\[32, 96\], .*none"),
+    ("hydra", {"hydra_attn.weight": torch.zeros(1)}, r"hydra_attn.weight: expected no tensor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "change", "text"), WRONG, ids=[text for *_, text in WRONG])
+def test_files_that_cannot_be_read(
+    kind: str,
+    change: dict[str, Any],
+    text: str,
+    target: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drafter_type, make_weights, save = KINDS[kind]
+    weights = {**make_weights(), **change}
+    place = save({key: value for key, value in weights.items() if value is not None}, tmp_path)
+    with pytest.raises(ValueError, match=text):
+        drafter_type.from_pretrained(place, target)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_heads_of_another_kind(target: Any, tmp_path: Path) -> None:
+    other: dict[str, Any] = {"fc.weight": torch.zeros(1)}
+    with pytest.raises(ValueError, match=r"expected Medusa's tensors.*given fc.weight"):
+        ps.Medusa.from_pretrained(save_medusa(other, tmp_path), target)
+    with pytest.raises(ValueError, match=r"expected Hydra's tensors.*given fc.weight"):
+        ps.Hydra.from_pretrained(save_hydra(other, tmp_path), target)
+    with pytest.raises(ValueError, match=r"hydra_head_arch: expected 'mlp', given 'prefix-mlp'"):
+        ps.Hydra.from_pretrained(save_hydra(hydra(), tmp_path, "prefix-mlp"), target)
+    (tmp_path / "medusa_lm_head.pt").unlink()
+    with pytest.raises(ValueError, match=r"medusa_lm_head.pt: expected"):
+        ps.Medusa.from_pretrained(tmp_path, target)
