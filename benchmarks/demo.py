@@ -22,7 +22,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.cli.run import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed, text_prompt, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.levels.describe import has_quantised_layers
+from polyspec_ext.levels.models import has_quantised_layers
 from polyspec_ext.stats import merge
 from polyspec_ext.tuning import default_store, level_for
 

@@ -14,8 +14,7 @@ import torch
 from benchmarks import machine, output, timing
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.levels import huge_pages
-from polyspec_ext.levels.cpu_packed import DenseLinear, OneDnnLinear, PackedLinear
+from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, PackedLinear, in_huge_pages
 from polyspec_ext.ops import int4
 
 SCHEMA = 1  # of the JSON report
@@ -55,7 +54,7 @@ def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
         made[name] = [make() for _ in range(max(1, COLD // size))]
 
     def ours() -> Product:
-        own = huge_pages.kept(packed)
+        own = in_huge_pages(packed)
         return lambda x: int4.product(x, own, outputs, GROUP)
 
     def theirs() -> Product:

@@ -24,8 +24,8 @@ from benchmarks.published_shapes import SHAPES, Shape
 from benchmarks.random_models import random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.levels.quantized import CudaInt4Linear
 from polyspec_ext.quantization import rules
+from polyspec_ext.quantization.weights import CudaInt4Linear
 
 SCHEMA = 1  # of the JSON report
 TOKENS = (1, 5, 9, 13, 60)  # of a product

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from polyspec_ext.levels.quantized import CudaInt4Linear
-from polyspec_ext.levels.replacement import Part, RowProduct
+from polyspec_ext.levels.products import Part, RowProduct
+from polyspec_ext.quantization.weights import CudaInt4Linear
 
 
 def weight_bytes(model: Any) -> int:

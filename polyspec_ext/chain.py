@@ -26,10 +26,9 @@ from .levels import (
     Level,
     Options,
     batched,
-    vocabulary,
 )
-from .levels.base import id_map_of
-from .levels.describe import level_line, num_parameters
+from .levels.base import id_map_of, require_same_vocabulary
+from .levels.models import level_line, num_parameters
 from .outputs import Answer, Output, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
 from .runtime.batch import Batch
@@ -202,7 +201,7 @@ class Chain:
         names = _distinct([_name(level) for level in made])
         _warn_of_order(names, made)
         if check_vocabulary:
-            vocabulary.require_same(names, made)
+            require_same_vocabulary(names, made)
         # A level never draws an id that the level above it does not have.
         self.vocab_sizes = [level.vocab_size for level in made]
         for i in range(1, len(made)):

@@ -24,10 +24,9 @@ import torch
 from . import arguments, processor
 from .files import cache_folder, replace_text
 from .levels import ELEMENTS, HuggingFaceLevel, Level, ModelSource, Options
-from .levels.cpu_packed import can_pack
-from .levels.describe import is_sharded
-from .levels.quantized import QuantizedLinear
-from .levels.trimmed import TrimmedHead
+from .levels.cpu import can_pack
+from .levels.models import is_sharded
+from .levels.products import QuantizedLinear, TrimmedHead
 
 _Level = TypeVar("_Level", bound=Level)
 Switch = bool | Literal["auto"]

@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 from .. import arguments
 from ..levels import HuggingFaceLevel, IdMap
 from ..levels.base import InputBlock, LevelOutput, PromptBatch
-from ..levels.cpu_packed import pack_layers
+from ..levels.cpu import pack_layers
 from ..ops import attention as cache_attention
 from ..ops import unchecked
 from ..tensors import Place, RowCounts

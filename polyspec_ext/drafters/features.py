@@ -16,7 +16,7 @@ from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
 from ..levels import HuggingFaceLevel
 from ..levels.base import PromptBatch
-from ..levels.cpu_packed import pack_layers
+from ..levels.cpu import pack_layers
 from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
@@ -366,7 +366,7 @@ class LastStateDrafter:
 
     Args:
         tree: no deeper than there are heads, or cut there.
-        pack: on the CPU, run the heads on packed weights (`levels.cpu_packed`), which take their
+        pack: on the CPU, run the heads on packed weights (`levels.cpu`), which take their
             memory again; later changes of their linear weights are not seen.
     """
 

@@ -12,7 +12,6 @@ from .. import arguments
 from ..errors import ERROR_BITS, RequestError
 from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel, IdMap
-from ..levels.adapter import batched
 from ..levels.base import (
     BatchedLevel,
     Continuing,
@@ -21,10 +20,11 @@ from ..levels.base import (
     Level,
     LevelOutput,
     PromptBatch,
+    batched,
     id_map_of,
     input_vocab_size,
 )
-from ..levels.replacement import shallow
+from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer

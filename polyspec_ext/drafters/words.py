@@ -12,7 +12,7 @@ import torch
 
 from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
-from ..levels.cpu_packed import can_pack
+from ..levels.cpu import can_pack
 from ..quantization.stored import WORDS, copy_of, is_copy, original
 from ..quantization.trimming import trim
 from .base import BatchedDrafter, Drafter
@@ -45,7 +45,7 @@ def is_drafter(thing: object) -> bool:
 
 @dataclass(slots=True)
 class _Kind:
-    """A kind of elements, as `levels.registry.Loader` describes it."""
+    """A kind of elements, as `levels.Loader` describes it."""
 
     expects: str
     gives: tuple[type, ...]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from ..tensors import RowCounts
-from .adapter import batched
 from .base import (
     Admitting,
     BatchedLevel,
     EncodedInput,
     Hidden,
+    IdMap,
     InputBlock,
     LevelCapabilities,
     LevelOutput,
     PromptBatch,
+    batched,
 )
+from .elements import ELEMENTS, Level, Loader, ModelSource, Options, Registry, load
 from .encoder_decoder import EncoderDecoderLevel
+from .gguf import is_gguf
 from .hugging_face import HuggingFaceLevel
-from .id_map import IdMap
-from .loader import Level, load, load_model
-from .registry import ELEMENTS, Loader, ModelSource, Options, Registry
-from .sources import is_gguf, tokenizer_at
+from .sources import load_model, tokenizer_at
 
 __all__ = [
     "ELEMENTS",

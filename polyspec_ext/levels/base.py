@@ -1,16 +1,18 @@
-"""The contract of a level, one model of a chain and its cache: as users write it (`Level`) and as
-the engine calls it (`BatchedLevel`)."""
+"""The contract of a level, a model of a chain and its cache: as users write it (`Level`), as the
+engine calls it (`BatchedLevel`), and from the one to the other (`batched`)."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from .. import returned
 from ..tensors import RowCounts
-from .id_map import IdMap
 
 
 @runtime_checkable
@@ -28,8 +30,8 @@ class Level(Protocol):
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
     `reserve(tokens)` (before `prefill`: the longest row that the batch will have), `id_map` (an
-    `IdMap` with the part of the ids that it draws, and has logits of; only the chain's last level
-    may have one).
+    `IdMap` with the ids that it draws, and has logits of; only the chain's last level may have
+    one).
     """
 
     @property
@@ -48,26 +50,112 @@ class Level(Protocol):
 
         The logits must keep their values until the next `forward` or `prefill` of this level; a
         `rollback` and a ``select`` in between must leave them. So they may be a view of a buffer
-        that every pass writes anew (of a captured graph, of an engine's outputs): a chain copies
-        what it needs for longer. Two levels must not share such a buffer. They are not changed,
-        and where they depend on a computation still queued, it is on the current stream."""
+        that every pass writes anew: a chain copies what it needs for longer. Two levels must not
+        share such a buffer. The chain does not change them. Where they depend on a computation
+        still queued, it is on the current stream."""
         ...
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int] | None:
         """Keep the first ``lengths[b]`` tokens of sequence b; never more than were appended.
         Returns how many are kept where that is fewer, as where a recurrent state goes back to a
-        checkpoint: what is missing is read again with the next pass. None: as many as asked for."""
+        checkpoint: the missing ones are read again with the next pass. None: as many as asked for.
+        """
         ...
 
 
 def device_of(level: Level) -> torch.device:
-    """Where a level takes its tokens and leaves its logits."""
+    """Return where a level takes its tokens and leaves its logits."""
     return torch.device(getattr(level, "device", "cpu"))
+
+
+class IdMap:
+    """Map ids of a chain's text, which are the target's, to those of one of its models and back.
+
+    The identity by default. A model may read fewer ids than the text has, and draw only some of
+    those that it reads.
+
+    Args:
+        vocab_size: ids that the model reads are below it.
+        drawn: ``[Vd]`` int64, strictly increasing, below `vocab_size`: the id that each entry of
+            the model's rows of logits stands for. None: entry i stands for id i.
+        text_size: ids of the text are below it; None: below `vocab_size`.
+
+    Attributes:
+        reads_all: `to_below` changes nothing.
+    """
+
+    def __init__(
+        self, vocab_size: int, drawn: torch.Tensor | None = None, text_size: int | None = None
+    ) -> None:
+        self.vocab_size, self.drawn = vocab_size, drawn
+        self.reads_all = text_size is None or text_size <= vocab_size
+        if drawn is None:
+            return
+        if drawn.dim() != 1 or drawn.dtype != torch.int64 or not len(drawn):
+            raise ValueError(
+                f"drawn: expected int64 [Vd], Vd >= 1, given {drawn.dtype} {list(drawn.shape)}"
+            )
+        self._known: list[int] = drawn.tolist()  # every draft asks the host
+        if not all(a < b for a, b in pairwise((-1, *self._known, vocab_size))):
+            raise ValueError(f"drawn: expected increasing ids in [0, {vocab_size}), given others")
+        # With one entry more, for entry -1: a token that could not be drawn stays -1.
+        self._table = torch.cat([drawn, drawn.new_tensor([-1])])
+
+    def of_text(self, text_size: int) -> IdMap:
+        """Return the same map for a text whose ids are below `text_size`."""
+        return IdMap(self.vocab_size, self.drawn, text_size)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of its memory, for the keys of captured graphs."""
+        return [] if self.drawn is None else [self._table]
+
+    def to_below(self, ids: torch.Tensor) -> torch.Tensor:
+        """Map ids of the text to ids that the model reads: 0 for those that it does not have. That
+        costs a draft some accuracy and no exactness: the distribution that is handed up is still
+        the one that was sampled from."""
+        return ids if self.reads_all else ids.masked_fill(ids >= self.vocab_size, 0)
+
+    def to_above(self, entries: torch.Tensor) -> torch.Tensor:
+        """Map entries of a row of logits to ids of the text; -1 stays -1."""
+        return entries if self.drawn is None else self._table[entries]
+
+    def entries_below(self, vocab_size: int) -> int:
+        """Count the entries of a row, its first, that stand for ids below `vocab_size`."""
+        if self.drawn is None:
+            return min(self.vocab_size, vocab_size)
+        return bisect_left(self._known, vocab_size)
+
+    def spread(self, rows: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Spread rows of logits, ``[..., at most Vd]``, over all ids below `vocab_size`: -inf for
+        ids that the model does not draw."""
+        ids = self.to_above(torch.arange(rows.shape[-1], device=rows.device))
+        full = rows.new_full((*rows.shape[:-1], vocab_size), -float("inf"))
+        return full.index_copy_(full.dim() - 1, ids, rows)
+
+    def gather(self, rows: torch.Tensor, entries: int) -> torch.Tensor:
+        """Gather the first `entries` entries of the model's rows out of rows over all ids."""
+        if self.drawn is None:
+            return rows[..., :entries]
+        return rows.index_select(-1, self.drawn[:entries])
+
+    def target_to_draft(self, vocab_size: int) -> torch.Tensor | None:
+        """Return ``[vocab_size]`` int32: the entry of each id of the level above, -1 where it has
+        none. None: entry i is id i, as far as a row goes."""
+        if self.drawn is None:
+            return None
+        known = self.drawn[: self.entries_below(vocab_size)]
+        entries = torch.full((vocab_size,), -1, dtype=torch.int32, device=known.device)
+        entries[known] = torch.arange(len(known), dtype=torch.int32, device=known.device)
+        return entries
+
+
+# ---- as the engine calls it ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class LevelCapabilities:
-    """What a level can do beside reading one sequence.
+    """State what a level can do beside reading one sequence.
 
     Attributes:
         batches: several rows, each of its own length.
@@ -77,18 +165,18 @@ class LevelCapabilities:
             at once.
         hidden_states: it can return hidden states.
         trees: it can read a block whose tokens have parents.
-        keeps_lengths: its lengths can stay on the device for a whole round, given the right cache
+        keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: prompts can join the batch at hand: it has the method of `Admitting`.
         continues: the batch at hand can go on with other prompts, behind what both have in common
             (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
             the text alone, up to rounding, and not on the passes that have read it.
-        sharded: it is one of several processes' parts of a level, which must make the same passes:
-            nothing that they decide may follow a clock.
-        checked: what it returns has the form that the contract says, so nobody looks again.
-        id_map: which ids it draws, where they are a part of those that it reads; None: all.
-        hidden_size: width of its hidden states; None: not told.
-        num_layers: decoder layers, whose states these are; None: not told.
+        sharded: several processes have shards of the level and must make the same passes: no
+            decision of theirs may follow a clock.
+        checked: outputs have the form that the contract says and are not checked again.
+        id_map: which ids it draws, where it reads others as well; None: all.
+        hidden_size: width of its hidden states; None: unknown.
+        num_layers: decoder layers, whose states these are; None: unknown.
     """
 
     batches: bool = False
@@ -112,12 +200,12 @@ Hidden = Mapping[int, torch.Tensor]
 
 
 class EncodedInput(NamedTuple):
-    """What the encoders of a chain of encoder-decoder models read.
+    """The input of the encoders of a chain of encoder-decoder models.
 
     Attributes:
         tokens: ``[B, S]`` int64, on any device.
         mask: ``[B, S]``, 1 where a token is none of padding; None: everywhere.
-        states: ``[B, S, H]``, what the target's encoder has made of it already; None: nothing.
+        states: ``[B, S, H]``, the target's encoder's output, where it is known; else None.
     """
 
     tokens: torch.Tensor
@@ -149,8 +237,8 @@ class PromptBatch(NamedTuple):
 
 @dataclass(slots=True)
 class InputBlock:
-    """What one forward pass reads. The tensors by row are the step's: the next one may write over
-    them.
+    """The input of one forward pass. The tensors by row are the step's: the next step may write
+    over them.
 
     Attributes:
         tokens: ``[B, T]`` int64, T >= 1, on the level's device.
@@ -160,8 +248,8 @@ class InputBlock:
             or past ``counts[b]`` mean nothing. None: behind the last `keep` of T.
         parents: ``[B, T]`` int64, index of each token's parent in this pass, below its own, -1 for
             the tokens that follow the cache. None: each follows the one before it. A row's tokens
-            are then those of a tree, behind a chain of what it has not read yet; they stay in the
-            cache as they are until `keep_path`.
+            are then those of a tree, behind a chain of tokens that the level has not read yet; they
+            stay in the cache as they are until `keep_path`.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
         depth: with `parents`, no path among the tokens of a row is longer; None: T.
     """
@@ -176,13 +264,12 @@ class InputBlock:
 
 
 class LevelOutput(NamedTuple):
-    """What one forward pass gives.
+    """The output of one forward pass.
 
     Attributes:
-        logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V. They must stand
-            until the level's next forward pass: it may write them again then.
-        hidden: ``[B, T, H]`` by layer, as asked for; or None. They are the
-            caller's: no later pass writes them.
+        logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V, unchanged until
+            the level's next forward pass, which may write them again.
+        hidden: ``[B, T, H]`` by layer, as asked for; or None. No later pass writes them.
         skipped: ``[B]`` int64, leading tokens of each row that the pass did not read, since a level
             above, in the same cache, has: their states are that level's, and mean nothing here;
             None: of none.
@@ -216,8 +303,8 @@ class BatchedLevel(Protocol):
     def capabilities(self) -> LevelCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Forget everything, but for what `prompts` says is held, and read them. No logits are
-        wanted; hidden states where `prompts` says so."""
+        """Forget everything but the tokens that ``prompts.held`` counts, and read the prompts.
+        Returns hidden states where `prompts` asks for them, and no logits."""
         ...
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -231,11 +318,11 @@ class BatchedLevel(Protocol):
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
         """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
         are kept: no more than asked for, and fewer where a recurrent state goes back to a
-        checkpoint. What is missing is read again with the next block."""
+        checkpoint. The missing ones are read again with the next block."""
         ...
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
-        """`rollback` behind a pass over a tree (`LevelCapabilities.trees`): of the tokens from
+        """Roll back behind a pass over a tree (`LevelCapabilities.trees`): of the tokens from
         ``begin[b]`` on, row b keeps the nodes ``path[b]``, in text order.
 
         Args:
@@ -251,24 +338,13 @@ class BatchedLevel(Protocol):
         ...
 
 
-def input_vocab_size(part: Any) -> int:
-    """Ids that a level or drafter reads are below this. Its `vocab_size`, below which are those
-    that it draws, may be smaller: then it says so by an attribute of this name."""
-    return int(getattr(part, "input_vocab_size", part.vocab_size))
-
-
-def id_map_of(part: Any) -> IdMap:
-    """Of a level or drafter as the engine calls it."""
-    return part.capabilities.id_map or IdMap(input_vocab_size(part))
-
-
 class Admitting(Protocol):
-    """What a level has beside, to whose batch prompts can join (`LevelCapabilities.admits`)."""
+    """The method of a level to whose batch prompts can join (`LevelCapabilities.admits`)."""
 
     def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
-        """The rows ``slots[i]`` of the batch at hand forget everything and read row i of `prompts`;
-        no other row changes. `prefill` is the case where all slots are new. Returns hidden states
-        ``[len(slots), T, H]`` where `prompts` says so.
+        """Have the rows ``slots[i]`` of the batch at hand forget everything and read row i of
+        `prompts`; no other row changes. `prefill` is the case where all slots are new. Returns
+        hidden states ``[len(slots), T, H]`` where `prompts` asks for them.
 
         Args:
             slots: different rows of the batch, one for each prompt.
@@ -277,12 +353,11 @@ class Admitting(Protocol):
 
 
 class Continuing(Protocol):
-    """What a level or drafter has beside, whose batch can go on with other prompts
+    """The attribute of a level or drafter whose batch can go on with other prompts
     (`LevelCapabilities.continues`).
 
     Attributes:
-        revision: another number after every call that may have changed what it holds, whoever made
-            it.
+        revision: another number after every call that may have changed the cache, whoever made it.
     """
 
     @property
@@ -290,15 +365,257 @@ class Continuing(Protocol):
 
 
 class DeviceLengths(Protocol):
-    """What a level or drafter has beside, whose lengths can stay on the device for a whole round
+    """The methods of a level or drafter whose lengths can stay on the device for a whole round
     (`LevelCapabilities.keeps_lengths`)."""
 
     def reserve_span(self, tokens: int) -> Hashable | None:
-        """A round begins in which no row gets longer than `tokens`; `note_lengths` ends it. Returns
+        """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it. Returns
         what its passes depend on beside their inputs, addresses and shapes; None: they cannot be
         captured, since the cache must be made or grow first."""
         ...
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """The rows hold so many tokens now: what the host could not see happen."""
+        """Set the lengths of the rows, which the host could not see change."""
         ...
+
+
+def input_vocab_size(part: Any) -> int:
+    """Return the size below which are the ids that a level or drafter reads. Its `vocab_size`,
+    below which are those that it draws, may be smaller: then it has an attribute of this name."""
+    return int(getattr(part, "input_vocab_size", part.vocab_size))
+
+
+def id_map_of(part: Any) -> IdMap:
+    """Return the map of a level or drafter as the engine calls it."""
+    return part.capabilities.id_map or IdMap(input_vocab_size(part))
+
+
+def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
+    """Return a pass that appends ``counts[b]`` of `tokens` to row b, whose logits nobody wants."""
+    known = RowCounts.of(counts)
+    if known.all(tokens.shape[1]):
+        return InputBlock(tokens, 1)
+    return InputBlock(tokens, 1, known, known.less(1))
+
+
+# ---- users' levels -------------------------------------------------------------------------------
+
+
+def batched(level: Any, name: str | None = None) -> BatchedLevel:
+    """Return a level as the engine calls it.
+
+    Args:
+        level: a `Level` or a `BatchedLevel`.
+        name: for messages; None: the level's.
+    """
+    if not isinstance(level, BatchedLevel):
+        return LevelAdapter(level, name)
+    return level if level.capabilities.checked else CheckedLevel(level, name)
+
+
+class _Wrapper:
+    """Wrap a user's level and check what it returns.
+
+    Args:
+        level: as the user gave it.
+        name: for messages.
+
+    Raises:
+        TypeError, ValueError: the level returned something that its contract does not say; names
+            the level.
+    """
+
+    capabilities: Any
+    _lacks = ""
+
+    def __init__(self, level: Any, name: str | None = None) -> None:
+        self.level = level
+        self.name = name or str(getattr(level, "name", type(level).__name__))
+        self.max_length: int | None = getattr(level, "max_length", None)
+        self.device = device_of(level)
+        self.vocab_size = int(level.vocab_size)
+        self._width = id_map_of(self).entries_below(self.vocab_size)  # of rows of logits
+
+    @property
+    def one_at_a_time(self) -> str:
+        """Why the level takes no batches."""
+        lacks = self._lacks.format("batches")
+        reason = f"{type(self.level).__name__} has {lacks} and serves one at a time"
+        return getattr(self.level, "one_at_a_time", None) or reason
+
+    @property
+    def no_trees(self) -> str:
+        """Why the level reads no trees."""
+        reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
+        return getattr(self.level, "no_trees", None) or reason
+
+    def select(self, rows: Sequence[int]) -> None:
+        returned.call(self.name, self.level, "select", rows)
+
+    def _require_logits(self, block: InputBlock, logits: Any) -> None:
+        batch, keep = block.tokens.shape[0], block.keep
+        returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
+
+    def _kept(self, kept: Any, asked: RowCounts) -> Sequence[int]:
+        if kept is None or kept is asked or asked.host is None:
+            return asked
+        return returned.require_kept(self.name, kept, asked.host)
+
+
+class LevelAdapter(_Wrapper):
+    """A user's `Level`, of four methods, as a `BatchedLevel`."""
+
+    capabilities: LevelCapabilities
+    _lacks = "no `supports_{}`"
+
+    def __init__(self, level: Level, name: str | None = None) -> None:
+        batches = bool(getattr(level, "supports_batches", False))
+        id_map = getattr(level, "id_map", None)
+        self.capabilities = LevelCapabilities(batches=batches, checked=True, id_map=id_map)
+        super().__init__(level, name)
+
+    def prefill(self, prompts: PromptBatch) -> None:
+        reserve = getattr(self.level, "reserve", None)
+        if reserve is not None:
+            reserve(prompts.capacity)
+        counts = () if prompts.counts is None else (prompts.counts,)
+        returned.call(self.name, self.level, "prefill", prompts.tokens, *counts)
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        if block.counts is None and block.first is None:
+            logits = self.level.forward(block.tokens, block.keep)
+        else:
+            by_row = (None if x is None else list(x) for x in (block.counts, block.first))
+            logits = self.level.forward(block.tokens, block.keep, *by_row)
+        self._require_logits(block, logits)
+        return LevelOutput(logits)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        self.forward(reading(tokens, counts))
+
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
+        known = lengths if lengths.host is None else lengths.host
+        return self._kept(self.level.rollback(list(known)), lengths)
+
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
+
+
+class CheckedLevel(_Wrapper):
+    """A user's `BatchedLevel`, with its outputs checked."""
+
+    _lacks = "capabilities without `{}`"
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        stated: LevelCapabilities = self.level.capabilities
+        return stated
+
+    @property
+    def revision(self) -> int:
+        """See `Continuing`."""
+        revision: int = self.level.revision
+        return revision
+
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
+        return self._states(self.level.prefill(prompts), prompts)
+
+    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
+        return self._states(self.level.admit(slots, prompts), prompts)
+
+    def _states(self, hidden: Hidden | None, asked: PromptBatch | InputBlock) -> Hidden | None:
+        if asked.hidden_layers:
+            shape = asked.tokens.shape
+            returned.require_hidden(self.name, hidden, asked.hidden_layers, shape)
+        return hidden
+
+    def forward(self, block: InputBlock) -> LevelOutput:
+        out = self.level.forward(block)
+        if type(out) is not LevelOutput:
+            returned.require_output(self.name, out)
+            out = LevelOutput(*out)
+        self._states(out.hidden, block)
+        self._require_logits(block, out.logits)
+        return out
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        returned.call(self.name, self.level, "read", tokens, counts)
+
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
+        return self._kept(self.level.rollback(lengths), lengths)
+
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+        return self._kept(self.level.keep_path(begin, path, lengths), lengths)
+
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        span: Hashable | None = self.level.reserve_span(tokens)
+        return span
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        self.level.note_lengths(lengths)
+
+
+# ---- vocabularies --------------------------------------------------------------------------------
+
+# Vocabularies that are padded differ by less: ids, or this fraction of the target's.
+_PADDING, _FRACTION = 1024, 10
+
+
+def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
+    """Refuse levels whose ids do not mean the text that those of the target, ``levels[0]``, do.
+
+    The verification compares distributions id by id. With another tokenizer the chain would still
+    emit the target's distribution, but every draft would be nonsense.
+
+    Known tokenizers must give the same id to the same token wherever both levels have that id.
+    Unknown ones can only be compared by size: a draft vocabulary larger than the target's is
+    refused, and one smaller by more than padding explains. Vocabularies padded to different sizes
+    are fine, and so is a smaller one of a draft whose tokenizer is known.
+    """
+    # A tokenizer takes a second to load, and copies of the target have the target's.
+    first = _model_path(levels[0])
+    others = [
+        (name, level)
+        for name, level in zip(names[1:], levels[1:], strict=True)
+        if first is None or _model_path(level) != first
+    ]
+    if not others:
+        return
+    target, size = _vocabulary(levels[0]), levels[0].vocab_size
+    for name, level in others:
+        draft = _vocabulary(level)
+        if target is None or draft is None:
+            expected = why = ""
+            if level.vocab_size > size:
+                expected, why = "at most", "the rest is padding"
+            elif size - level.vocab_size > max(_PADDING, size // _FRACTION):
+                expected = "about"
+                why = "their tokens are the same; check_vocabulary=False if you know that they are"
+            if expected:
+                raise ValueError(
+                    f"vocabulary of {name}: expected {expected} the {size} ids of the target "
+                    f"{names[0]}, given {level.vocab_size}, and no tokenizers that would show that "
+                    f"{why}"
+                )
+        elif draft != target:
+            common = min(size, level.vocab_size)
+            wanted, drafts = ({i: text for text, i in ids.items()} for ids in (target, draft))
+            both = sorted(i for i in wanted.keys() & drafts.keys() if i < common)
+            differ = [i for i in both if wanted[i] != drafts[i]]
+            if differ:
+                i = differ[0]
+                raise ValueError(
+                    f"tokenizer of {name}: expected that of the target {names[0]}, given one that "
+                    f"differs in {len(differ)} of {common} ids (first: id {i} is {drafts[i]!r} and "
+                    f"not {wanted[i]!r})"
+                )
+
+
+def _vocabulary(level: Any) -> dict[str, int] | None:
+    find = getattr(level, "tokenizer", None)
+    tokenizer = find() if callable(find) else None
+    return None if tokenizer is None else dict(tokenizer.get_vocab())
+
+
+def _model_path(level: Any) -> str | None:
+    return getattr(getattr(level, "model", None), "name_or_path", None) or None

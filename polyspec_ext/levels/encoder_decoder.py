@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,6 @@ from .. import arguments
 from ..kv_cache import CroppedState
 from ..kv_cache import factory as caches
 from ..tensors import RowCounts
-from .adapter import reading
 from .base import (
     EncodedInput,
     Hidden,
@@ -25,18 +25,26 @@ from .base import (
     LevelCapabilities,
     LevelOutput,
     PromptBatch,
+    reading,
 )
-from .cache_name import cache_name
-from .checkpoint import ModelLevel
-from .probe import failure, ids_of, relative_difference, require_continued, text_of, tolerance
-from .unchanged import Unchanged
+from .models import (
+    ModelLevel,
+    Unchanged,
+    cache_name,
+    failure,
+    ids_of,
+    relative_difference,
+    require_continued,
+    text_of,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def is_encoder_decoder(model: Any) -> bool:
-    """Whether it is a `transformers` model with an encoder that reads tokens for its decoder."""
+    """Return whether a model of `transformers` has an encoder that reads tokens for its decoder."""
     config = getattr(model, "config", None)
     if not isinstance(model, torch.nn.Module) or not getattr(config, "is_encoder_decoder", False):
         return False
@@ -47,13 +55,12 @@ def is_encoder_decoder(model: Any) -> bool:
 class EncoderDecoderLevel(ModelLevel):
     """A `transformers` encoder-decoder model with a head, one text at a time.
 
-    Its prompt is what the decoder begins with, usually the model's decoder start token; what the
-    encoder reads comes beside it (`PromptBatch.encoded`). Every level of a chain encodes it with
-    its own encoder.
+    Its prompt is the beginning of the decoder's text, usually the model's decoder start token; the
+    encoder's input comes beside it (`PromptBatch.encoded`). Every level of a chain has an encoder.
 
     Args:
         model: in eval mode.
-        name: for messages and statistics; the model's own name or class otherwise.
+        name: for messages and statistics; None: the model's name or class.
 
     Raises:
         TypeError: no such model.
@@ -86,8 +93,8 @@ class EncoderDecoderLevel(ModelLevel):
         self._probe()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `copy` and `pickle`: made anew over a copy of its model."""
-        return _made, (type(self), self.model, self.name)
+        """Have `copy` and `pickle` make the level anew over a copy of its model."""
+        return partial(type(self), name=self.name), (self.model,)
 
     @property
     def cache(self) -> Any:
@@ -133,7 +140,7 @@ class EncoderDecoderLevel(ModelLevel):
         return encoder(input_ids=tokens, attention_mask=mask, return_dict=True), mask
 
     def _pass(self, tokens: torch.Tensor, cache: bool = True) -> torch.Tensor:
-        """Logits ``[1, T, V]`` behind each of `tokens`."""
+        """Return logits ``[1, T, V]`` behind each of `tokens`."""
         logits: torch.Tensor = self.model(
             encoder_outputs=self._encoded,
             attention_mask=self._mask,
@@ -158,7 +165,6 @@ class EncoderDecoderLevel(ModelLevel):
         return CroppedState(self._cache.self_attention_cache).rollback(lengths)
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
-        """Refused: it reads no trees."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
@@ -166,28 +172,23 @@ class EncoderDecoderLevel(ModelLevel):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """See `levels.probe`: a text in passes that are rolled back, and in one pass."""
+        """Compare a text in passes that are rolled back with one pass (`levels.models`)."""
         known = ids_of(self.model, self.vocab_size)
         text = text_of(12, known)[None]
         wrong = (text + 1) % known
 
         def differ() -> tuple[float, float]:
             self.prefill(PromptBatch(text[:, :3].to(self.device), encoded=EncodedInput(text)))
-            given = []
+            logits = []
             for begin, end in ((3, 6), (6, 8), (8, 9), (9, 12)):
                 ids = torch.cat([text[:, begin:end], wrong[:, end : end + 2]], 1).to(self.device)
-                given.append(self._pass(ids)[0, : end - begin])
+                logits.append(self._pass(ids)[0, : end - begin])
                 self.rollback([end])
             whole = self._pass(text.to(self.device), cache=False)[0]
-            worst = max(map(relative_difference, torch.cat(given), whole[3:]))
+            worst = max(map(relative_difference, torch.cat(logits), whole[3:]))
             return worst, tolerance(whole.dtype)
 
         try:
             require_continued(failure(differ), self.model, self.name)
         finally:
             self._cache = self._encoded = self._mask = None
-
-
-def _made(kind: type[EncoderDecoderLevel], model: Any, name: str) -> EncoderDecoderLevel:
-    """A level that was copied or pickled."""
-    return kind(model, name=name)

@@ -1,34 +1,517 @@
-"""Models of GGUF files: every tensor of the file is used, and every weight comes from the file.
+"""Models of GGUF files: the files as they lie, their headers as configurations of transformers, and
+models in which every tensor of the file is used and every weight comes from the file.
 
-Linear layers multiply with the file's own blocks, so that nothing is rounded again, or with their
-dequantised weights.
+Linear layers multiply with the file's blocks, so that nothing is rounded again, or with their
+dequantised weights. A value of the header that is not read here is refused by name: a model that
+left it out would be another one.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import re
+import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from .. import progress
+from ..arguments import shown
 from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
-from . import huge_pages
-from .gguf_file import GgufFile, GgufTensor
-from .gguf_header import EMBEDDINGS, FAMILIES, HEAD, config_of
-from .quantized import QuantizedLinear
-from .replacement import is_plain, replaced
+from .products import QuantizedLinear, in_huge_pages, is_plain, replaced
+
+# ---- files ---------------------------------------------------------------------------------------
+
+# Of values in the header: by their number, what `struct` calls them. 8 is a string, 9 an array.
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
+_STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32  # of tensors, unless the header says another
+_VERSIONS = (2, 3)
+_AXES = 4
+_AT_ONCE = 1 << 20  # weights that are dequantised together: what they become meanwhile fits a cache
+MAGIC = b"GGUF"
+_SUFFIX = ".gguf"
+# Files of a model that was split, NAME-00001-of-00003.gguf.
+_SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
+
+
+def path_of(place: str | Path) -> Path:
+    """Return a path, in the user's folder where it begins with a tilde."""
+    path = Path(place)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user
+        return path
+
+
+def begins(path: Path, first: bytes) -> bool:
+    """Return whether these are the first bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(first)) == first
+    except OSError:
+        return False
+
+
+def is_gguf(place: object) -> bool:
+    """Return whether a path is that of a GGUF file, by its name or its first bytes."""
+    if not isinstance(place, str | Path):
+        return False
+    path = path_of(place)
+    return path.is_file() and (path.suffix.lower() == _SUFFIX or begins(path, MAGIC))
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor in a file.
+
+    Attributes:
+        type: number of its data type, as ``gguf.GGMLQuantizationType`` has them.
+        shape: as torch has it: outputs, then inputs.
+    """
+
+    type: int
+    shape: tuple[int, ...]
+    _bytes: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return int(self._bytes.size)
+
+    def blocks(self) -> torch.Tensor:
+        """Copy the bytes, ``[outputs, bytes of a row]`` uint8."""
+        rows = prod(self.shape[:-1])
+        return torch.from_numpy(np.array(self._bytes).reshape(rows, -1))
+
+    def dequantised(self) -> torch.Tensor:
+        """Return its numbers in float32."""
+        import gguf
+
+        kind = gguf.GGMLQuantizationType(self.type)
+        rows = self._bytes.reshape(prod(self.shape[:-1]), -1)
+        if kind == gguf.GGMLQuantizationType.F32:
+            rows = rows.view(np.float32)
+        elif kind == gguf.GGMLQuantizationType.F16:
+            rows = rows.view(np.float16)
+        made = np.empty((len(rows), self.shape[-1]), np.float32)
+        step = max(1, _AT_ONCE // self.shape[-1])
+        for begin in range(0, len(rows), step):
+            made[begin : begin + step] = gguf.dequantize(rows[begin : begin + step], kind)
+        return torch.from_numpy(made).view(self.shape)
+
+
+class GgufFile:
+    """A model's file whose header is read, or all its files where it was split; tensors are mapped
+    into memory.
+
+    Args:
+        path: of the file, or of any of the files NAME-00001-of-00003.gguf.
+
+    Attributes:
+        path: of the file, or of the first one.
+        metadata: the (first) header's values by key. An array of numbers is one of numpy, an array
+            of strings a list of bytes.
+        tensors: by name, of all files.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: no GGUF file, one that is cut off or contradicts itself, or a part of a model
+            whose other parts are not beside it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        paths = _files_of(Path(path))
+        files = [_OneFile(each) for each in paths]
+        self.path, self.metadata = paths[0], files[0].metadata
+        self.tensors: dict[str, GgufTensor] = {}
+        for number, file in enumerate(files):
+            # Files that were merged again say 0.
+            told = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
+            if told != (number, len(files)):
+                raise ValueError(
+                    f"{file.path}: expected part {number + 1} of {len(files)}, as files of a split "
+                    f"model are named (NAME-00001-of-0000N.gguf), given split.no {told[0]} and "
+                    f"split.count {told[1]}"
+                )
+            twice = self.tensors.keys() & file.tensors.keys()
+            if twice:
+                raise ValueError(f"{file.path}: expected {min(twice)} in one file, given in two")
+            self.tensors |= file.tensors
+        count = self.metadata.get("split.tensors.count", len(self.tensors))
+        if count != len(self.tensors):
+            raise ValueError(
+                f"{self.path}: expected {count} tensors, as split.tensors.count says, given "
+                f"{len(self.tensors)}"
+            )
+
+
+def first_part(path: Path) -> Path:
+    """Return the file that holds the header of a model: `path`, or the first of a split one."""
+    found = _SPLIT.fullmatch(path.name)
+    return path.with_name("{}-00001-of-{}{}".format(*found.group(1, 3, 4))) if found else path
+
+
+def _files_of(path: Path) -> list[Path]:
+    found = _SPLIT.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, _, count, end = found.groups()
+    paths = [path.with_name(f"{name}-{i:05d}-of-{count}{end}") for i in range(1, int(count) + 1)]
+    missing = next((each for each in paths if not each.is_file()), None)
+    if missing is not None:
+        raise ValueError(f"expected all {int(count)} files of a split model, given no {missing}")
+    return paths
+
+
+@functools.cache
+def _block_of(kind: int) -> tuple[int, int]:
+    import gguf
+
+    try:
+        type_ = gguf.GGMLQuantizationType(kind)
+        inputs, size = gguf.GGML_QUANT_SIZES[type_]
+        if type_ not in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16):
+            gguf.dequantize(np.zeros((1, size), np.uint8), type_)
+    except (KeyError, ValueError, NotImplementedError) as error:
+        raise ValueError(f"expected a type of weights, given type {kind}") from error
+    return inputs, size
+
+
+class _OneFile:
+    """Read one file, and check its offsets, sizes and types."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._view, self._at = self._bytes.data, 0
+        try:
+            if bytes(self._view[:4]) != MAGIC:
+                raise ValueError(f"expected a GGUF file, given {path}, which begins otherwise")
+            self._at = 4
+            version, tensors, values = self._take("IQQ")
+            if version not in _VERSIONS:
+                raise ValueError(f"{path}: expected version 2 or 3 of GGUF, given {version}")
+            self.metadata: dict[str, Any] = {}
+            for _ in range(values):
+                key = self._string().decode()
+                if key in self.metadata:
+                    raise ValueError(f"{path}: {key}: expected one value, given two")
+                self.metadata[key] = self._value(self._take("I")[0])
+            self.tensors = self._tensors(tensors)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"expected a whole GGUF file, given {path}: {error}") from error
+        except KeyError as error:
+            raise ValueError(
+                f"{path}: expected values of known types, given type {error}"
+            ) from error
+
+    def _skip(self, size: int) -> memoryview:
+        begin, self._at = self._at, self._at + size
+        if self._at > len(self._view):
+            raise struct.error(f"its header goes on behind its {len(self._view)} bytes")
+        return self._view[begin : self._at]
+
+    def _take(self, form: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", self._skip(struct.calcsize(f"<{form}")))
+
+    def _string(self) -> bytes:
+        return bytes(self._skip(self._take("Q")[0]))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string().decode()
+        if kind != _ARRAY:
+            return self._take(_SCALARS[kind])[0]
+        element, count = self._take("IQ")
+        if element == _STRING:
+            return [self._string() for _ in range(count)]
+        form = f"<{_SCALARS[element]}"
+        return np.frombuffer(self._skip(count * struct.calcsize(form)), form)
+
+    def _tensors(self, count: int) -> dict[str, GgufTensor]:
+        step = self.metadata.get("general.alignment", _ALIGNMENT)
+        if type(step) is not int or step < 1 or step & (step - 1):
+            raise ValueError(
+                f"{self.path}: general.alignment: expected a power of two, given {step}"
+            )
+        told = []
+        for _ in range(count):
+            name, (axes,) = self._string().decode(), self._take("I")
+            if not 1 <= axes <= _AXES:
+                raise ValueError(f"{self.path}: {name}: expected 1 to 4 axes, given {axes}")
+            told.append((name, self._take(f"{axes}Q"), *self._take("IQ")))
+        begin, expected = -(-self._at // step) * step, 0
+        found: dict[str, GgufTensor] = {}
+        for name, sizes, kind, offset in told:
+            size = self._size(name, kind, sizes)
+            if offset != expected or name in found:
+                raise ValueError(
+                    f"{self.path}: {name}: expected one tensor of this name, at {expected}, behind "
+                    f"the one before, given offset {offset}"
+                )
+            at = begin + offset
+            if at + size > len(self._bytes):
+                raise ValueError(
+                    f"expected a whole GGUF file, given {self.path} of {len(self._bytes)} bytes, "
+                    f"where {name} ends at {at + size}"
+                )
+            found[name] = GgufTensor(kind, sizes[::-1], self._bytes[at : at + size])
+            expected = -(-(offset + size) // step) * step
+        return found
+
+    def _size(self, name: str, kind: int, sizes: tuple[int, ...]) -> int:
+        try:
+            inputs, size = _block_of(kind)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {name}: {error}") from error
+        if 0 in sizes or sizes[0] % inputs:
+            raise ValueError(
+                f"{self.path}: {name}: expected sizes >= 1 and a multiple of {inputs} inputs, "
+                f"given {list(sizes[::-1])}"
+            )
+        return prod(sizes) // inputs * size
+
+
+# ---- headers -------------------------------------------------------------------------------------
+
+# Architectures of files, and what transformers calls them.
+FAMILIES = {
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}
+HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
+_CONTROL = 3  # type of tokens that are no text
+# Control tokens that end a turn or a text whether or not the header has their ids.
+_ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
+    "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]",
+)  # fmt: skip
+_SENTENCEPIECE = {"bos": 1, "eos": 2}  # ids of files that do not say
+_LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # whose queries are scaled otherwise
+
+
+def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
+    """Return the configuration of a file's model. Sizes are those of tensors in the file, so that
+    nothing is made larger than the file.
+
+    Raises:
+        ValueError: another architecture, a value that is missing or of another kind, or one that
+            would not be followed; names it.
+    """
+    from transformers import AutoConfig
+
+    header = _Header(file)
+    family = header.family
+    heads = header.size("attention.head_count")
+    rows, hidden = file.tensors[EMBEDDINGS].shape
+    header.require("embedding_length", hidden, there=True)
+    width = header.size("attention.key_length", max(1, hidden // heads))
+    groups = header.size("attention.head_count_kv", heads)
+    if heads % groups or width % 2:
+        raise ValueError(
+            f"{family}.attention: expected a number of heads that is a multiple of head_count_kv, "
+            f"of an even width, given {heads}, {groups} and width {width}"
+        )
+    layers = header.integer("block_count")
+    numbers = {name.split(".")[1] for name in file.tensors if name.startswith("blk.")}
+    if numbers != {str(i) for i in range(min(layers, len(numbers) + 1))}:
+        raise ValueError(
+            f"{family}.block_count: expected the number of layers that have tensors, "
+            f"{len(numbers)}, given {layers}"
+        )
+    values: dict[str, Any] = {
+        "max_position_embeddings": header.integer("context_length"),
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": header.size("feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": width,
+        "rms_norm_eps": header.positive("attention.layer_norm_rms_epsilon"),
+        "rope_parameters": header.rope(),
+        "tie_word_embeddings": HEAD not in file.tensors,
+        "bos_token_id": header.token("bos"),
+        "pad_token_id": header.token("padding"),
+        "eos_token_id": header.ends(),
+    }
+    for key, expected in (
+        ("attention.value_length", width),
+        ("rope.dimension_count", width),
+        ("vocab_size", rows),
+        ("attention.causal", True),
+        ("expert_count", 0),
+        ("expert_used_count", 0),
+        ("nextn_predict_layers", 0),
+        ("tensor_data_layout", "Meta AI original pth"),
+    ):
+        header.require(key, expected)
+    if family == "llama":
+        values["attention_bias"] = any(".attn_" in name for name in _biases(file))
+        values["mlp_bias"] = any(".ffn_" in name for name in _biases(file))
+    elif family in _LAYERS_27B:
+        values |= header.gemma(layers, hidden // heads if layers == _LAYERS_27B[family] else width)
+    header.require_read()
+    return AutoConfig.for_model(FAMILIES[family], vocab_size=rows, dtype=dtype, **values)
+
+
+def _biases(file: GgufFile) -> list[str]:
+    return [name for name in file.tensors if name.endswith(".bias")]
+
+
+class _Header:
+    """Values of a header, each of which is read once."""
+
+    def __init__(self, file: GgufFile) -> None:
+        about = file.metadata
+        kind = about.get("general.type", "model")
+        self.family: str = about.get("general.architecture", "")
+        if kind != "model":
+            raise ValueError(f"general.type: expected a model, given {shown(kind)}")
+        if self.family not in FAMILIES:
+            raise ValueError(
+                f"general.architecture: expected one of {', '.join(FAMILIES)}, given "
+                f"{shown(self.family)}"
+            )
+        embeddings = file.tensors.get(EMBEDDINGS)
+        if embeddings is None or len(embeddings.shape) != 2:
+            raise ValueError(f"expected a matrix {EMBEDDINGS} in the file, given none")
+        self._values, self._prefix = about, f"{self.family}."
+        self._unread = {key for key in about if key.startswith(self._prefix)}
+        self._largest = max(size for tensor in file.tensors.values() for size in tensor.shape)
+        self._ids = embeddings.shape[0]
+
+    def _of(self, key: str) -> Any:
+        """Return a value, or None. Of an array, one for each layer, what all of it is."""
+        self._unread.discard(self._prefix + key)
+        value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+            if type(layers) is int and len(value) == layers and len({*value}) == 1:
+                value = value[0]
+        return value
+
+    def _error(self, key: str, expected: object, given: object) -> ValueError:
+        return ValueError(f"{self._prefix}{key}: expected {expected}, given {shown(given)}")
+
+    def integer(self, key: str, default: int | None = None, largest: int = 2**31 - 1) -> int:
+        found = self._of(key)
+        value = default if found is None else found
+        if type(value) is not int or not 1 <= value <= largest:
+            raise self._error(key, f"an integer in [1, {largest}]", value)
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a number that some tensor has at least as one of its sizes."""
+        return self.integer(key, default, self._largest)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        found = self._of(key)
+        value: Any = default if found is None else found
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise self._error(key, "a number > 0", value)
+        return float(value)
+
+    def require(self, key: str, expected: object, there: bool = False) -> None:
+        """Refuse another value than the model follows, and with `there` that there is none."""
+        found = self._of(key)
+        if (there or found is not None) and (type(found), found) != (type(expected), expected):
+            raise self._error(key, expected, found)
+
+    def require_read(self) -> None:
+        if self._unread:
+            key = min(self._unread)
+            raise ValueError(f"expected a file without {key}, given {shown(self._values[key])}")
+
+    def rope(self) -> dict[str, Any]:
+        """Return how positions are rotated. Without a type, factors are linear."""
+        kind = self._of("rope.scaling.type")
+        kind = "linear" if kind is None else kind
+        if kind not in ("linear", "none"):
+            raise self._error("rope.scaling.type", "linear", kind)
+        self.require("rope.scaling.attn_factor", 1.0)
+        self._of("rope.scaling.finetuned")  # which changes nothing
+        old, factor = self._of("rope.scale_linear"), self._of("rope.scaling.factor")
+        factor = old if factor is None else factor
+        made: dict[str, Any] = {
+            "rope_type": "default",
+            "rope_theta": self.positive("rope.freq_base", 10000.0),
+        }
+        if factor is not None and (type(factor) is not float or not 0 <= factor < math.inf):
+            raise self._error("rope.scaling.factor", "a number >= 0", factor)
+        if kind == "linear" and factor not in (None, 0.0, 1.0):  # 0 stands for none
+            made |= {"rope_type": "linear", "factor": factor}
+        return made
+
+    def gemma(self, layers: int, scale: int) -> dict[str, Any]:
+        """Return what configurations of Gemma 2 and 3 have besides."""
+        rope = self.rope()
+        if self.family == "gemma2":
+            self.require("attention.sliding_window_pattern", 2)
+            self.require("rope.freq_base_swa", rope["rope_theta"])
+            return {
+                "query_pre_attn_scalar": scale,
+                "sliding_window": self.integer("attention.sliding_window", 4096),
+                "attn_logit_softcapping": self.positive("attn_logit_softcapping", 50.0),
+                "final_logit_softcapping": self.positive("final_logit_softcapping", 30.0),
+            }
+        self.require("attention.sliding_window_pattern", 6)
+        cap, window = self._of("final_logit_softcapping"), self._of("attention.sliding_window")
+        local = self.positive("rope.freq_base_swa", 10000.0)
+        made = {
+            "query_pre_attn_scalar": scale,
+            "final_logit_softcapping": self.positive("final_logit_softcapping") if cap else None,
+            "rope_parameters": {
+                "full_attention": rope,
+                "sliding_attention": {"rope_type": "default", "rope_theta": local},
+            },
+        }
+        if window:
+            return made | {"sliding_window": self.integer("attention.sliding_window")}
+        return made | {"layer_types": ["full_attention"] * layers}
+
+    def token(self, name: str) -> int | None:
+        """Return the id of a special token, where the vocabulary has it."""
+        kind = self._values.get("tokenizer.ggml.model")
+        default = _SENTENCEPIECE.get(name) if kind == "llama" else None
+        found = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
+        return found if type(found) is int and 0 <= found < self._ids else None
+
+    def ends(self) -> list[int] | None:
+        """Return the ids that end a text, a turn or a message."""
+        found = {self.token(name) for name in ("eos", "eot", "eom")} - {None}
+        tokens = self._values.get("tokenizer.ggml.tokens")
+        kinds = self._values.get("tokenizer.ggml.token_type")
+        if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
+            known = {text.encode() for text in _ENDS}
+            found |= {
+                i
+                for i, (text, kind) in enumerate(zip(tokens, kinds.tolist(), strict=False))
+                if kind == _CONTROL and text in known and i < self._ids
+            }
+        return sorted(i for i in found if i is not None) or None
+
+
+# ---- models --------------------------------------------------------------------------------------
 
 _FACTORS = "rope_freqs.weight"  # of each frequency, in files of Llama 3.1 and later
 
 
 class BlockLinear(QuantizedLinear):
-    """``x W^T + b`` with the blocks of a GGUF file, ``[.., in]`` to ``[.., out]``, in the dtype of
-    `x`.
+    """``x W^T + b`` with the blocks of a GGUF file, in the dtype of `x`.
 
     Args:
         parts: one below the other: blocks ``[outputs, bytes of a row]`` uint8 and their type
@@ -50,7 +533,7 @@ class BlockLinear(QuantizedLinear):
             each = [rows for rows, _ in same]
             whole = each[0] if len(each) == 1 else torch.cat(each)
             packed = blocks.pack(whole, inputs, kind)
-            self.register_buffer(f"packed{i}", huge_pages.kept(packed))
+            self.register_buffer(f"packed{i}", in_huge_pages(packed))
             self._forms.append((len(whole), kind))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +586,7 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
 
 
 def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
-    """The rows `rows`, ``[N]`` int64, of the output head of a file whose head is in blocks."""
+    """Return the rows `rows`, ``[N]`` int64, of the output head of a file, which is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
     return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
@@ -132,7 +615,7 @@ class _Named:
         self._frequencies = (config.head_dim // 2,)
 
     def source(self, name: str) -> str:
-        """The file's name of a parameter."""
+        """Return the file's name of a parameter."""
         if name == "lm_head.weight":
             return HEAD if HEAD in self._tensors else EMBEDDINGS
         found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -167,13 +650,12 @@ class _Named:
         return self._tensors[self.source(name)].type
 
     def tensor(self, name: str) -> GgufTensor:
-        """The tensor of a parameter."""
-        found = self._tensors[self.source(name)]
-        self.read(found.size)
-        return found
+        tensor = self._tensors[self.source(name)]
+        self.read(tensor.size)
+        return tensor
 
     def rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of a parameter in the model's order."""
+        """Return rows of a parameter in the model's order."""
         heads = next((count for part, count in self._turned.items() if f".{part}." in name), None)
         if heads is None:
             return rows
@@ -181,7 +663,7 @@ class _Named:
         return made.contiguous()
 
     def dequantised(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """A parameter, in the shape and dtype of `like`."""
+        """Return a parameter, in the shape and dtype of `like`."""
         if name.endswith(".bias") and self.source(name) not in self._tensors:
             return torch.zeros(like.shape, dtype=like.dtype)
         numbers = self.rows(name, self.tensor(name).dequantised())
@@ -191,13 +673,14 @@ class _Named:
         return numbers.to(like.dtype)
 
     def factors(self) -> torch.Tensor | None:
-        """Divisors of the rotations' frequencies, ``[width / 2]``; None: there are none."""
+        """Return the divisors of the rotations' frequencies, ``[width / 2]``; None: there are
+        none."""
         found = self._tensors.get(_FACTORS)
         return None if found is None else found.dequantised()
 
 
 def _with_blocks(skeleton: Any, named: _Named) -> Any:
-    """A copy in which the linear layers that can multiply with blocks do."""
+    """Return a copy in which the linear layers that can multiply with blocks do."""
     known: dict[int, str] = {}
     for name, module in skeleton.named_modules():
         if is_plain(module):
@@ -214,15 +697,15 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
         ]
         bias = None
         if siblings[0].bias is not None:
-            own = zip(names, siblings, strict=True)
-            bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in own])
+            both = zip(names, siblings, strict=True)
+            bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in both])
         return BlockLinear(parts, siblings[0].in_features, bias)
 
     return replaced(skeleton, lambda module: id(module) in known, make)
 
 
 def _fill(made: Any, named: _Named) -> None:
-    """All that is still without a value."""
+    """Give a value to all parameters and tables that have none yet."""
     values: dict[str, nn.Parameter] = {}  # by the file's name: tied ones are one
 
     def value(name: str, like: torch.Tensor) -> nn.Parameter:

@@ -14,19 +14,23 @@ from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import Place, RowCounts
-from .adapter import reading
-from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
-from .cache_name import cache_name
-from .checkpoint import ModelLevel
-from .cpu_packed import packed, unpacked
-from .describe import is_sharded
-from .hidden import HiddenStates, gather, gathering
-from .prefill import read_apart, read_prompts
-from .probe import Probe, require_continued, switch_of
-from .replacement import without_wrapper
+from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
+from .cpu import packed, stacked_pass, unpacked
+from .models import (
+    HiddenStates,
+    ModelLevel,
+    Probe,
+    Unchanged,
+    cache_name,
+    gather,
+    gathering,
+    is_sharded,
+    require_continued,
+    require_no_autocast,
+    switch_of,
+)
+from .products import without_wrapper
 from .shared_cache import Member, Shared, require_same_shape
-from .stack import stacked_pass
-from .unchanged import Unchanged, require_no_autocast
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -35,15 +39,20 @@ if TYPE_CHECKING:
 # Attention that takes an additive mask of any pattern, which rows of different lengths need.
 _MASKED = ("eager", "sdpa")
 
+# What a pass costs beside its tokens, as a number of tokens: the model's Python on a CPU, the
+# reading of its weights on a device.
+_PASS = {"cpu": 64}
+_PASS_ELSEWHERE = 512
+
 # Levels made to share their model's cache, by the model's id, so that a chain which is given the
 # model finds them. A level keeps its model, so an id is not used again while it is in here.
 _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
 
 
 def level_of(model: PreTrainedModel, pack: bool = False) -> HuggingFaceLevel:
-    """The level of `model`: the one that shares its cache with others, or else a new one."""
-    own = _owners.get(id(without_wrapper(model)))
-    return own or HuggingFaceLevel(model, pack=pack)
+    """Return the level of `model` that shares its cache with others, or else a new one."""
+    owner = _owners.get(id(without_wrapper(model)))
+    return owner or HuggingFaceLevel(model, pack=pack)
 
 
 class HuggingFaceLevel(ModelLevel):
@@ -55,7 +64,7 @@ class HuggingFaceLevel(ModelLevel):
     Args:
         model: in eval mode. Of one of `peft` with adapters in its layers, such as LoRA's, the level
             runs the model that it wraps, adapters included.
-        name: for messages and statistics; the model's own name or class otherwise.
+        name: for messages and statistics; None: the model's name or class.
         new_cache: makes the empty cache of a batch: a callable that requires one argument, the
             batch size, or none, for caches of one sequence. The default keeps every key and value,
             also of models with sliding-window attention (their mask hides what is out of the
@@ -65,28 +74,27 @@ class HuggingFaceLevel(ModelLevel):
             sinks and slack.
         shares_cache_with: a level, or the model of one, further up in the chain, of which this
             model is a quantised or pruned copy: it reads that level's keys and values, and writes
-            its own only behind them (`levels.shared_cache`). A copy with fewer layers finds its
-            layers' keys by their `layer_idx`.
+            its keys and values only behind them (`levels.shared_cache`). A copy with fewer layers
+            finds its layers' keys by their `layer_idx`.
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`levels.cpu_packed`). On some
-            processors a pass of several tokens then costs hardly more than one of a single token,
-            on others every pass takes longer: `Chain(pack="auto")` measures. They take their
-            memory again, a later change of the model's is an error, and logits may round
-            differently.
+        pack: on the CPU, multiply with weights packed for it (`levels.cpu`). On some processors a
+            pass of several tokens then costs hardly more than one of a single token, on others
+            every pass takes longer: `Chain(pack="auto")` measures. They take their memory again, a
+            later change of the model's is an error, and logits may round differently.
         cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
-            passes (`levels.probe`) have shown that rows do not depend on each other.
+            passes (`levels.models`) have shown that rows do not depend on each other.
         one_at_a_time: why it does not, or None.
         no_trees: why it reads no trees of tokens, or None.
         why_no_longer: why `max_length` is less than the model's context, or None.
         pack: as given.
-        varies: the parts of a pass ("attention", "products", "head") that may give a token other
-            bits when other tokens stand beside it. Empty: its logits are the same bits alone, in a
-            verification and in a batch. None of a model that runs as it was given: nobody says.
+        varies: operations whose result for a token may depend on the other tokens of a pass:
+            "attention", "products", "head". Empty: logits are the same bits alone, in a
+            verification and in a batch. None: unknown, of a model that runs as it was given.
         choice: the measurements that chose the data type and packing (`tuning.Choice`); None
             where nothing was timed.
 
@@ -94,9 +102,9 @@ class HuggingFaceLevel(ModelLevel):
         TypeError: not a causal language model, or an argument is none of the above.
         ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
             C7), weights on the meta device, logits of a type or on a device that the operators do
-            not read, or a few short passes (`levels.probe`) show that the model's logits behind a
+            not read, or a few short passes (`levels.models`) show that the model's logits behind a
             cache are not those of one pass over the text. Also of `prefill` and `admit`, where the
-            model changed since (`levels.unchanged`). The message names the level and the reason.
+            model changed since (`levels.models`). The message names the level and the reason.
     """
 
     def __init__(
@@ -173,7 +181,7 @@ class HuggingFaceLevel(ModelLevel):
             self._share(shares_cache_with)
 
     def _without(self, placed: bool, masked: bool) -> str | None:
-        """What a batch needs and this level lacks."""
+        """Return what a batch needs and this level lacks."""
         if not placed:
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
@@ -183,31 +191,28 @@ class HuggingFaceLevel(ModelLevel):
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
-        """Sees whether this model continues texts behind a cache as it should (`levels.probe`)."""
+        """Try whether the model continues texts behind a cache as it should (`levels.models`)."""
         # What a ring of keys has dropped is not the question here.
         rings = not self._cache.keeps_all
         make = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
         )
         probe = Probe(self, make, self.max_length)
-        if self.supports_batches:
-            found = probe.ragged()
-            if found is not None:
-                self.one_at_a_time = (
-                    f"{type(self.model).__name__} gives rows of different lengths other logits "
-                    f"than each of them alone ({found})"
-                )
+        kind = type(self.model).__name__
+        if self.supports_batches and (failure := probe.ragged()) is not None:
+            self.one_at_a_time = (
+                f"{kind} gives rows of different lengths other logits than each of them alone "
+                f"({failure})"
+            )
         if not self.supports_batches:
             self.no_trees = self.one_at_a_time
         elif not self._cache.takes_rows:
             self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
-        else:
-            found = probe.tree()
-            if found is not None:
-                self.no_trees = (
-                    f"{type(self.model).__name__} gives the nodes of a tree other logits than the "
-                    f"texts that lead to them ({found})"
-                )
+        elif (failure := probe.tree()) is not None:
+            self.no_trees = (
+                f"{kind} gives the nodes of a tree other logits than the texts that lead to them "
+                f"({failure})"
+            )
         if rings and not self.supports_batches:
             raise ValueError(
                 f"{self.name}: expected a model that can do with a cache of a window what batches "
@@ -233,9 +238,10 @@ class HuggingFaceLevel(ModelLevel):
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `copy` and `pickle`: made anew over a copy of its model, with an empty cache."""
+        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
+        cache."""
         state = {"max_length": self.max_length, "choice": self.choice}
-        return _made, (type(self), self.model, {**self._options, "name": self.name}, state)
+        return _restored, (type(self), self.model, {**self._options, "name": self.name}), state
 
     @property
     def supports_batches(self) -> bool:
@@ -249,8 +255,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @property
     def reads_apart(self) -> bool:
-        """Its prefill touches nothing that another level reads or writes, so both may run at
-        once."""
+        """Whether its prefill touches nothing that another level reads or writes."""
         return self._member is None
 
     @property
@@ -260,23 +265,25 @@ class HuggingFaceLevel(ModelLevel):
         return owner
 
     def begin_batch(self) -> None:
-        """A chain begins a batch with levels of this one's cache: none of them takes up what
-        another batch has left there."""
+        """Forget what another batch has left in the cache of this level and those that share it."""
         if self._member is not None:
             self._member.shared.forget()
 
     @property
     def capabilities(self) -> LevelCapabilities:
+        cache = self._cache  # None: the last attempt to make one failed
+        batches = self.supports_batches and cache is not None
+        member = self._member is None or self._member.stays
         return LevelCapabilities(
             batches=self.supports_batches,
-            device_lengths=self._stays(),
+            device_lengths=batches and member and bool(cache.in_one_place),
             reads_apart=self.reads_apart,
             hidden_states=bool(self._states),
             trees=self.no_trees is None,
             keeps_lengths=True,
             checked=True,
-            admits=self._admits(),
-            continues=self._continues(),
+            admits=batches and self._member is None and bool(cache.takes_rows),
+            continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
             sharded=is_sharded(self.model),
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
@@ -285,18 +292,9 @@ class HuggingFaceLevel(ModelLevel):
 
     @property
     def output_head(self) -> torch.nn.Module:
-        """From the last states to logits, as the passes have it: packed where they are."""
+        """The module from the last states to logits, packed where the passes are."""
         head: torch.nn.Module = self._head
         return head
-
-    def _admits(self) -> bool:
-        cache = self._cache  # None: the last attempt to make one failed
-        apart = self.supports_batches and self._member is None
-        return apart and cache is not None and bool(cache.takes_rows)
-
-    def _continues(self) -> bool:
-        cache = self._cache  # None: the last attempt to make one failed
-        return cache is not None and bool(cache.keeps_all) and cache.only_drafts is None
 
     @property
     def revision(self) -> int:
@@ -309,7 +307,7 @@ class HuggingFaceLevel(ModelLevel):
         return self._cache
 
     def reserve(self, tokens: int) -> None:
-        """The longest row of the next batch will hold `tokens`: its cache is made for so many."""
+        """Have the cache of the next batch made for rows of `tokens`."""
         self._reserved = tokens
 
     @overload
@@ -339,7 +337,7 @@ class HuggingFaceLevel(ModelLevel):
             hidden = self.append(tokens[:, :longest], counts, layers)
         else:
             self.adopt(self.fresh(rows, max(prompts.capacity, longest)))
-            hidden = read_prompts(self, self._make, tokens[:, :longest], counts, layers)
+            hidden = self._read_prompts(tokens[:, :longest], counts, layers)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
     @torch.inference_mode()
@@ -357,7 +355,7 @@ class HuggingFaceLevel(ModelLevel):
             )
         self._calls[0] += 1
         self._unchanged.require()
-        tokens, layers = prompts.tokens, prompts.hidden_layers
+        tokens, counts, capacity, layers = prompts[:4]
         if layers:
             self._states.require(layers, self.name)
         if len(slots) != tokens.shape[0]:
@@ -365,14 +363,57 @@ class HuggingFaceLevel(ModelLevel):
                 f"{self.name}: slots: expected {tokens.shape[0]}, one for each prompt, given "
                 f"{list(slots)}"
             )
-        self._cache.admit(slots)
-        hidden = read_apart(self, self._make, slots, prompts)
+        whole = self._cache
+        whole.admit(slots)
+        # As a batch apart would: no other row has a share in its passes.
+        self.adopt(self._make(len(slots), max(capacity, tokens.shape[1])))
+        try:
+            hidden = self._read_prompts(tokens, counts, layers)
+            apart = self._cache
+        finally:
+            self.adopt(whole)
+        if tokens.shape[1]:
+            whole.take(apart, slots)
         return self.padded_states(hidden, layers, tokens) if layers else None
+
+    def _read_prompts(
+        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
+    ) -> dict[int, torch.Tensor]:
+        """Have row b of the empty batch read its first ``counts[b]`` of `tokens`, ``[B, T]``; None:
+        all. Rows of like length are read together, with little padding.
+
+        Returns:
+            Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
+        """
+        whole = self._cache
+        several: list[list[int]] = []
+        if counts is not None and whole.takes_rows:
+            several = groups(counts, self.device.type)
+        if counts is None or len(several) < 2:
+            return self.append(tokens, counts, layers)
+        cache: Any = None
+        hidden: dict[int, torch.Tensor] = {}
+        for group in several:  # that of the longest rows first
+            lengths = [counts[b] for b in group]
+            if cache is None or not cache.refit(len(group)):
+                cache = self._make(len(group), max(lengths))
+            rows = torch.tensor(group).to(tokens.device, non_blocking=True)
+            self.adopt(cache)
+            try:
+                states = self.append(tokens[rows, : max(lengths)], lengths, layers)
+            finally:
+                self.adopt(whole)
+            whole.take(cache, group)
+            for layer, of_group in states.items():
+                if layer not in hidden:
+                    hidden[layer] = of_group.new_zeros(*tokens.shape, of_group.shape[2])
+                hidden[layer][rows.to(of_group.device), : of_group.shape[1]] = of_group
+        return hidden
 
     def padded_states(
         self, hidden: Hidden, layers: Sequence[int], tokens: torch.Tensor
     ) -> dict[int, torch.Tensor]:
-        """States of as many tokens as were given, though the rows may have fewer."""
+        """Pad states to the width of `tokens`, since the rows may have fewer."""
         rows, width = tokens.shape
         none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
         whole = {layer: hidden.get(layer, none) for layer in layers}
@@ -383,9 +424,8 @@ class HuggingFaceLevel(ModelLevel):
         return whole
 
     def fresh(self, rows: int, capacity: int) -> Any:
-        """An empty cache: the one at hand, emptied, if it is about the size."""
-        cache = self._cache
-        # None: the last attempt to make one failed.
+        """Return an empty cache: the one at hand, emptied, if it is about the size."""
+        cache = self._cache  # None: the last attempt to make one failed
         if cache is not None and not cache.failed and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
@@ -401,7 +441,7 @@ class HuggingFaceLevel(ModelLevel):
             self._cache.failed = True
 
     def adopt(self, cache: SequenceState | None) -> None:
-        """From now on this is the level's cache."""
+        """Make this the level's cache."""
         self._cache: Any = cache
         past = None if cache is None else cache.past
         self._past = cache if past is None else past
@@ -423,7 +463,7 @@ class HuggingFaceLevel(ModelLevel):
         except BaseException:
             self._drop()
             raise
-        return _joined(parts, layers) if parts else {}
+        return _concatenated(parts, layers) if parts else {}
 
     @overload
     def forward(self, block: InputBlock) -> LevelOutput: ...
@@ -510,7 +550,7 @@ class HuggingFaceLevel(ModelLevel):
         return LevelOutput(logits, hidden or None)
 
     def _long(self, block: InputBlock) -> LevelOutput:
-        """A pass of more tokens than go in one: in pieces, whose logits are put together."""
+        """Run a pass of more tokens than go in one, in pieces."""
         tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
@@ -524,7 +564,7 @@ class HuggingFaceLevel(ModelLevel):
             states.append(out.hidden or {})
             if needed:
                 kept.append(out.logits)
-        logits, hidden = torch.cat(kept, 1), _joined(states, layers) if layers else None
+        logits, hidden = torch.cat(kept, 1), _concatenated(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
         rows = _row_indices(first.less(begin), keep, logits)
@@ -534,8 +574,7 @@ class HuggingFaceLevel(ModelLevel):
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """See `BatchedLevel.rollback`."""
         self._calls[0] += 1
-        state = self._cache if self._member is None else self._member
-        kept: Sequence[int] = state.rollback(lengths)
+        kept: Sequence[int] = (self._member or self._cache).rollback(lengths)
         return kept
 
     @torch.inference_mode()
@@ -544,23 +583,16 @@ class HuggingFaceLevel(ModelLevel):
     ) -> Sequence[int]:
         """See `BatchedLevel.keep_path`."""
         self._calls[0] += 1
-        state = self._cache if self._member is None else self._member
-        kept: Sequence[int] = state.keep_path(begin, path, lengths)
+        kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
         return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         self._calls[0] += 1
-        (self._cache if self._member is None else self._member).select(rows)
+        (self._member or self._cache).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
-
-    def _stays(self) -> bool:
-        """Whether the lengths of the cache at hand can stay on the device for a whole round."""
-        member = self._member is None or self._member.stays
-        cache = self._cache  # None: the last attempt to make one failed
-        return member and self.supports_batches and cache is not None and bool(cache.in_one_place)
 
     def reserve_span(self, tokens: int) -> Place | None:
         """See `DeviceLengths.reserve_span`."""
@@ -579,36 +611,47 @@ class HuggingFaceLevel(ModelLevel):
             self._member.note_lengths(lengths)
 
 
-def _made(
-    kind: type[HuggingFaceLevel],
-    model: PreTrainedModel,
-    options: dict[str, Any],
-    state: dict[str, Any],
-) -> HuggingFaceLevel:
-    """A level that was copied or pickled."""
-    level = kind(model, **options)
-    level.__dict__.update(state)
-    return level
+def _restored(kind: Callable[..., HuggingFaceLevel], model: Any, options: Any) -> HuggingFaceLevel:
+    return kind(model, **options)
 
 
 def _pieces(
     tokens: torch.Tensor, counts: RowCounts | None, chunk: int
 ) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
-    """`tokens` in pieces of at most `chunk` columns, with the counts of each."""
+    """Yield `tokens` in pieces of at most `chunk` columns, with the counts of each."""
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _joined(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Hidden states of one pass after another."""
+def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
     if len(parts) == 1:
         return dict(parts[0])
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
-    """``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
+    """Return ``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
     begin = first.on(tokens.device)
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)
+
+
+def groups(counts: Sequence[int], device: str) -> list[list[int]]:
+    """Group rows that are read together, so that all passes take the least time: that of every
+    group's longest row times its rows, and a pass each. Rows without tokens are in none.
+
+    Args:
+        counts: tokens of each row.
+        device: type of the device that reads them.
+    """
+    cost = _PASS.get(device, _PASS_ELSEWHERE)
+    rows = sorted((b for b, n in enumerate(counts) if n), key=lambda b: -counts[b])
+    # best[i]: the least for the i longest rows, and where its last group begins.
+    best = [(0, 0)]
+    for end in range(1, len(rows) + 1):
+        best.append(min((best[s][0] + cost + counts[rows[s]] * (end - s), s) for s in range(end)))
+    cuts = [len(rows)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    return [sorted(rows[a:b]) for a, b in itertools.pairwise(reversed(cuts))]

@@ -53,7 +53,7 @@ def require_same_shape(model: Any, other: Any, name: str) -> None:
 
 
 def _facts(config: Any) -> dict[str, Any]:
-    """What two configurations must have in common for one to read the other's keys."""
+    """Return what two configurations must share for one to read the other's keys."""
     heads = config.num_attention_heads
     return {
         "key and value heads": getattr(config, "num_key_value_heads", None) or heads,
@@ -86,14 +86,14 @@ class Shared:
         return [member for one in self._members if (member := one()) is not None]
 
     def add(self, member: Member) -> int:
-        """Returns the rank of a new member."""
+        """Add a member and return its rank."""
         rank = 1 + max((one.rank for one in self.members), default=-1)
         self._members = [weakref.ref(one) for one in (*self.members, member)]
         return rank
 
     def forget(self, rows: int | None = None) -> None:
-        """What an earlier batch has left is nobody's: each level has to begin anew, with so many
-        rows (None: as many as before)."""
+        """Forget what an earlier batch has left: each level has to begin anew, with so many rows
+        (None: as many as before)."""
         rows = len(self.owner.lengths) if rows is None else rows
         self.record = self.early = None
         self.selected = []
@@ -101,7 +101,7 @@ class Shared:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
 
     def begin(self, prompts: PromptBatch, counts: list[int], rows: list[list[int]]) -> Hidden:
-        """A batch begins: the owner reads its prompts."""
+        """Begin a batch: the owner reads its prompts."""
         self.forget(len(rows))
         owner, level = self.owner, self.owner.level
         longest = max(counts, default=0)
@@ -115,26 +115,26 @@ class Shared:
         return hidden
 
     def select(self, member: Member, rows: list[int]) -> None:
-        """The first member that is told moves the rows of all; the others come after."""
-        if member.moves < len(self.selected):
-            expected = self.selected[member.moves]
-            if rows != expected:
-                raise ValueError(f"rows: expected {expected}, as the levels above, given {rows}")
-        else:
+        """Move the rows of all at the first member's call; the others' calls come after."""
+        if member.moves == len(self.selected):
             self.selected.append(rows)
             if rows != list(range(len(member.lengths))):
                 member.level.cache.select(rows)
                 for each in self.members:
                     each.lengths = [each.lengths[row] for row in rows]
-                if self.record is not None:
-                    self.record = [list(self.record[row]) for row in rows]
-                if self.early is not None:
-                    self.early = [list(self.early[row]) for row in rows]
+                self.record, self.early = (
+                    None if texts is None else [list(texts[row]) for row in rows]
+                    for texts in (self.record, self.early)
+                )
+        elif rows != self.selected[member.moves]:
+            raise ValueError(
+                f"rows: expected {self.selected[member.moves]}, as the levels above, given {rows}"
+            )
         member.moves += 1
 
 
 class Member:
-    """One level's part in a shared cache: how far it has read, by row.
+    """How far one of the levels that share a cache has read, by row.
 
     Attributes:
         lengths: tokens that the level has read, as its chain counts them.
@@ -177,15 +177,15 @@ class Member:
         return self._memory[: len(self._lengths)]
 
     def reserve_span(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
-        """A round begins whose passes leave the lengths on the device. Returns what they use
-        there, and which levels above have a part."""
+        """Begin a round whose passes leave the lengths on the device. Returns the tensors that they
+        use there, and which levels above take part."""
         members = [*self.above, self]
         for member in members:
             member.upload()
         return [member.on_device for member in members], tuple(member.ready for member in members)
 
     def upload(self) -> None:
-        """The device is told the lengths, unless it knows them."""
+        """Copy the lengths to the device, unless it knows them."""
         count, device = len(self._lengths), self.level.device
         if len(self._memory) < count or self._memory.device != device:
             self._uploaded = False
@@ -196,11 +196,11 @@ class Member:
             self._uploaded = True
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """The lengths are these, as the device knows."""
+        """Set the lengths that the device knows already."""
         self._lengths = [int(n) for n in lengths]
 
     def held(self) -> list[int]:
-        """By row, leading tokens whose keys and values levels above have written."""
+        """Count by row the leading tokens whose keys and values levels above have written."""
         above = [m.lengths for m in self.above if m.ready]
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
@@ -219,7 +219,7 @@ class Member:
             if early is None or not _agree(early, rows):
                 hidden = shared.begin(prompts, limits, rows)
                 done = limits
-            else:  # a member that was first has had it read for us
+            else:  # a member that was first has had the owner read it
                 done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
             if shared.record is not None:
                 shared.record = rows
@@ -247,15 +247,18 @@ class Member:
     ) -> Hidden | None:
         """Read `tokens`, ``counts[b]`` of row b, behind what this level has of the row, but for
         those that a level above has read."""
-        own, record = self.lengths, self.shared.record
-        if self.rank == 0 and record is not None:
-            for row, ids, n in zip(record, tokens.tolist(), counts, strict=True):
-                row += ids[:n]
-        limits = list(map(int.__add__, own, counts))
-        bounds = zip(own, self.held(), limits, strict=True)
+        have = self.lengths
+        self._note(tokens, counts)
+        limits = list(map(int.__add__, have, counts))
+        bounds = zip(have, self.held(), limits, strict=True)
         done = [min(max(n, above), limit) for n, above, limit in bounds]
-        hidden = self._read_rest(tokens, own, limits, done, layers)
+        hidden = self._read_rest(tokens, have, limits, done, layers)
         return self.level.padded_states(hidden, layers, tokens) if layers else None
+
+    def _note(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        if self.rank == 0 and self.shared.record is not None:
+            for row, ids, n in zip(self.shared.record, tokens.tolist(), counts, strict=True):
+                row += ids[:n]
 
     def _read_rest(
         self,
@@ -265,9 +268,9 @@ class Member:
         done: list[int],
         layers: tuple[int, ...],
     ) -> Hidden:
-        """The rows are to have `limits` tokens, of which `done` are in the cache; `tokens` are
-        those from `begin` on. Hidden states are this level's own: for them it reads what another
-        has read as well."""
+        """Fill the rows to `limits` tokens, of which `done` are in the cache; `tokens` are those
+        from `begin` on. Hidden states are of this level: for them it reads what another has read
+        as well."""
         at = begin if layers else done
         rest = [n - d for n, d in zip(limits, at, strict=True)]
         hidden: Hidden = {}
@@ -295,8 +298,8 @@ class Member:
         have, *above = [m.on_device if blind else torch.tensor(m.lengths) for m in members]
         rows = len(self._lengths)
         counts, first = (
-            have.new_full((rows,), whole) if own is None else own.on(have.device)
-            for whole, own in ((width, block.counts), (width - keep, block.first))
+            have.new_full((rows,), whole) if numbers is None else numbers.on(have.device)
+            for whole, numbers in ((width, block.counts), (width - keep, block.first))
         )
         start = end = have.clone()
         skipped: torch.Tensor | None = None
@@ -324,33 +327,32 @@ class Member:
         # may have a token read again.)
         again = bool(above) and alone if blind else not start.equal(end)
         # What the host knows of all these.
-        base, rest, places = (RowCounts.read(x, not blind) for x in (start, counts, first))
+        base, rest, behind = (RowCounts.read(x, not blind) for x in (start, counts, first))
         cache.rows.place(base)
-        given = replace(
+        shifted = replace(
             block,
             tokens=tokens,
             counts=None if rest.all(tokens.shape[1]) else rest,
-            first=None if places.all(tokens.shape[1] - keep) else places,
+            first=None if behind.all(tokens.shape[1] - keep) else behind,
             parents=parents,
         )
         with _put_back(cache, start, end, width if again else 0):
-            out: LevelOutput = self.level.run(given)
+            out: LevelOutput = self.level.run(shifted)
         if out.hidden is not None and skipped is not None:
             hidden = {layer: _back(states, skipped, width) for layer, states in out.hidden.items()}
             out = out._replace(hidden=hidden, skipped=skipped)
         if blind:
             torch.add(start, counts, out=have)
             return out
-        if self.rank == 0 and self.shared.record is not None:
-            for row, ids, n in zip(self.shared.record, tokens.tolist(), rest, strict=True):
-                row += ids[:n]
+        self._note(tokens, rest)
         self.lengths = (start + counts).tolist()
         return out
 
     def keep_path(
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        """The tree lies behind what any level above has read, so only this level's move."""
+        """Keep a path of a tree, which lies behind what any level above has read: only keys of this
+        level move."""
         self.level.cache.keep_path(begin, path, lengths)
         if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
             for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):
@@ -358,29 +360,27 @@ class Member:
         return self.rollback(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Only this level's count: what another has written stays."""
-        given = RowCounts.of(lengths)
-        if given.host is None:
+        """Cut this level's count alone: what another has written stays."""
+        kept = RowCounts.of(lengths)
+        if kept.host is None:
             have = self.on_device
-            torch.minimum(have, given.on(have.device), out=have)
-            return given
+            torch.minimum(have, kept.on(have.device), out=have)
+            return kept
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
         if self.rank == 0:
-            for kept in (self.shared.record, self.shared.early):
-                for row, n in zip(kept or (), lengths, strict=False):
+            for texts in (self.shared.record, self.shared.early):
+                for row, n in zip(texts or (), lengths, strict=False):
                     del row[n:]
-        return given
+        return kept
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
         self.shared.select(self, list(rows))
 
 
 @contextmanager
 def _put_back(cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> Iterator[None]:
-    """Meanwhile a level may write slots ``[start[b], end[b])``, at most `width` of them, which
-    belong to levels above it: their keys and values are put back. The host need not know which they
-    are."""
+    """Have a level write slots ``[start[b], end[b])``, at most `width` of them, which belong to
+    levels above it, and put their keys and values back. The host need not know which they are."""
     if width == 0:
         yield
         return
@@ -390,29 +390,28 @@ def _put_back(cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) ->
     saved = (start < end)[:, None, None, None]
 
     def states() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """With the index of the slots and what is there. Asked for anew behind a pass, which may
-        have had the cache grow."""
+        # Asked for anew behind a pass, which may have had the cache grow.
         for x in (x for layer in cache.layers for x in (layer.keys, layer.values)):
             index = slots.to(x.device).expand(-1, x.shape[1], -1, x.shape[3])
             yield x, index, x.gather(2, index)
 
-    before = [own for _, _, own in states()]
+    before = [values for _, _, values in states()]
     try:
         yield
     finally:
-        for (x, index, after), own in zip(states(), before, strict=True):
-            x.scatter_(2, index, torch.where(saved.to(x.device), own, after))
+        for (x, index, after), values in zip(states(), before, strict=True):
+            x.scatter_(2, index, torch.where(saved.to(x.device), values, after))
 
 
 def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
-    """The same tokens, row by row, as far as both go."""
+    # As far as both go.
     return len(early) == len(rows) and all(
         a[: len(b)] == b[: len(a)] for a, b in zip(early, rows, strict=True)
     )
 
 
 def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> bool:
-    """Every row of `record` begins the same row of `rows`, which have other ids as 0."""
+    # Rows have ids that the level does not know as 0.
     known = [[token if token < vocab_size else 0 for token in past] for past in record]
     return len(known) == len(rows) and all(
         row[: len(past)] == past for past, row in zip(known, rows, strict=True)
@@ -420,19 +419,18 @@ def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> 
 
 
 def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
-    """Whether the hidden states of the one can stand for the other's."""
     has = bool(level.capabilities.hidden_states) and level.num_layers >= max(layers)
     return has and level.hidden_size == other.hidden_size
 
 
 def _back(states: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
-    """States of tokens that `_shift` has moved, ``[B, width, H]``, where these were."""
+    """Undo `_shift` for states of the tokens, ``[B, width, H]``."""
     columns = torch.arange(width, device=by.device) - by[:, None]
     columns = columns.clamp(0, states.shape[1] - 1).to(states.device)
     return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
 def _shift(tokens: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
-    """``tokens[b, by[b] : by[b] + width]``; what is out of range repeats the last column."""
+    """Return ``tokens[b, by[b] : by[b] + width]``, the last column where that is out of range."""
     columns = by[:, None] + torch.arange(width, device=by.device)
     return tokens.gather(1, columns.clamp_max(tokens.shape[1] - 1).to(tokens.device))

@@ -13,7 +13,7 @@ from ..chain import Chain, Prediction
 from ..chain_file import ChainFile, Element
 from ..drafters import elements
 from ..inputs import Prompt
-from ..levels.describe import is_sharded
+from ..levels.models import is_sharded
 from ..seeds import fresh_seed
 from ..tuning import Switch, default_store
 from . import report

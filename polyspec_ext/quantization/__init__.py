@@ -12,19 +12,12 @@ from torch import nn
 
 from .. import arguments, progress
 from ..levels.gguf import BlockLinear
-from ..levels.quantized import (
-    Int4Weights,
-    head_of,
-    quantisable,
-    sample_of,
-    weights_of,
-    with_weights,
-)
-from ..levels.replacement import replaced, stacked_bias, with_adapters
+from ..levels.products import replaced, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
 from . import kept, rules
 from .calibration import Hessians, token_ids
 from .trimming import trim
+from .weights import Int4Weights, head_of, quantisable, sample_of, weights_of, with_weights
 
 __all__ = ["load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from .. import arguments, processor, progress
 from ..levels import tokenizer_at
-from ..levels.hidden import decoder_layers
+from ..levels.models import decoder_layers
 
 _MEMORY = 2 << 30
 _ROWS = 1024  # inputs that are added at a time, at least: a sum is read and written once for them

@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..files import replacing
-from ..levels.quantized import SAMPLE, Int4Weights
 from ..ops.int4 import GROUPS
+from .weights import SAMPLE, Int4Weights
 
 FILE, FORMAT = "int4.safetensors", "polyspec-int4-4"
 

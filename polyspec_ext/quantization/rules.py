@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 
 from .. import processor
-from ..levels.quantized import Int4Weights, joined
 from ..ops import int4
+from .weights import Int4Weights, joined
 
 INPUTS_8_BITS = 32  # with one scale
 DAMPING = 0.01  # of the Hessian's diagonal, in its mean

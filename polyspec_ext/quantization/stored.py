@@ -13,8 +13,8 @@ import torch
 
 from .. import progress
 from ..files import cache_folder
-from ..levels.quantized import quantisable
 from . import load_w4, quantize_w4, quantize_w8, save_w4
+from .weights import quantisable
 
 WORDS = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
 _GROUPS = (128, 64, 32)

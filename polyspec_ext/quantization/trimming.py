@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from .. import arguments
-from ..levels.checkpoint import eos_ids
-from ..levels.trimmed import TrimmedHead, with_trimmed_head
+from ..levels.gguf import BlockLinear, head_rows
+from ..levels.models import eos_ids
+from ..levels.products import TrimmedHead, shallow
 from .calibration import token_ids
+from .weights import Int4Linear, Int4Weights, head_of
 
 
 def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
@@ -50,4 +53,38 @@ def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1 stands for none
     counts[ends] = torch.iinfo(torch.int64).max
     drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
-    return with_trimmed_head(model, drawn)
+    return _with_head(model, head, drawn)
+
+
+def _with_head(model: Any, head: Any, drawn: torch.Tensor) -> Any:
+    path, rows = head_of(model), _rows(model, head, drawn)
+    if path is None or rows is None:
+        raise ValueError(
+            f"model: expected an output head that is a linear layer, given {type(head).__name__}"
+        )
+    made = parent = shallow(model)
+    *above, last = path.split(".")
+    for name in above:
+        child = shallow(getattr(parent, name))
+        setattr(parent, name, child)
+        parent = child
+    setattr(parent, last, TrimmedHead(rows, drawn.to(model.device), head.out_features))
+    return made
+
+
+def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
+    """Return a head with these rows alone; None: of a kind that is not known here."""
+    bias = getattr(head, "bias", None)
+    bias = None if bias is None else bias.detach()[drawn.to(bias.device)]
+    if isinstance(head, BlockLinear):
+        return head_rows(model.name_or_path, drawn)
+    if isinstance(head, Int4Linear):
+        return Int4Linear(Int4Weights(*(x[drawn] for x in head.weights().tensors)), bias)
+    if type(head) is not nn.Linear:
+        return None
+    weight = head.weight.detach()[drawn.to(head.weight.device)]
+    made = nn.Linear(head.in_features, len(drawn), bias=False, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made.eval()

@@ -16,8 +16,7 @@ import torch
 
 from ..drafters.base import BatchedDrafter
 from ..errors import named
-from ..levels.base import BatchedLevel, Hidden, PromptBatch
-from ..levels.id_map import IdMap
+from ..levels.base import BatchedLevel, Hidden, IdMap, PromptBatch
 from ..stats import StatsRecorder
 from ..tensors import padded
 from .graphs import SideStreams

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from ..drafters.base import BatchedDrafter
-from ..levels.base import BatchedLevel
-from ..levels.id_map import IdMap
+from ..levels.base import BatchedLevel, IdMap
 from ..ops import unchecked
 from .plan import round_plan
 

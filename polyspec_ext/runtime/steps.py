@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..drafters.base import RowBuffer
-from ..levels.id_map import IdMap
+from ..levels.base import IdMap
 from ..ops import unchecked
 from ..tensors import RowParameters, moved
 from .requirements import ChainConfig

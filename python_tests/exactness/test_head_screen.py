@@ -17,7 +17,6 @@ from eagle_heads import Variant, save, weights_of
 from head_screen import Draft, generate
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from polyspec_ext.drafters.eagle.load import load_head
 from random_chains import Row, Shape, new_tokens, require_same_alone, rows, run, shapes
 from told import draft_input, prompts, told
 from toy_trees import StayingTrees
@@ -26,6 +25,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters.base import DrafterCapabilities
+from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.levels.base import InputBlock, PromptBatch
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.tensors import RowParameters

@@ -10,14 +10,14 @@ import torch
 from small_models import V, make
 
 import polyspec_ext as ps
-from polyspec_ext.levels import prefill as level_prefill
+from polyspec_ext.levels import hugging_face
 
 COUNTS = [60, 3, 0, 58, 120, 4]
 
 
 def cost(counts: list[int], groups: list[list[int]]) -> int:
     passes = [max(counts[b] for b in group) * len(group) for group in groups]
-    return sum(passes) + level_prefill._PASS["cpu"] * len(groups)
+    return sum(passes) + hugging_face._PASS["cpu"] * len(groups)
 
 
 def splits(rows: list[int]) -> Any:
@@ -47,7 +47,7 @@ def splits(rows: list[int]) -> Any:
     ],
 )
 def test_no_other_groups_take_less(counts: list[int]) -> None:
-    found = level_prefill.groups(counts, "cpu")
+    found = hugging_face.groups(counts, "cpu")
     rows = [b for b, n in enumerate(counts) if n]
     assert sorted(b for group in found for b in group) == rows
     assert cost(counts, found) == min(cost(counts, way) for way in splits(rows))
@@ -55,9 +55,9 @@ def test_no_other_groups_take_less(counts: list[int]) -> None:
 
 def test_on_a_device_a_pass_costs_more() -> None:
     counts = [10, 90, 170, 250]
-    assert len(level_prefill.groups(counts, "cpu")) > 2
-    assert len(level_prefill.groups(counts, "cuda")) == 1
-    assert len(level_prefill.groups([*counts, 4000], "cuda")) == 2
+    assert len(hugging_face.groups(counts, "cpu")) > 2
+    assert len(hugging_face.groups(counts, "cuda")) == 1
+    assert len(hugging_face.groups([*counts, 4000], "cuda")) == 2
 
 
 def tokens() -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
     for _ in range(2):  # the second batch finds a used cache
         widths.clear()
         level.prefill(text, COUNTS)
-        assert len(widths) == len(level_prefill.groups(COUNTS, "cpu")) > 1
+        assert len(widths) == len(hugging_face.groups(COUNTS, "cpu")) > 1
         assert sum(rows * width for rows, width in widths) < 1.1 * sum(COUNTS)
         assert level.cache.batch_size == len(COUNTS)
         assert level.cache.lengths.tolist() == COUNTS

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from polyspec_ext.levels.hidden import gather, gathering
+from polyspec_ext.levels.models import gather, gathering
 
 
 def test_logits_of_some_tokens() -> None:

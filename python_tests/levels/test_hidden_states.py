@@ -12,7 +12,7 @@ from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
-from polyspec_ext.levels.cpu_packed import packed
+from polyspec_ext.levels.cpu import packed
 from polyspec_ext.tensors import RowCounts
 
 LAYERS = (0, 1, -1)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from resident import resident_bytes
 
-from polyspec_ext.levels import huge_pages
-from polyspec_ext.levels.cpu_packed import DenseLinear
+from polyspec_ext.levels.products import DenseLinear, in_huge_pages
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MIB = 1 << 20
@@ -30,7 +29,7 @@ def huge_bytes() -> int:
 def test_copies_are_the_bytes_and_do_not_overlap() -> None:
     sizes = [1, 63, 64, 65, 4097, 3 * MIB, 70 * MIB, 5]
     given = [random_bytes(size, seed) for seed, size in enumerate(sizes)]
-    kept = [huge_pages.kept(one) for one in given]
+    kept = [in_huge_pages(one) for one in given]
     for one, copy in zip(given, kept, strict=True):
         assert torch.equal(one, copy)
         assert copy.data_ptr() % 64 == 0
@@ -44,7 +43,7 @@ def test_copies_are_the_bytes_and_do_not_overlap() -> None:
 )
 def test_pages_are_huge() -> None:
     before = huge_bytes()
-    kept = [huge_pages.kept(random_bytes(20 * MIB, seed)) for seed in range(3)]
+    kept = [in_huge_pages(random_bytes(20 * MIB, seed)) for seed in range(3)]
     # What is at the ends of the memory may lie in small ones.
     assert huge_bytes() - before >= 50 * MIB
     assert kept[0].numel() == 20 * MIB
@@ -64,7 +63,7 @@ def test_threads_get_parts_of_their_own() -> None:
 
     def work(number: int) -> None:
         made[number] = [
-            huge_pages.kept(torch.full((1000,), number, dtype=torch.uint8)) for _ in range(200)
+            in_huge_pages(torch.full((1000,), number, dtype=torch.uint8)) for _ in range(200)
         ]
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]

@@ -22,9 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import polyspec_ext as ps
-from polyspec_ext.levels import cpu_packed as level_packed
-from polyspec_ext.levels import grouped_attention as attention_grouped
-from polyspec_ext.levels import replacement
+from polyspec_ext.levels import cpu, products
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="torch without oneDNN"
@@ -121,7 +119,7 @@ class Crossed(nn.Module):
 def test_siblings_with_different_inputs_are_told_apart() -> None:
     torch.manual_seed(0)
     module = Crossed()
-    made = replacement.replaced(module, replacement.is_plain, level_packed.pack_linear)
+    made = products.replaced(module, products.is_plain, products.pack_linear)
     for rows in (1, 5):
         x = torch.randn(rows, 6)
         torch.testing.assert_close(made(x), module(x))
@@ -159,13 +157,13 @@ class Between:
 def test_threads_may_run_one_model_at_once() -> None:
     """Of whose passes one falls between two lines of the other: all of it, or its beginning."""
     torch.manual_seed(0)
-    made = replacement.replaced(Crossed(), replacement.is_plain, level_packed.pack_linear)
+    made = products.replaced(Crossed(), products.is_plain, products.pack_linear)
     siblings = [made.q_proj, made.k_proj, made.v_proj]
     x, others = torch.randn(2, 6), torch.randn(2, 6)
     wanted = [one(x) for one in siblings]
     for count in (1, 2, 3):
         for at in itertools.count(1):
-            code = replacement.Merged.part.__code__
+            code = products.Merged.part.__code__
             begun = siblings[:count]
             with Between(code, at, lambda begun=begun: [one(others) for one in begun]) as between:
                 given = [one(x) for one in siblings]
@@ -179,8 +177,8 @@ def test_threads_may_run_one_model_at_once() -> None:
 def test_siblings_that_differ_stay_apart() -> None:
     module = Crossed()
     module.k_proj = nn.Linear(6, 3, bias=False)
-    made = replacement.replaced(module, replacement.is_plain, level_packed.pack_linear)
-    assert count(made, level_packed.PackedLinear) == 3
+    made = products.replaced(module, products.is_plain, products.pack_linear)
+    assert count(made, products.PackedLinear) == 3
     x = torch.randn(4, 6)
     torch.testing.assert_close(made(x), module(x))
 
@@ -242,7 +240,7 @@ def test_bfloat16() -> None:
 def test_layers_of_one_input_are_one_product() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, 4), nn.Linear(6, 3)]
-    linear = level_packed.OneDnnLinear(layers)
+    linear = products.OneDnnLinear(layers)
     x = torch.randn(2, 5, 6)
     torch.testing.assert_close(linear(x), torch.cat([layer(x) for layer in layers], -1))
 
@@ -251,11 +249,11 @@ def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     projections = 2 * 2 + 1  # those of one input are one, which is no module of the model
     for dtype in (torch.float32, torch.bfloat16):
         made = ps.HuggingFaceLevel(model("qwen2", dtype=dtype), pack=True)._runs
-        assert count(made, level_packed.DenseLinear) == projections
-        assert count(made, level_packed.PackedLinear) == projections
+        assert count(made, products.DenseLinear) == projections
+        assert count(made, products.PackedLinear) == projections
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     made = ps.HuggingFaceLevel(model("qwen2"), pack=True)._runs
-    assert count(made, level_packed.OneDnnLinear) == projections
+    assert count(made, products.OneDnnLinear) == projections
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -263,7 +261,7 @@ def test_which_product_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dense_layer(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(6, n, dtype=dtype) for n in (4, 30)]
-    linear = level_packed.DenseLinear(layers)
+    linear = products.DenseLinear(layers)
     x = torch.randn(2, 5, 6).to(dtype)
     wanted = torch.cat([layer(x) for layer in layers], -1)
     assert linear(x).shape == (2, 5, 34)
@@ -273,7 +271,7 @@ def test_a_dense_layer(dtype: torch.dtype) -> None:
 
 
 def test_packed_weights_go_with_their_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (level_packed.DenseLinear, level_packed.OneDnnLinear):
+    for kind in (products.DenseLinear, products.OneDnnLinear):
         level = ps.HuggingFaceLevel(model(), pack=True)
         assert isinstance(level._runs.lm_head, kind)
         held = weakref.ref(level._runs.lm_head.packed)
@@ -290,12 +288,12 @@ def test_what_cannot_be_packed_is_refused() -> None:
         ps.HuggingFaceLevel(placed, name="draft", pack=True)
     doubles = model(dtype=torch.float64)
     with pytest.raises(ValueError, match="expected linear layers on the CPU"):
-        level_packed.packed(doubles, "draft")
+        cpu.packed(doubles, "draft")
 
 
 def test_wrong_logits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = level_packed.PackedLinear.__call__
-    monkeypatch.setattr(level_packed.PackedLinear, "__call__", lambda *a: real(*a) + 0.01)
+    real = products.PackedLinear.__call__
+    monkeypatch.setattr(products.PackedLinear, "__call__", lambda *a: real(*a) + 0.01)
     with pytest.raises(ValueError, match="relative difference"):
         ps.HuggingFaceLevel(model(), pack=True)
 
@@ -316,9 +314,9 @@ def test_projections_stay_apart_where_the_model_needs_it(monkeypatch: pytest.Mon
     def part(self: Any, x: torch.Tensor, place: int) -> torch.Tensor:
         raise RuntimeError("view size is not compatible with input tensor's size and stride")
 
-    monkeypatch.setattr(replacement.Merged, "part", part)
-    made = ps.HuggingFaceLevel(model(), pack=True)._runs
-    assert count(made, level_packed.PackedLinear) == 2 * 7 + 1
+    monkeypatch.setattr(products.Merged, "part", part)
+    made = ps.HuggingFaceLevel(model("gemma2"), pack=True)._runs
+    assert count(made, products.PackedLinear) == 2 * 7 + 1
 
 
 def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +325,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert level.model.config._attn_implementation == "sdpa"
     attention = level._runs.model.layers[1].self_attn
     assert attention.config is level._runs.config is not level.model.config
-    assert attention.config._attn_implementation == attention_grouped.NAME
+    assert attention.config._attn_implementation == cpu.NAME
     assert level.model.model.layers[1].self_attn.config is level.model.config
 
     shapes = []
@@ -342,7 +340,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, watched)
 
     watch(nn.functional, "scaled_dot_product_attention")
-    watch(attention_grouped.cache_attention, "attention")
+    watch(cpu.cache_attention, "attention")
     monkeypatch.setattr(level, "_stacked", None)  # which calls all layers at once
     many = 33
     level.prefill(torch.tensor([[1, 2, 3]]))
@@ -384,7 +382,7 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype, width: int) -> None:
     def check(rows: int, tokens: int, mask: torch.Tensor | None, scale: float | None = 0.3) -> None:
         given = (attention, query[:rows, :, :tokens], key[:rows], value[:rows], mask, 0.0, scale)
         wanted = sdpa_attention_forward(*given)[0]
-        found = attention_grouped.grouped_attention(*given)[0]
+        found = cpu.grouped_attention(*given)[0]
         torch.testing.assert_close(found, wanted, rtol=near, atol=near)
         assert found.is_contiguous()
 
@@ -402,15 +400,15 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype, width: int) -> None:
 
 @torch.inference_mode()
 def test_what_is_more_than_a_mask_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_grouped, "sdpa_attention_forward", lambda *a, **k: k["softcap"])
+    monkeypatch.setattr(cpu, "sdpa_attention_forward", lambda *a, **k: k["softcap"])
     states, mask = torch.randn(3, 4, 5, 8), torch.zeros(3, 1, 5, 5)
-    more: Any = attention_grouped.grouped_attention
+    more: Any = cpu.grouped_attention
     assert more(model().model.layers[0].self_attn, *[states] * 3, mask, softcap=3.0) == 3.0
 
 
 FAULTS = """
 import resource, sys, torch
-from polyspec_ext.levels.cpu_packed import keep_freed_memory
+from polyspec_ext.levels.cpu import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -453,10 +451,10 @@ def test_logits_of_one_token_may_be_moved_by_rounding(
     def move(module: nn.Module, inputs: Any, output: Any) -> None:
         output.logits[0, -tokens:] *= 2
 
-    monkeypatch.setattr(level_packed, "use_grouped", lambda made: made.register_forward_hook(move))
+    monkeypatch.setattr(cpu, "use_grouped", lambda made: made.register_forward_hook(move))
     model = small_models.make("llama").to(dtype)
     if not refused:
-        assert level_packed.packed(model, "one")[0] is not model
+        assert cpu.packed(model, "one")[0] is not model
         return
     with pytest.raises(ValueError, match="one: expected the packed model's logits to be"):
-        level_packed.packed(model, "one")
+        cpu.packed(model, "one")

@@ -20,11 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 import polyspec_ext as ps
 from polyspec_ext import processor, tiny
-from polyspec_ext.levels import quantized
-from polyspec_ext.levels.quantized import Int4Linear, Int4Weights
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration, rules
 from polyspec_ext.quantization import kept as kept_file
+from polyspec_ext.quantization import weights as int4_weights
+from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",
@@ -236,7 +236,7 @@ def test_a_copy_is_the_model_with_dequantised_weights(dtype: torch.dtype) -> Non
     copy = ps.quantize_w4(model, 32)
     ids = torch.arange(20).view(2, 10)
     found = copy(input_ids=ids).logits
-    for name, weights in quantized.weights_of(copy):
+    for name, weights in int4_weights.weights_of(copy):
         model.get_submodule(name).weight.copy_(dequantised(weights))
     wanted = model(input_ids=ids).logits
     assert found.dtype == dtype
@@ -333,7 +333,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
     before: list[weakref.ref[torch.Tensor]] = []
 
     def weights() -> Iterator[tuple[str, Int4Weights]]:
-        for name, own in quantized.weights_of(copy):
+        for name, own in int4_weights.weights_of(copy):
             before[:] = [other for other in before if other() is not None]
             assert len(before) <= 1  # the one that was written last
             before.append(weakref.ref(own.values))
@@ -343,7 +343,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
     kept_file.write(place, weights(), copy.sampled_weights)
     assert load_file(place).keys() == {
         f"{name}.{part}"
-        for name, _ in quantized.weights_of(copy)
+        for name, _ in int4_weights.weights_of(copy)
         for part in ("values", "scales", "zeros", "sample")
     }
     ids = torch.arange(10)[None]
@@ -353,7 +353,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
 def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
     """Two processes make the copy of one model, and one of them is stopped."""
     copy = ps.quantize_w4(llama(), 32)
-    layers, samples = list(quantized.weights_of(copy)), copy.sampled_weights
+    layers, samples = list(int4_weights.weights_of(copy)), copy.sampled_weights
     place = tmp_path / "int4.safetensors"
 
     def stopped() -> Iterator[tuple[str, Int4Weights]]:
@@ -585,7 +585,7 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             parts = (weights.values, weights.scales, weights.zeros)
             shapes = Int4Weights(*(fake.from_tensor(part) for part in parts))
-            made = quantized.CudaInt4Linear(shapes, device="meta")
+            made = int4_weights.CudaInt4Linear(shapes, device="meta")
             y = made(torch.empty(2, 3, inputs, device="meta"))
         assert y.shape == (2, 3, outputs)
         assert y.dtype == torch.float32
@@ -602,7 +602,7 @@ def test_cuda_multiplies_the_same_weights() -> None:
     weights = rules.round_to_nearest(torch.randn(64, 1280, generator=random), 128)
     x = torch.randn(5, 1280, generator=random).bfloat16()
     ours = int4.product(x, int4.pack(weights.values, weights.scales, weights.zeros, 128), 64, 128)
-    theirs = quantized.CudaInt4Linear(weights)(x.cuda()).cpu()
+    theirs = int4_weights.CudaInt4Linear(weights)(x.cuda()).cpu()
     torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.03, atol=0.5)
 
 

@@ -1,4 +1,5 @@
-"""Linear layers with 4-bit weights: this package's product on the CPU, torch's packed one on CUDA.
+"""Linear layers with 4-bit weights: this package's product on the CPU, torch's packed one on CUDA;
+and copies of models that have them.
 
 Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
 inputs (polyspec/int4.hpp).
@@ -13,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
-from . import huge_pages
-from .replacement import Part, RowProduct, is_plain, replaced, stacked_bias
 
 # Of torch's CUDA operator: inputs of a tile, tiles that may lie together, outputs of a tile.
 _TILE, _TOGETHER, _OUTPUTS = 16, (8, 4, 2), 8
@@ -41,29 +41,25 @@ class Int4Weights:
         """Inputs with one scale and zero."""
         return self.values.shape[1] // self.scales.shape[1]
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.values, self.scales, self.zeros
+
     def split(self, sizes: Sequence[int]) -> list[Int4Weights]:
-        """By rows."""
-        parts = (tensor.split(list(sizes)) for tensor in (self.values, self.scales, self.zeros))
-        return [Int4Weights(*part) for part in zip(*parts, strict=True)]
+        """Split the matrix by rows."""
+        pieces = (tensor.split(list(sizes)) for tensor in self.tensors)
+        return [Int4Weights(*piece) for piece in zip(*pieces, strict=True)]
 
 
-def joined(parts: Sequence[Int4Weights]) -> Int4Weights:
-    """The matrices one below the other."""
-    if len(parts) == 1:
-        return parts[0]
-    tensors = ((part.values, part.scales, part.zeros) for part in parts)
-    return Int4Weights(*map(torch.cat, zip(*tensors, strict=True)))
-
-
-class QuantizedLinear(RowProduct):
-    """``x W^T + b`` with whole numbers as weights, by an operator of this package: a row's product
-    is the same whatever stands beside it."""
-
-    late = True
+def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
+    """Join matrices one below the other."""
+    if len(matrices) == 1:
+        return matrices[0]
+    return Int4Weights(*map(torch.cat, zip(*(each.tensors for each in matrices), strict=True)))
 
 
 class Int4Linear(QuantizedLinear):
-    """``x W^T + b`` with 4-bit weights, ``[.., in]`` to ``[.., out]``, in the dtype of `x`."""
+    """``x W^T + b`` with 4-bit weights, in the dtype of `x`."""
 
     packed: torch.Tensor
 
@@ -71,14 +67,14 @@ class Int4Linear(QuantizedLinear):
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
-        packed = int4.pack(weights.values, weights.scales, weights.zeros, self.group)
-        self.register_buffer("packed", huge_pages.kept(packed))
+        self.register_buffer("packed", in_huge_pages(int4.pack(*weights.tensors, self.group)))
         self.register_buffer("bias", bias)
 
     def weights(self) -> Int4Weights:
-        """What it was made from."""
-        found = int4.unpack(self.packed, self.out_features, self.in_features, self.group)
-        return Int4Weights(*found)
+        """Return the weights that it was made from."""
+        return Int4Weights(
+            *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
+        )
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return int4.product(x, self.packed, self.out_features, self.group)
@@ -105,11 +101,8 @@ class CudaInt4Linear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
-        more = (0, 0, 0, -self.out_features % _OUTPUTS)
-        values, scales, zeros = (
-            nn.functional.pad(tensor, more)
-            for tensor in (weights.values, weights.scales, weights.zeros)
-        )
+        padding = (0, 0, 0, -self.out_features % _OUTPUTS)
+        values, scales, zeros = (nn.functional.pad(x, padding) for x in weights.tensors)
         # The even input is the high nibble.
         pairs = (values[:, ::2] << 4 | values[:, 1::2]).to(device)
         # The widest that divide the inputs, which are whole groups: two tiles always do.
@@ -132,39 +125,41 @@ class CudaInt4Linear(nn.Module):
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:
-    """The linear layers of `model` that 4-bit weights can stand for, by name: plain ones whose
-    inputs are whole groups, the output head among them with `head`. One that stands in several
-    places has its first name."""
-    own = model.get_output_embeddings()
+    """Return the linear layers of `model` that 4-bit weights can stand for, by name: plain ones
+    whose inputs are whole groups, the output head among them with `head`. A layer at several
+    paths has its first name."""
+    output = model.get_output_embeddings()
     return {
         name: module
         for name, module in model.named_modules()
-        if (head or module is not own) and is_plain(module) and module.in_features % group == 0
+        if (head or module is not output) and is_plain(module) and module.in_features % group == 0
     }
 
 
 def head_of(model: Any) -> str | None:
-    """The name of the output head; None: it has none among its modules."""
-    own = model.get_output_embeddings()
-    return next((name for name, module in model.named_modules() if module is own), None)
+    """Return the name of the output head; None: it is none of the model's modules."""
+    head = model.get_output_embeddings()
+    return next((name for name, module in model.named_modules() if module is head), None)
 
 
 def sample_of(layer: nn.Linear) -> torch.Tensor:
-    """Some of its weights, evenly spread, ``[32]`` float32: the same, to rounding, in whatever
-    dtype a checkpoint is loaded."""
+    """Return some of a layer's weights, evenly spread, ``[32]`` float32: the same, to rounding, in
+    whatever dtype a checkpoint is loaded."""
     weight = layer.weight.detach().flatten()
-    places = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
-    return weight[places.to(weight.device)].float().cpu()
+    indices = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
+    return weight[indices.to(weight.device)].float().cpu()
 
 
 def with_weights(model: Any, names: Collection[str], weights: Callable[[str], Int4Weights]) -> Any:
-    """A copy of `model` that multiplies with 4-bit weights and shares all else with it. Projections
-    of one input are one product. Its `sampled_weights` are `sample_of` the layers, by name.
+    """Return a copy of `model` that multiplies with 4-bit weights and shares all else with it.
+
+    Projections of one input are one product. The copy's `sampled_weights` are `sample_of` the
+    layers, by name.
 
     Args:
         names: of the layers, as `quantisable` has them.
-        weights: by name; called once for each, and what it gives is packed before the next call, so
-            that they need not all be in memory.
+        weights: by name; called once for each, and packed before the next call, so that they need
+            not all be in memory.
     """
     layers = {name: model.get_submodule(name) for name in names}
     known = {id(layer): name for name, layer in layers.items()}
@@ -182,9 +177,10 @@ def with_weights(model: Any, names: Collection[str], weights: Callable[[str], In
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
-    """The 4-bit weights of a copy on the CPU, by the names that the layers have in its model."""
+    """Yield the 4-bit weights of a copy on the CPU, by the names that the layers have in its
+    model."""
     for name, module in model.named_modules():
         if isinstance(module, Int4Linear):
             yield name, module.weights()
         elif isinstance(module, Part) and isinstance(module.merged.linear, Int4Linear):
-            yield name, module.merged.linear.weights().split(module.merged.sizes)[module.place]
+            yield name, module.merged.linear.weights().split(module.merged.sizes)[module.index]

@@ -1,0 +1,613 @@
+"""Passes of a model on the CPU over packed products (`levels.products`): attention that reads
+grouped keys as they lie, fused decoder layers of known families, and all of them in one call.
+
+Eager, there are some 60 small operators between the products of a layer, which take as long as the
+products of a pass of one token. All these give a token the same bits whatever stands beside it:
+alone, in a verification, in a batch and in its prompt. They run on a copy of the modules. A model
+that is run as the user gave it keeps its attention, whose rounding is part of its distribution.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from ..kv_cache import RollbackCache
+from ..ops import attention as cache_attention
+from ..ops import layer as operators
+from ..ops.decoder import DecoderLayers, LayerWeights
+from .base import LevelOutput
+from .models import gather
+from .products import (
+    OneDnnLinear,
+    Part,
+    QuantizedLinear,
+    RowProduct,
+    hooked,
+    is_packable,
+    pack_linear,
+    replaced,
+    with_adapters,
+)
+
+# ---- attention -----------------------------------------------------------------------------------
+
+NAME = "polyspec_grouped"
+# Arguments that mean more than a mask; none of them comes with the models this is used for so far.
+_MORE = frozenset(("position_bias", "cache", "s_aux", "softcap", "head_mask"))
+# For each call of `grouped_attention` on this thread, whether the operator took it.
+_calls: ContextVar[list[bool] | None] = ContextVar("calls", default=None)
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend as transformers' sdpa attention does: ``[B, Hq, T, D]`` queries over
+    ``[B, Hkv, N, D]`` keys to ``[B, T, Hq, D]``.
+
+    Where there is a mask transformers first copies every key and value head once per query head of
+    its group, and torch's kernel rounds by how many queries there are.
+    """
+    tokens, causal = query.shape[2], False
+    if attention_mask is None and tokens > 1:
+        stated = arguments.get("is_causal")
+        causal = bool(getattr(module, "is_causal", True) if stated is None else stated)
+    # (Several tokens without a mask are the first of a text. Others would see what they saw in
+    # transformers: as many keys.)
+    more = _MORE.intersection(arguments)
+    other = causal and tokens != key.shape[2]
+    other = other or bool(more and any(arguments[name] is not None for name in more))
+    taken = not other and cache_attention.takes(query, key, value, attention_mask)
+    calls = _calls.get()
+    if calls is not None:
+        calls.append(taken)
+    if other:
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, **arguments
+        )
+        return plain
+    if taken:
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        made = cache_attention.attention(query, key, value, attention_mask, scale, causal)
+        return made, None
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def _watched() -> Iterator[list[bool]]:
+    calls: list[bool] = []
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
+
+
+def _additive_mask(*form: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+    # transformers' mask for sdpa, and None where that is, in the form that the operator takes.
+    visible = sdpa_mask(*form, **options)
+    if visible is None:
+        return None
+    shown = torch.zeros((), dtype=dtype, device=visible.device)
+    return torch.where(visible, shown, torch.finfo(dtype).min)
+
+
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, _additive_mask)
+
+
+def use_grouped(made: nn.Module) -> None:
+    """Have the modules of `made` attend so, where they used sdpa. Their configurations, by which
+    modules find their attention, become copies; the module objects must be the caller's."""
+    config: Any = getattr(made, "config", None)
+    if getattr(config, "_attn_implementation", None) != "sdpa":
+        return
+    copies: dict[int, Any] = {}
+    copy.deepcopy(config, copies)._attn_implementation = NAME
+    for module in made.modules():
+        before = getattr(module, "config", None)
+        if id(before) in copies:
+            module.config = copies[id(before)]
+
+
+# ---- fused decoder layers ------------------------------------------------------------------------
+
+# Families by the names of their modules and classes.
+_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_FUSED_DTYPES = (torch.float32, torch.bfloat16)
+_SILU = ("SiLU", "SiLUActivation")
+_WIDEST_HEAD = 512  # that `ops.layer.rotary` takes
+
+
+class _Norm(nn.Module):
+    """RMSNorm."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
+        made = operators.rms_norm(rows, self.weight, self.variance_epsilon)
+        return made.view(hidden_states.shape)
+
+
+class _Mlp(nn.Module):
+    """The gated layer over merged projections."""
+
+    gate_proj: Part
+    down_proj: RowProduct
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
+        return self.down_proj.forward(operators.gated(both)).view(x.shape)
+
+
+class _Attention(nn.Module):
+    """Attention over merged projections."""
+
+    q_proj: Part
+    o_proj: RowProduct
+    q_norm: _Norm
+    k_norm: _Norm
+    head_dim: int
+    layer_idx: int
+    scaling: float
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **arguments: Any,
+    ) -> tuple[torch.Tensor, None]:
+        merged, width = self.q_proj.merged, self.head_dim
+        batch, tokens, features = hidden_states.shape
+        linear: Any = merged.linear
+        product = linear.product(hidden_states.reshape(-1, features))
+        heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
+        norms: tuple[Any, ...] = ()
+        if hasattr(self, "q_norm"):
+            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
+        query, key, value = operators.rotary(
+            product, linear.late_bias, *position_embeddings, batch, heads, groups, *norms
+        )
+        cache = past_key_values if cache is None else cache  # as older releases call it
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        made, _ = grouped_attention(
+            self, query, key, value, attention_mask, scaling=self.scaling, **arguments
+        )
+        rows = self.o_proj.forward(made.view(batch * tokens, heads * width))
+        return rows.view(batch, tokens, -1), None
+
+
+class _Layer(nn.Module):
+    """A decoder layer: attention and the gated layer, each behind a norm, each added."""
+
+    self_attn: nn.Module
+    mlp: nn.Module
+    input_layernorm: _Norm
+    post_attention_layernorm: _Norm
+
+    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **arguments)
+        norm, shape = self.post_attention_layernorm, hidden_states.shape
+        rows = hidden_states.reshape(-1, shape[-1])
+        residual, normed = operators.add_rms_norm(
+            rows, attended.reshape(rows.shape), norm.weight, norm.variance_epsilon
+        )
+        made: torch.Tensor = residual.view(shape) + self.mlp(normed.view(shape))
+        return made
+
+
+@torch.inference_mode()
+def use_fused(made: nn.Module) -> None:
+    """Have the modules of `made` that are known compute with one operator each for norms, heads and
+    activations (`ops.layer`); the objects must be the caller's.
+
+    A module is replaced where it is exactly a class of `transformers` of these families and its
+    parts have no hooks.
+    """
+    dtypes = {parameter.dtype for parameter in made.parameters()}
+    if len(dtypes) != 1 or not dtypes < set(_FUSED_DTYPES):
+        return
+    for name, fits, kind in (
+        ("RMSNorm", _fits_norm, _Norm),
+        ("MLP", _fits_mlp, _Mlp),
+        ("Attention", _fits_attention, _Attention),
+        ("DecoderLayer", _fits_layer, _Layer),  # of those above
+    ):
+        for module in made.modules():
+            base: Any = type(module)
+            if _is_known(base, name) and fits(module):
+                module.__class__ = _subclass(base, kind)
+
+
+def _is_known(kind: type, name: str) -> bool:
+    return any(
+        kind.__module__ == f"transformers.models.{family}.modeling_{family}"
+        and kind.__name__ == prefix + name
+        for family, prefix in _FAMILIES.items()
+    )
+
+
+@functools.cache
+def _subclass(base: type, kind: type) -> type:
+    # The same one for every model.
+    return type(f"Fused{base.__name__}", (kind, base), {})
+
+
+def _runs(module: nn.Module, kind: type) -> bool:
+    return isinstance(module, kind) and not hooked(module)
+
+
+def _fits_norm(module: Any) -> bool:
+    return bool(module.weight.device.type == "cpu")
+
+
+def _fits_mlp(module: Any) -> bool:
+    if type(module.act_fn).__name__ not in _SILU or hooked(module.act_fn):
+        return False
+    return _are_merged(module, "gate_proj", "up_proj") and _runs(module.down_proj, RowProduct)
+
+
+def _fits_attention(module: Any) -> bool:
+    if getattr(module.config, "_attn_implementation", None) != NAME:
+        return False
+    if not (_are_merged(module, "q_proj", "k_proj", "v_proj") and _runs(module.o_proj, RowProduct)):
+        return False
+    norms = [module.q_norm, module.k_norm] if hasattr(module, "q_norm") else []
+    alike = len({norm.variance_epsilon for norm in norms}) < 2
+    width = module.head_dim % 2 == 0 and module.head_dim <= _WIDEST_HEAD
+    return alike and width and all(_runs(norm, _Norm) for norm in norms)
+
+
+def _fits_layer(module: Any) -> bool:
+    return _runs(module.post_attention_layernorm, _Norm)
+
+
+def _are_merged(module: Any, *names: str) -> bool:
+    """Return whether these projections are all the parts of one product, in that order."""
+    parts = [getattr(module, name) for name in names]
+    if not all(_runs(part, Part) for part in parts):
+        return False
+    merged = parts[0].merged
+    in_order = all(part.merged is merged and part.index == i for i, part in enumerate(parts))
+    return in_order and len(merged.sizes) == len(parts) and _runs(merged.linear, RowProduct)
+
+
+# ---- all layers in one call ----------------------------------------------------------------------
+
+
+class StackedPass:
+    """Passes of a model whose layers are fused and of one shape: embeddings, layers, norm and head,
+    in place of transformers' forward. The results are the bits of layer by layer.
+
+    Layer by layer, a short pass of a small model spends much of its time between its products, on
+    calls, allocations and checks.
+
+    Args:
+        model: whose modules are a copy.
+        native: its layers as the operator has them.
+    """
+
+    def __init__(self, model: Any, native: DecoderLayers) -> None:
+        self.model, self.native = model, native
+        layers: list[Any] = list(model.model.layers)
+        self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
+        # Looked at by every pass. The tables and parameters stay these objects, whatever is hung
+        # into the ones and whatever memory the others are given.
+        self._hooks = [
+            table
+            for module in (model, model.model, *layers)
+            for table in (module._forward_hooks, module._forward_pre_hooks)
+        ]
+        self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        inputs: dict[str, Any],
+        cache: Any,
+        keep: int,
+        indices: torch.Tensor | None = None,
+        hidden_layers: Sequence[int] = (),
+    ) -> LevelOutput | None:
+        """Run the pass. None, and nothing done: the pass is one for the model itself, as where
+        modules have hooks or the cache is another.
+
+        Args:
+            tokens: ``[B, T]`` int64.
+            inputs: of `RollbackCache.inputs`, with which the cache is prepared.
+            keep, indices: logits are wanted behind the last `keep` tokens, or behind those of
+                `indices`, ``[B, keep]``.
+            hidden_layers: whose states are wanted (`levels.base.Hidden`).
+        """
+        model, body = self.model, self.model.model
+        if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
+            return None
+        # The norms are the user's model's, and may have been moved or converted.
+        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
+            return None
+        rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
+        # Several tokens without a mask are the first of a text.
+        causal = mask is None and width > 1
+        if (causal and rows.span != width) or isinstance(mask, dict):
+            return None
+        slots = cache.begin_layers(self.numbers)
+        if slots is None:
+            return None
+        x = body.embed_tokens(tokens)
+        cosine, sine = body.rotary_emb(x, inputs["position_ids"])
+        count, taken = len(self.numbers), list[int]()
+        if hidden_layers:
+            taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
+        made, entering, status = self.native(
+            x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
+        )
+        if rows.at is None:  # else there was room, as the host knows
+            rows.status.bitwise_or_(status)
+        last = body.norm(made)
+        wanted = last[:, -keep:] if indices is None else gather(last, indices)
+        logits = model.get_output_embeddings()(wanted)
+        if not hidden_layers:
+            return LevelOutput(logits)
+        states = {**dict(zip(taken, entering, strict=True)), count: made, -1: last}
+        return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
+
+
+def stacked_pass(model: Any) -> StackedPass | None:
+    """Return the pass of a model with fused layers, all alike; None: of another."""
+    body = getattr(model, "model", None)
+    if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
+        return None
+    layers: list[Any] = list(body.layers)  # type: ignore[union-attr]
+    if not layers or not all(map(_is_whole, layers)):
+        return None
+    if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
+        return None
+    shapes = {_shape(layer) for layer in layers}
+    weights = [each for each in map(_weights, layers) if each is not None]
+    norms = [[norm.weight for norm in _norms_of(layer)] for layer in layers]
+    kinds = {(weight.dtype, weight.is_contiguous()) for of_layer in norms for weight in of_layer}
+    sizes = {tuple(map(len, of_layer)) for of_layer in norms}
+    if len(weights) != len(layers) or {len(shapes), len(kinds), len(sizes)} != {1}:
+        return None
+    return StackedPass(model, DecoderLayers(weights, *shapes.pop()))
+
+
+def _is_whole(layer: Any) -> bool:
+    """Return whether a decoder layer and all its parts are fused, and no part has hooks."""
+    if not isinstance(layer, _Layer):
+        return False
+    parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
+    return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp)))
+
+
+def _shape(layer: Any) -> tuple[int, int, int, float, float]:
+    """Return heads of queries and of keys, width of the gated layer, epsilon and scale."""
+    attends, width = layer.self_attn, layer.self_attn.head_dim
+    heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
+    epsilon, scale = layer.input_layernorm.variance_epsilon, attends.scaling
+    return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
+
+
+def _weights(layer: Any) -> LayerWeights | None:
+    attends, mlp = layer.self_attn, layer.mlp
+    products: list[RowProduct] = [
+        attends.q_proj.merged.linear, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
+    ]  # fmt: skip
+    matrices = [product.matrices() for product in products]
+    norms = _norms_of(layer)
+    # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
+    late, *others = (product.late_bias for product in products)
+    if not all(matrices) or any(bias is not None for bias in others):
+        return None
+    if len({norm.variance_epsilon for norm in norms}) != 1:
+        return None
+    first, second, *heads = (norm.weight.detach() for norm in norms)
+    query, key = heads or (None, None)
+    return LayerWeights(first, second, late, query, key, *matrices)
+
+
+def _norms_of(layer: Any) -> list[Any]:
+    # In the order of `DecoderLayers.norms`.
+    attends = layer.self_attn
+    heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
+    return [layer.input_layernorm, layer.post_attention_layernorm, *heads]
+
+
+# ---- what a level's passes run -------------------------------------------------------------------
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+# How far logits of the packed model may be from the model's, relative to the largest.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Of 4-bit copies, which round activations to 8 bits: the last bit of one may move it by 1 / 254.
+_TOLERANCE_QUANTISED = 0.1
+# Just below the largest block by which glibc's threshold moves.
+_LARGEST_KEPT = (32 << 20) - (64 << 10)
+
+
+class Runs(NamedTuple):
+    """What a level's passes run in place of its model.
+
+    Attributes:
+        model: the model or a copy of its modules.
+        varies: operations whose result for a token may depend on the other tokens of a pass:
+            "attention", "products", "head". Empty: logits are the same bits in any batch. None:
+            unknown.
+    """
+
+    model: Any
+    varies: tuple[str, ...] | None = None
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Return whether there is a linear layer to pack."""
+    return any(map(is_packable, model.modules()))
+
+
+def pack_layers(module: _Model, merge: bool = True) -> _Model:
+    """Return `module` with packed linear layers: a copy of its modules that shares every other
+    parameter and buffer with it. Later changes of its linear weights are not seen. Only plain
+    `nn.Linear` layers on the CPU are packed. With `merge`, projections of one input are one
+    product."""
+    made: _Model = replaced(module, is_packable, pack_linear, merge)
+    return made
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
+
+    Else it gives the larger temporaries of every operator back to the system and has them faulted
+    in again page by page, which a prefill of several prompts feels. Its threshold follows the
+    largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in the
+    environment come first), so one such block is made, of which no page is touched.
+    Other allocators do not mind.
+    """
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
+
+
+def packed(model: nn.Module, name: str) -> Runs:
+    """Return `model` with packed linear layers (`pack_layers`), grouped attention in place of sdpa
+    and fused layers. Layers of 4-bit weights are packed already. The process keeps freed memory
+    from then on (`keep_freed_memory`).
+
+    Raises:
+        ValueError: the model cannot be run so; names the level `name` and the reason.
+    """
+    if not can_pack(model) and not _is_quantised(model):
+        raise ValueError(
+            f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
+            f"to pack, given {type(model).__name__} without any"
+        )
+    other = _patched_forward(model)
+    if other is not None:
+        raise ValueError(
+            f"{name}: expected modules with their class's forward to pack, given another one at "
+            f"{other}"
+        )
+    keep_freed_memory()
+    # A model may use its projections in a way that wants each one's memory apart.
+    for merge in (True, False):
+        try:
+            difference, runs = _compared(model, pack_layers(model, merge))
+        except RuntimeError:
+            if merge:
+                continue
+            raise
+        except AttributeError as error:
+            advice = "merge_and_unload() or pack=False" if with_adapters(model) else "pack=False"
+            raise ValueError(
+                f"{name}: expected modules that call their linear layers and read nothing else of "
+                f"them, to pack, given {type(model).__name__} ({error}); use {advice}"
+            ) from error
+        if difference <= _tolerance(model):
+            return runs
+    raise ValueError(
+        f"{name}: expected the packed model's logits to be the model's, given a relative "
+        f"difference of {difference:.1e}; use it unpacked"
+    )
+
+
+def unpacked(model: nn.Module) -> Runs:
+    """Return `model` itself; with grouped attention in place of sdpa and fused layers where it is a
+    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it."""
+    if not _is_quantised(model):
+        return Runs(model)
+    if _patched_forward(model) is None:
+        difference, runs = _compared(model, replaced(model, lambda _: False, pack_linear))
+        if difference <= _tolerance(model):
+            return runs
+    return Runs(model, _varying(model, False))
+
+
+@torch.inference_mode()
+def _compared(model: Any, made: Any) -> tuple[float, Runs]:
+    """Have `made` group its attention and fuse its layers, and compare its logits with those of
+    `model`, behind some tokens of two texts, one of them hidden.
+
+    Returns:
+        The difference relative to the largest logit, the worst in float32. In fewer bits a state
+        can be so large that rounding alone moves all logits of its token: there it is the median of
+        a text, the larger of two.
+    """
+    use_grouped(made)
+    use_fused(made)
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    input_ids = torch.arange(1, 17).view(2, 8) * vocab_size // 17
+    mask = torch.ones_like(input_ids)
+    mask[0, 0] = 0
+    inputs = {"input_ids": input_ids, "attention_mask": mask}
+    inputs |= {"use_cache": False, "return_dict": True}
+    wanted = model(**inputs).logits[:, 1:].float()
+    with _watched() as calls:
+        logits = made(**inputs).logits[:, 1:].float()
+    scale = wanted.abs().amax(-1).clamp_min(1e-30)
+    differences = ((logits - wanted).abs().amax(-1) / scale).nan_to_num(nan=torch.inf)
+    exact = next(model.parameters()).dtype == torch.float32 and not _is_quantised(model)
+    by_text = differences.amax(-1) if exact else differences.median(-1).values
+    attends = bool(calls) and all(calls)
+    return float(by_text.max()), Runs(made, _varying(made, attends))
+
+
+def _varying(model: Any, attends: bool) -> tuple[str, ...]:
+    """Return `Runs.varies`. `attends`: all attention goes through the operator."""
+    head = model.get_output_embeddings()
+    others = (module for module in model.modules() if module is not head)
+    varies = {
+        "attention": not attends,
+        "products": any(map(_multiplies_elsewhere, others)),
+        "head": head is not None and _multiplies_elsewhere(head),
+    }
+    return tuple(name for name, does in varies.items() if does)
+
+
+def _multiplies_elsewhere(module: nn.Module) -> bool:
+    """Return whether a module has a matrix that others than this package multiply with. (Packed
+    ones are vectors of bytes, and masks are bool.)"""
+    if isinstance(module, OneDnnLinear):
+        return True
+    tensors = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    matrix = any(tensor.dim() > 1 and tensor.dtype != torch.bool for tensor in tensors)
+    return matrix and not isinstance(module, nn.Embedding)
+
+
+def _is_quantised(model: nn.Module) -> bool:
+    return any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+def _patched_forward(model: nn.Module) -> str | None:
+    """Return the path of a module whose forward is not its class's; None: there is none."""
+    named = model.named_modules()
+    return next((path or "the top" for path, module in named if "forward" in module.__dict__), None)
+
+
+def _tolerance(model: nn.Module) -> float:
+    if _is_quantised(model):
+        return _TOLERANCE_QUANTISED
+    return _TOLERANCE.get(next(model.parameters()).dtype, 1e-4)

@@ -1,0 +1,315 @@
+"""What an element of a chain stands for: one table for `Chain`, `ps.plan` and the command line.
+
+Each kind of element has a `Loader`. The modules that know a kind register it: models and users'
+levels here, drafters and the words for what stands below a target in `drafters.named`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from .. import arguments
+from ..arguments import shown
+from ..kv_cache.factory import device_of
+from . import base
+from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
+from .gguf import GgufFile, has_blocks
+from .hugging_face import HuggingFaceLevel, level_of
+from .sources import found, load_model
+
+
+def load(
+    place: str | Path,
+    dtype: torch.dtype | str | None = None,
+    device: str | torch.device | None = None,
+    *,
+    pack: bool = False,
+    blocks: bool = True,
+    name: str = "place",
+) -> HuggingFaceLevel | EncoderDecoderLevel:
+    """Load a level from a model id, directory or GGUF file.
+
+    Args:
+        place, dtype, device, blocks, name: as of `load_model`.
+        pack: see `HuggingFaceLevel`.
+
+    Raises:
+        TypeError, ValueError: as of `load_model`.
+    """
+    model = load_model(place, dtype, device, blocks=blocks, name=name)
+    if is_encoder_decoder(model):
+        return EncoderDecoderLevel(model)
+    return HuggingFaceLevel(model, pack=pack)
+
+
+@runtime_checkable
+class Level(base.Level, Protocol):
+    """`levels.base.Level`, which see. ``Level(model, ...)`` itself is short for
+    ``HuggingFaceLevel(model, ...)``, whose arguments it takes: ``Level(copy,
+    shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an `EncoderDecoderLevel`.
+    Of an id or path the model is loaded first, with `dtype` and `device` as `load` takes them. (A
+    type checker that makes no protocols wants the long name.)"""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        # Classes that name the protocol as their base are made as any other.
+        if cls is not Level:
+            return super().__new__(cls)
+        if args and isinstance(args[0], str | Path):
+            where = {name: options.pop(name, None) for name in ("dtype", "device")}
+            args = (load_model(args[0], **where, name="model"), *args[1:])
+        both = args and is_encoder_decoder(args[0])
+        return (EncoderDecoderLevel if both else HuggingFaceLevel)(*args, **options)
+
+
+# ---- elements of chains --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A causal language model, of which a level can be made in several ways.
+
+    Attributes:
+        level: from data type (None: as `levels.load` has it) and `pack` to a level.
+        config: of the model.
+        model: None where it is loaded by `level`, in any data type.
+    """
+
+    level: Callable[[torch.dtype | str | None, bool], Any]
+    config: Callable[[], Any]
+    model: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of a loader beside the element.
+
+    Attributes:
+        name: of the element, for messages.
+        above: the levels above it, target first.
+        dtype, device: of what is loaded, as `levels.load` takes them.
+        pack: of the levels that are made (`HuggingFaceLevel`).
+        choose: makes the level of a model on the CPU, whatever `pack` says; None: `pack` decides.
+    """
+
+    name: str = "level"
+    above: Sequence[Any] = ()
+    dtype: torch.dtype | str | None = None
+    device: str | torch.device | None = None
+    pack: bool = False
+    choose: Callable[[ModelSource], Any] | None = None
+
+    def target(self, what: str) -> HuggingFaceLevel:
+        """Return the chain's target, which `what` needs to be a Hugging Face model.
+
+        Raises:
+            ValueError: it is none; `what` begins the message.
+        """
+        if self.above and isinstance(self.above[0], HuggingFaceLevel):
+            return self.above[0]
+        given = shown(self.above[0]) if self.above else "nothing above it"
+        raise ValueError(f"{self.name}: expected {what}, given {given}")
+
+
+class Loader(Protocol):
+    """One kind of element.
+
+    Attributes:
+        expects: what it loads, for messages.
+        gives: what `load` returns is of one of these types.
+        words: what a user may write for it, as messages show it.
+    """
+
+    expects: str
+    gives: tuple[type, ...]
+    words: tuple[str, ...] = ()
+
+    def matches(self, thing: object) -> bool:
+        """Return whether `thing`, which may be anything, is of this kind."""
+        ...
+
+    def load(self, thing: Any, options: Options) -> Any:
+        """Return the level or drafter that `thing` stands for.
+
+        Raises:
+            TypeError, ValueError: it cannot be had; begins with ``options.name``.
+        """
+        ...
+
+
+class Registry:
+    """Loaders, of which the one registered last is asked first."""
+
+    def __init__(self) -> None:
+        self._loaders: list[Loader] = []
+
+    def register(self, loader: Loader) -> None:
+        """Ask `loader` from now on, before all that are known.
+
+        Raises:
+            TypeError, ValueError: it does not have the form of a `Loader`; names it.
+        """
+        _require_loader(loader)
+        self._loaders.insert(0, loader)
+
+    def remove(self, loader: Loader) -> None:
+        """Ask `loader` no more."""
+        self._loaders.remove(loader)
+
+    def resolve(self, thing: Any, options: Options) -> Any:
+        """Return the level or drafter that an element of a chain stands for.
+
+        Raises:
+            TypeError: no loader knows it; tells what would do.
+            TypeError, ValueError: it cannot be had.
+        """
+        for loader in self._loaders:
+            if loader.matches(thing):
+                made = loader.load(thing, options)
+                if not isinstance(made, loader.gives):
+                    kinds = " or ".join(kind.__name__ for kind in loader.gives)
+                    raise TypeError(
+                        f"{options.name}: expected {type(loader).__name__}.load to return {kinds}, "
+                        f"given {shown(made)}"
+                    )
+                return made
+        known = "; ".join(loader.expects for loader in reversed(self._loaders))
+        raise TypeError(f"{options.name}: expected one of: {known}; given {shown(thing)}")
+
+    def near(self, text: str) -> str | None:
+        """Return a hint where a word is near one that is known: no model has such an id, and asking
+        for one takes long."""
+        if "/" in text or Path(text).exists():
+            return None
+        words = {_letters(word): word for loader in self._loaders for word in loader.words}
+        close = difflib.get_close_matches(_letters(text), words, 1, 0.8)
+        return f"did you mean {words[close[0]]}?" if close else None
+
+
+def _letters(word: str) -> str:
+    # What users write alike: without capitals, hyphens, spaces and what follows a colon.
+    return re.sub(r"[^a-z]", "", word.lower().partition(":")[0])
+
+
+def _require_loader(loader: Any) -> None:
+    """Refuse what does not have the form of a `Loader`."""
+    name = type(loader).__name__
+    if isinstance(loader, type):
+        raise TypeError(f"loader: expected an object, given the class {loader.__name__}")
+    expects, words, gives = (getattr(loader, x, None) for x in ("expects", "words", "gives"))
+    if not isinstance(expects, str) or not expects:
+        raise TypeError(f"{name}.expects: expected what it loads in words, given {shown(expects)}")
+    if not isinstance(words, tuple) or not all(isinstance(x, str) and _letters(x) for x in words):
+        raise TypeError(f"{name}.words: expected a tuple of words, given {shown(words)}")
+    if not isinstance(gives, tuple) or not gives or not all(isinstance(x, type) for x in gives):
+        raise TypeError(f"{name}.gives: expected a tuple of types, given {shown(gives)}")
+    for method, count in (("matches", 1), ("load", 2)):
+        try:
+            inspect.signature(getattr(loader, method)).bind(*[None] * count)
+        except (AttributeError, TypeError) as error:
+            raise TypeError(
+                f"{name}: expected a method {method} of {count} arguments: {error}"
+            ) from error
+    for stranger in (None, 0, object(), object):
+        answer = loader.matches(stranger)
+        if answer is not False:
+            raise ValueError(
+                f"{name}.matches: expected False of {shown(stranger)}, given {shown(answer)}"
+            )
+
+
+ELEMENTS = Registry()
+
+
+class _Path(Loader):
+    expects = "a model id, or the directory or GGUF file of a model"
+    gives = (HuggingFaceLevel, EncoderDecoderLevel)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, str | Path)
+
+    def load(self, thing: str | Path, options: Options) -> Any:
+        name, device = options.name, arguments.device("device", options.device)
+        near = ELEMENTS.near(thing) if isinstance(thing, str) else None
+        if near is not None:
+            raise ValueError(
+                f"{name}: expected a model or a drafter's word, given {thing!r}; {near}"
+            )
+
+        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+            return load(thing, dtype, device, pack=pack, name=name)
+
+        def config() -> Any:
+            with found(name, thing) as source:
+                return source.config()
+
+        with found(name, thing) as source:
+            if source.is_adapter and (options.choose is not None or options.pack):
+                raise ValueError(
+                    "an adapter, whose layers are not packed: pack=False, or merge it "
+                    "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
+                )
+            in_blocks = source.file is not None and has_blocks(GgufFile(source.file))
+        if options.choose is None or (device is not None and device.type != "cpu"):
+            return level(options.dtype, options.pack)
+        if in_blocks:  # whose weights are what they are
+            model = load_model(thing, options.dtype, device, name=name)
+            return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
+        return options.choose(ModelSource(level, config))
+
+
+class _UsersLevel(Loader):
+    expects = "an object with vocab_size, prefill, forward and rollback"
+    gives = (base.Level,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, base.Level) and not isinstance(thing, type)
+
+    def load(self, thing: base.Level, options: Options) -> base.Level:
+        # What it says of its logits must be something that the operators can read.
+        name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
+        size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
+        if not 1 <= size <= arguments.SIZE_MAX:
+            raise ValueError(
+                f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {thing.vocab_size}"
+            )
+        arguments.place(f"{name}: device", getattr(thing, "device", "cpu"))
+        return thing
+
+
+class _EncoderDecoder(Loader):
+    expects = "a Hugging Face encoder-decoder model"
+    gives = (EncoderDecoderLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return is_encoder_decoder(thing)
+
+    def load(self, thing: Any, options: Options) -> EncoderDecoderLevel:
+        return EncoderDecoderLevel(thing)
+
+
+class _Model(Loader):
+    expects = "a Hugging Face causal model"
+    gives = (HuggingFaceLevel,)
+
+    def matches(self, thing: object) -> bool:
+        return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
+
+    def load(self, thing: Any, options: Options) -> Any:
+        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+            return level_of(thing, pack)
+
+        if options.choose is not None and device_of(thing).type == "cpu":
+            return options.choose(ModelSource(level, lambda: thing.config, thing))
+        return level(None, options.pack)
+
+
+for _loader in (_Model(), _EncoderDecoder(), _UsersLevel(), _Path()):
+    ELEMENTS.register(_loader)

@@ -1,0 +1,680 @@
+"""What levels ask of a model of `transformers`: its facts, whether it changed, its hidden states,
+and whether its cached passes give the logits that one pass over the whole text gives."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .. import arguments
+from ..kv_cache.factory import device_of
+from ..tensors import RowCounts, padded
+from ..validate import LOGITS_DTYPES
+from . import base
+from .base import IdMap, InputBlock
+from .products import TrimmedHead
+from .sources import tokenizer_at
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelLevel:
+    """A model of `transformers` whose logits `verify` can read.
+
+    Args:
+        model: in eval mode.
+        name: for messages.
+
+    Attributes:
+        device: of tokens and logits.
+        vocab_size: ids that it reads are below it.
+        id_map: which of them it has logits of, where its head was trimmed; None: of all.
+        max_length: longest context; None: no limit.
+
+    Raises:
+        ValueError: in training mode, without weights, or with logits that cannot be read; names the
+            level.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self.model, self.name = model, name
+        if model.training:
+            raise ValueError(
+                f"{name}: expected a model in eval mode, given one in training mode; call "
+                "model.eval()"
+            )
+        self.device = device_of(model)
+        _require_logits(model, self.device, name)
+        config = model.config.get_text_config(decoder=True)
+        head = model.get_output_embeddings()
+        self.id_map: IdMap | None = None
+        self.vocab_size = int(getattr(head, "out_features", None) or config.vocab_size)
+        if isinstance(head, TrimmedHead):
+            self.vocab_size = head.vocab_size
+            self.id_map = IdMap(head.vocab_size, head.drawn)
+        longest = getattr(config, "max_position_embeddings", None)
+        # Some configurations say -1 for any length.
+        self.max_length: int | None = longest if longest is not None and longest > 0 else None
+
+    def __repr__(self) -> str:
+        kinds = type(self).__name__, type(self.model).__name__
+        return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text, from the generation configuration."""
+        return eos_ids(self.model)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Load the tokenizer beside the model's weights, or None. Never asks the network."""
+        path, found = getattr(self.model, "name_or_path", ""), None
+        with contextlib.suppress(ValueError):
+            found = tokenizer_at(path, local=True) if path else None
+        return found
+
+
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Return the ids that end a text, from the generation configuration or else the model's."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
+
+
+def cache_name(model: Any) -> str:
+    """Return the name of the cache among a model's arguments: ``cache`` from transformers 5.24 on,
+    ``past_key_values`` before it and of a user's model."""
+    names = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in names and "past_key_values" not in names else "past_key_values"
+
+
+def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
+    """Refuse a model whose logits `verify` cannot read, as far as its head tells."""
+    # Weights that accelerate keeps elsewhere are on the meta device between passes.
+    offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
+    missing = not offloaded and any(p.is_meta for p in model.parameters())
+    if missing or device.type == "meta":
+        raise ValueError(f"{name}: expected a model with its weights, given one on the meta device")
+    arguments.place(f"{name}: device", device)
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    # A quantised head, of another class, multiplies in a type that its weights do not tell.
+    told = type(head) is nn.Linear or kind == torch.float64
+    if told and kind not in LOGITS_DTYPES:
+        raise ValueError(
+            f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
+            f"of {kind}"
+        )
+
+
+# ---- as people see a level -----------------------------------------------------------------------
+
+
+def level_line(level: Any) -> str:
+    """Describe a level's model, as in ``1.3M parameters, float32, cpu``, and how it runs; the class
+    of a level that has no model of torch's."""
+    model: Any = getattr(level, "model", None)
+    if not isinstance(model, nn.Module):
+        return f"{type(level).__name__}, vocabulary of {level.vocab_size}, {base.device_of(level)}"
+    weights = list(model.parameters())  # a tied one once
+    plain = [weight for weight in weights if weight.dtype.is_floating_point]
+    count = sum(weight.numel() for weight in plain) + sum(_quantised(model))
+    units = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+    short = (f"{count / size:.1f}{unit}" for size, unit in units if count >= size)
+    devices = _distinct(weight.device for weight in weights) or str(base.device_of(level))
+    how = ["packed"] if getattr(level, "pack", False) is True else []
+    varies, choice = getattr(level, "varies", None), getattr(level, "choice", None)
+    if varies is not None:
+        how.append("block-invariant" + (f" but for {' and '.join(varies)}" if varies else ""))
+    if choice is not None:
+        how.append(f"chosen {choice}")
+    kinds = _distinct(weight.dtype for weight in plain)
+    words = f"{next(short, str(count))} parameters", kinds, devices, *how
+    return ", ".join(word for word in words if word)
+
+
+def num_parameters(level: Any) -> int | None:
+    """Count the parameters of a level's model; None where that cannot be told: no model of torch's,
+    or quantised layers."""
+    model: Any = getattr(level, "model", None)
+    if not isinstance(model, nn.Module) or has_quantised_layers(model):
+        return None
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def has_quantised_layers(model: nn.Module) -> bool:
+    """Return whether a linear layer has no plain weights, whoever has quantised it."""
+    return any(True for _ in _quantised(model))
+
+
+def is_sharded(thing: Any) -> bool:
+    """Return whether other processes hold shards of the weights of a model, or of a level's
+    (`torch.distributed.tensor.DTensor`)."""
+    model = thing if isinstance(thing, nn.Module) else getattr(thing, "model", None)
+    weights = model.parameters() if isinstance(model, nn.Module) else ()
+    return any(getattr(weight, "device_mesh", None) is not None for weight in weights)
+
+
+def _quantised(model: nn.Module) -> Iterator[int]:
+    """Yield the number of weights of each linear layer that has no plain ones."""
+    for module in model.modules():
+        inputs, outputs = (getattr(module, f"{end}_features", None) for end in ("in", "out"))
+        if isinstance(inputs, int) and isinstance(outputs, int):
+            weight, count = getattr(module, "weight", None), inputs * outputs
+            if (
+                not isinstance(weight, torch.Tensor)
+                or not weight.is_floating_point()
+                or weight.numel() != count
+            ):
+                yield count
+
+
+def _distinct(things: Any) -> str:
+    return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
+
+
+# ---- models that change behind their level -------------------------------------------------------
+
+# Hooks of transformers record outputs that somebody asked for, and those of this package come and
+# go within a pass.
+_PASSING = ("transformers.", "polyspec_ext.")
+_SAMPLED = 4  # rows and columns of a packed matrix that are compared
+
+
+def require_no_autocast(device: torch.device, name: str) -> None:
+    """Refuse `torch.autocast` on `device`.
+
+    Raises:
+        ValueError: it is on; the message begins with `name`, of the level.
+    """
+    if torch.is_autocast_enabled(device.type):
+        raise ValueError(
+            f"{name}: expected a call outside torch.autocast, given one inside "
+            f"torch.autocast({device.type!r}), where layers and caches have several data types; "
+            "load the model in the type that is wanted"
+        )
+
+
+class Unchanged:
+    """The modes, sizes and types of a model at the time that its level is made.
+
+    Args:
+        model: of the level.
+        name: of the level, for messages.
+        copied: passes run a copy of the model's modules, without its later hooks and modules, and
+            with copies of its linear weights. These are compared as well then.
+    """
+
+    def __init__(self, model: Any, name: str, *, copied: bool = False) -> None:
+        self._model, self._name, self._device = model, name, device_of(model)
+        self._copied = copied
+        self._modules: list[nn.Module] = list(model.modules())
+        # Modules whose weights the passes do not look for again, and views of some of these.
+        self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
+        self._sampled: dict[torch.dtype, list[torch.Tensor]] = {}
+        for weight in self._bound_weights():
+            steps = [max(1, size // _SAMPLED) for size in weight.shape]
+            view = weight.detach()[tuple(slice(None, None, step) for step in steps)]
+            self._sampled.setdefault(weight.dtype, []).append(view)
+        self._before = self._facts()
+
+    def require(self) -> None:
+        """Refuse a call of a changed model, and one under `torch.autocast`.
+
+        Raises:
+            ValueError: names the level and what changed.
+        """
+        require_no_autocast(self._device, self._name)
+        now = self._facts()
+        if now == self._before:
+            return
+        what = next(key for key, value in now.items() if value != self._before[key])
+        hint = "make the level anew"
+        if what == "training modes" and self._model.training:
+            hint = "call model.eval()"
+        elif what in ("hooks", "modules", "weights"):
+            hint += ", without pack where they are to change between calls"
+        raise ValueError(
+            f"{self._name}: expected the model as it was when its level was made, given one with "
+            f"other {what}; {hint}"
+        )
+
+    def _bound_weights(self) -> Iterator[torch.Tensor]:
+        return (weight for layer in self._bound for weight in layer.parameters(recurse=False))
+
+    def _facts(self) -> dict[str, Any]:
+        model, modules = self._model, self._modules
+        head, embeds = model.get_output_embeddings(), model.get_input_embeddings()
+        sizes = getattr(head, "out_features", None), getattr(embeds, "num_embeddings", None)
+        facts: dict[str, Any] = {
+            "training modes": [module.training for module in modules],
+            "embeddings": (head, *sizes),
+            "data types or devices": (model.dtype, device_of(model)),
+        }
+        if self._copied:
+            tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
+            facts["hooks"] = [n for table in tables for n, hook in table.items() if _stays(hook)]
+            facts["modules"] = [(dict(m._modules), m.__dict__.get("forward")) for m in modules]
+            with torch.inference_mode():
+                some = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
+            facts["weights"] = (
+                [weight.data_ptr() for weight in self._bound_weights()],
+                [values.cpu().view(torch.uint8).numpy().tobytes() for values in some],
+            )
+        return facts
+
+
+def _stays(hook: Any) -> bool:
+    return not str(getattr(hook, "__module__", "")).startswith(_PASSING)
+
+
+# ---- hidden states -------------------------------------------------------------------------------
+
+
+class HiddenStates:
+    """Where a `transformers` model computes its hidden states, read by hooks in the thread that
+    runs a pass: at the entries of decoder layers and behind the final norm.
+
+    Args:
+        model: a causal language model.
+
+    Attributes:
+        count: decoder layers, L.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config(decoder=True)
+        body, self._layers = decoder_layers(model, int(config.num_hidden_layers))
+        # Either ends with the final norm: in some models the layers are a part of a part, in others
+        # the whole is never called. Where both are, the outer one ends last.
+        self._bodies = [
+            each for each in dict.fromkeys((body, model.base_model)) if each is not model
+        ]
+        self.count = len(self._layers)
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def require(self, layers: Sequence[int], name: str) -> None:
+        """Refuse layers that the model does not have.
+
+        Raises:
+            ValueError: names the level.
+        """
+        if not self:
+            raise ValueError(
+                f"{name}: expected a model whose decoder layers are one list of modules, to give "
+                "hidden states, given another"
+            )
+        if not all(-1 <= layer <= self.count for layer in layers):
+            raise ValueError(
+                f"{name}: hidden_layers: expected -1 to {self.count}, given {list(layers)}"
+            )
+
+    @contextmanager
+    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Have passes of the model in this thread leave their states of `layers` in the dict: k in
+        [0, L] the state after k decoder layers, -1 the last one behind the final norm."""
+        states: dict[int, torch.Tensor] = {}
+        thread = threading.get_ident()
+
+        def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
+            def hook(*arguments: Any) -> None:
+                if threading.get_ident() == thread:  # others may run the same model
+                    states[layer] = read(*arguments[1:])
+
+            return hook
+
+        with ExitStack() as hooks:
+            for layer in dict.fromkeys(layers):
+                if layer == -1:
+                    hook = keeper(layer, _last)
+                    handles = [body.register_forward_hook(hook) for body in self._bodies]
+                elif layer == self.count:
+                    last = self._layers[layer - 1]
+                    handles = [last.register_forward_hook(keeper(layer, _result))]
+                else:
+                    hook = keeper(layer, _entering)
+                    entered = self._layers[layer]
+                    handles = [entered.register_forward_pre_hook(hook, with_kwargs=True)]
+                for handle in handles:
+                    hooks.callback(handle.remove)
+            yield states
+
+
+def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
+    """Return the decoder layers, the first list of `count` modules, as many as the configuration
+    says, and the module that has them; the model and none where there is no such list."""
+    for module in model.modules():
+        for child in module.children():
+            if isinstance(child, nn.ModuleList) and len(child) == count:
+                return module, list(child)
+    return model, ()
+
+
+def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return arguments[0] if arguments else options["hidden_states"]
+
+
+def _result(arguments: tuple[Any, ...], output: Any) -> Any:
+    return output if isinstance(output, torch.Tensor) else output[0]
+
+
+def _last(arguments: tuple[Any, ...], output: Any) -> Any:
+    last = getattr(output, "last_hidden_state", None)
+    return output[0] if last is None else last
+
+
+def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``.
+
+    Args:
+        states: ``[B, T, H]``.
+        rows: ``[B, keep]`` int64 in [0, T), on any device.
+    """
+    index = rows.to(states.device, non_blocking=True)[..., None]
+    return states.gather(1, index.expand(-1, -1, states.shape[2]))
+
+
+@contextmanager
+def gathering(head: torch.nn.Module, rows: torch.Tensor | None) -> Iterator[None]:
+    """Give `head` the hidden states of `rows` alone (see `gather`), since logits of all tokens
+    would be large; None: of all. What a model does to its logits still happens to them."""
+    if rows is None:
+        yield
+        return
+    wanted: list[torch.Tensor] = [rows]
+    thread = threading.get_ident()
+
+    def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Once: a hook that an interrupt has left behind must not change later passes. And here:
+        # chains of other threads may run the same model.
+        if not wanted or threading.get_ident() != thread:
+            return arguments
+        return (gather(arguments[0], wanted.pop()), *arguments[1:])
+
+    handle = None
+    try:
+        handle = head.register_forward_pre_hook(hook, prepend=True)
+        yield
+    finally:
+        wanted.clear()
+        if handle is not None:
+            handle.remove()
+
+
+# ---- passes behind a cache -----------------------------------------------------------------------
+
+# How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
+# few times what the model's own rounding does to it when another row is read beside it, which is
+# much where activations are quantised by the pass. A wrong mask or position does more.
+_TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
+_TIMES, _MOST = 4.0, 0.3
+# Quantised layers may round activations to 8 bits, where a difference in the last bit of a float
+# moves a value by a whole step. Few passes see that, so embeddings are moved by this part of
+# themselves, in so many rows: enough for some values to take such a step, and nothing to a float.
+_NUDGE, _NUDGED = 1e-4, 4
+# Logits so far below the largest do not matter, and those of masked ids are not finite.
+_REACH = 60.0
+
+_SHORTEST = 14  # tokens; the context of a model that is not probed is shorter
+
+
+class Step(NamedTuple):
+    """One pass: row b appends ``counts[b]`` tokens, and then keeps ``kept[b]`` in all."""
+
+    counts: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+class Probe:
+    """Compare cached passes of a level with one pass of its model over the whole text.
+
+    A model may take every argument that a level passes and still use them wrongly: place tokens by
+    their slot and not by their position, take causality from the shape of its keys, fail when
+    several tokens are read behind a cache. So a level of a Hugging Face model is tried once, when
+    it is made, with the calls that a chain makes: a prompt, passes of several tokens, rollbacks,
+    and for batches rows of different lengths of which some wait, and a tree. That is at most twelve
+    passes over at most two rows of a few tokens, in a cache apart, and one more of a model with
+    quantised layers; on every rank of a sharded model alike.
+
+    Not covered: what a model does only behind longer texts, but for what its configuration says of
+    that (`switch_of`).
+
+    Args:
+        level: a `HuggingFaceLevel`, whose cache is replaced meanwhile.
+        new_cache: an empty cache of so many rows and tokens, that keeps every token.
+        longest: tokens that the model's context holds; None: any number.
+    """
+
+    def __init__(
+        self, level: Any, new_cache: Callable[[int, int], Any], longest: int | None
+    ) -> None:
+        self._level, self._new_cache = level, new_cache
+        head = 17 if longest is None else min(17, longest - 4)
+        self._head, self._informative = head, longest is None or longest >= _SHORTEST
+        self._text = self._reference = torch.empty(0)
+        self._tolerance, self._ids = 0.0, 1
+
+    def single(self) -> str | None:
+        """Return why one prompt cannot be continued; None: it can."""
+        return self._checked(lambda: self._worst((6,), [Step((5,), (9,)), Step((5,), (14,))]))
+
+    def ragged(self) -> str | None:
+        """Return why rows of different lengths cannot be continued together; None: they can."""
+        n = self._head
+        steps = Step((3, 5), (n + 2, 6)), Step((0, 6), (n + 2, 10)), Step((2, 2), (n + 4, 12))
+        return self._checked(lambda: self._worst((n, 2), steps))
+
+    def tree(self) -> str | None:
+        """Return why a tree of tokens cannot be read; None: it can."""
+        return self._checked(self._worst_of_tree)
+
+    @torch.inference_mode()
+    def _checked(self, differ: Callable[[], float]) -> str | None:
+        if not self._informative:
+            return None
+
+        def both() -> tuple[float, float]:
+            if self._reference.numel() == 0:
+                self._refer()
+            return differ(), self._tolerance
+
+        before = self._level.cache
+        try:
+            return failure(both)
+        finally:
+            self._level.adopt(before)
+
+    def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
+        """Return the largest difference of any row of logits behind a token that was kept."""
+        level = self._level
+        rows, text = len(prompts), self._text.tolist()
+        level.adopt(self._new_cache(rows, len(text)))
+        even = len(set(prompts)) == 1
+        level.append(self._padded([text[:n] for n in prompts]), None if even else prompts)
+        have, worst = list(prompts), 0.0
+        # What is rolled back is another text, so that it shows if it stays.
+        wrong = [(token + 1) % self._ids for token in text]
+        keep = 2
+        for counts, kept in steps:
+            input_ids = [
+                text[begin:end] + wrong[end : begin + count]
+                for begin, count, end in zip(have, counts, kept, strict=True)
+            ]
+            new = [end - begin for begin, end in zip(have, kept, strict=True)]
+            first = [max(n - keep, 0) for n in new]
+            lengths = RowCounts([len(row) for row in input_ids])
+            block = InputBlock(self._padded(input_ids), keep, lengths, RowCounts(first))
+            logits = level.run(block).logits
+            have, before = list(level.rollback(RowCounts(kept))), have
+            for b, (start, n) in enumerate(zip(first, new, strict=True)):
+                for j in range(start, n):
+                    wanted = self._reference[before[b] + j]
+                    worst = max(worst, relative_difference(logits[b, j - start], wanted))
+        return worst
+
+    def _worst_of_tree(self) -> float:
+        """Compare two rows of different lengths, a tree in which the text itself is one path
+        between others, and a pass behind that path."""
+        level, text, prompts = self._level, self._text.tolist(), (6, 3)
+        level.adopt(self._new_cache(2, len(text)))
+        level.append(self._padded([text[:n] for n in prompts]), prompts)
+        path, worst = [1, 2, 4], 0.0
+        parents = torch.tensor([[-1, -1, 1, 1, 2]] * 2).to(level.device)
+        input_ids = []
+        for n in prompts:
+            nodes = [(token + 1) % self._ids for token in text[n : n + 5]]
+            for depth, node in enumerate(path):
+                nodes[node] = text[n + depth]
+            input_ids.append(nodes)
+        logits = level.run(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
+        for b, n in enumerate(prompts):
+            for depth, node in enumerate(path):
+                wanted = self._reference[n + depth]
+                worst = max(worst, relative_difference(logits[b, node], wanted))
+        have = [n + len(path) for n in prompts]
+        level.keep_path(RowCounts(prompts), torch.tensor([path, path]), RowCounts(have))
+        logits = level.run(InputBlock(self._padded([text[n : n + 1] for n in have]), 1)).logits
+        for b, n in enumerate(have):
+            worst = max(worst, relative_difference(logits[b, 0], self._reference[n]))
+        return worst
+
+    def _refer(self) -> None:
+        """Find a text, the model's logits behind each of its tokens, and how much they may
+        differ."""
+        level, length = self._level, max(self._head + 4, _SHORTEST)
+        self._ids = ids_of(level.model, level.vocab_size)
+        text = self._text = text_of(length, self._ids)
+        ids = torch.stack([text, (text + 1) % self._ids]).to(level.device)
+        whole, beside = (
+            level.model(input_ids=rows, use_cache=False, return_dict=True).logits[0]
+            for rows in (ids[:1], ids)
+        )
+        rounding = _TIMES * max(map(relative_difference, beside, whole))
+        if has_quantised_layers(level.model):
+            hook = level.model.get_input_embeddings().register_forward_hook(_nudge)
+            try:
+                rows = ids[:1].expand(_NUDGED, -1)
+                moved = level.model(input_ids=rows, use_cache=False, return_dict=True).logits
+            finally:
+                hook.remove()
+            worst = (float(max(map(relative_difference, row, whole))) for row in moved)
+            rounding = max(rounding, *worst)
+        self._reference = whole
+        self._tolerance = max(tolerance(whole.dtype), min(rounding, _MOST))
+
+    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
+        return padded(rows, self._level.device)[0]
+
+
+def _nudge(module: object, inputs: object, states: torch.Tensor) -> torch.Tensor:
+    """Move the embeddings of every row a little, each in another way."""
+    size = max(_NUDGE, torch.finfo(states.dtype).eps)
+    waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
+    return (states * (1 + size * waves)).to(states.dtype)
+
+
+def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
+    """Return what is wrong with a model whose logits differ by the first number, where at most the
+    second is right, or that raises something; None: nothing."""
+    try:
+        worst, most = differ()
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # whatever a model may raise
+        return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return None if worst <= most else f"a relative difference of {worst:.2g}, above {most:.2g}"
+
+
+def require_continued(found: str | None, model: Any, name: str) -> None:
+    """Refuse a model that does not continue a text behind a cache as it should.
+
+    Args:
+        found: by `failure`.
+
+    Raises:
+        ValueError: names the level.
+    """
+    if found is not None:
+        raise ValueError(
+            f"{name}: expected passes behind a cache that was rolled back to give the logits of "
+            f"one pass over the whole text; {type(model).__name__} ({model.config.model_type}) "
+            f"does not: {found}"
+        )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the difference of logits of this type that rounding explains."""
+    return _TOLERANCE if dtype == torch.float32 else _TOLERANCE_HALF
+
+
+def ids_of(model: Any, vocab_size: int) -> int:
+    """Return the number below which ids are known to the model's embeddings and to its head."""
+    return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
+
+
+def text_of(length: int, ids: int) -> torch.Tensor:
+    """Return a text of tokens below `ids`, ``[length]`` int64."""
+    return torch.arange(1, length + 1) * 7919 % ids
+
+
+def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Compare two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
+
+    Returns 0 where `wanted` is not a distribution (NaN, +inf): the request then says so.
+    """
+
+    def centred(row: torch.Tensor) -> torch.Tensor:
+        row = row.double()
+        row = (row - row.max()).clamp_min(-_REACH)
+        return row - row.mean()
+
+    wanted, given = centred(wanted), centred(given)
+    if not bool(wanted.isfinite().all()):
+        return 0.0
+    distance = float((given - wanted).norm())
+    # Rows of equal logits tell nothing; what is left of them is rounding.
+    return float("inf") if distance != distance else distance / max(float(wanted.norm()), 1e-4)
+
+
+# Rotary embeddings whose frequencies are the same for a text of any length.
+_STATIC_ROPE = ("default", "linear", "llama3", "mrope", "proportional", "yarn")
+
+
+def switch_of(config: Any) -> tuple[int, str] | None:
+    """Return the tokens up to which every pass of a model has the same rotary frequencies, and the
+    reason; None: any number.
+
+    Beyond, a pass rotates its keys otherwise than the cached ones: `generate` of such models drops
+    the cache and reads the text again, or answers as no single pass would.
+
+    Args:
+        config: of the text model. Embeddings may differ by kind of layer.
+    """
+    found: list[tuple[int, str]] = []
+    for name in ("rope_parameters", "rope_scaling"):
+        ropes = getattr(config, name, None) or {}
+        several = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
+        for rope in several or [ropes]:
+            kind = str(rope.get("rope_type", rope.get("type", "default")))
+            if kind in _STATIC_ROPE:
+                continue
+            named = rope.get("original_max_position_embeddings")
+            if named is None:
+                named = getattr(config, "original_max_position_embeddings", None)
+            if named is None or "dynamic" in kind:
+                # A pass that is shorter than this resets frequencies that a longer one has left.
+                named = int(config.max_position_embeddings) - 1
+            found.append((int(named), f"{kind} embeddings change beyond them"))
+    return min(found, default=None)

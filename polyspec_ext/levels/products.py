@@ -1,0 +1,311 @@
+"""Linear layers with weights that are packed for their products, and copies of a model's modules
+that have them in place of the plain ones.
+
+A verification reads a few tokens at once, which should cost what one token costs: the weights pass
+through the processor once either way. Through weights laid out as torch keeps them it does not;
+through packed ones it nearly does. On x86 the product is this package's (`polyspec_ext.ops.dense`)
+in float32 and bfloat16; everything else is oneDNN's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..ops import decoder, dense
+from ..ops.decoder import Matrix
+
+# ---- memory in huge pages ------------------------------------------------------------------------
+
+_PAGE = 2 << 20
+_ALIGNMENT = 64
+_CHUNK = 64 << 20  # what tensors are cut from; untouched pages take no memory
+_lock = threading.Lock()
+# The latest chunk, which lives as long as its tensors, and where its free bytes begin.
+_chunk: weakref.ref[mmap.mmap] | None = None
+_free = 0
+
+
+def in_huge_pages(packed: torch.Tensor) -> torch.Tensor:
+    """Copy `packed`, uint8 ``[n]`` on the CPU, n > 0, to a multiple of 64 bytes in huge pages.
+
+    A product that waits for its weights also waits for the addresses of their pages; 2 MiB at a
+    time it hardly does. The system is asked for such pages and gives them where it has them. Copies
+    made one after the other lie beside each other.
+    """
+    global _chunk, _free
+    size = packed.numel()
+    with _lock:
+        memory = None if _chunk is None else _chunk()
+        if memory is None or size > len(memory) - _free:
+            # One page more than asked for, since the first one begins anywhere.
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, max(size, _CHUNK) + _PAGE, flags=flags)
+            with contextlib.suppress(OSError):  # a system without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            _chunk = weakref.ref(memory)
+            _free = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE
+        piece = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=_free)
+        _free += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return piece.copy_(packed)
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+class RowProduct(nn.Module):
+    """``x W^T + b`` of a matrix that is laid out for it, ``[.., in]`` to ``[.., out]``."""
+
+    in_features: int
+    out_features: int
+    bias: torch.Tensor | None
+    late = False  # the bias is added to the product after it was rounded
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply ``[M, in]`` to ``[M, out]``, without `late_bias`."""
+        raise NotImplementedError
+
+    def matrices(self) -> Sequence[Matrix]:
+        """Return the weights as `ops.decoder` multiplies with them, one below the other; none
+        where it does not."""
+        return ()
+
+    @property
+    def late_bias(self) -> torch.Tensor | None:
+        return self.bias if self.late else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x.flatten(0, -2))
+        if self.late and self.bias is not None:
+            y += self.bias
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class PackedLinear(RowProduct):
+    """``x W^T + b`` with the weights of `layers` one below the other. The weights are copies, and
+    take their memory again."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.in_features = layers[0].in_features
+        self.register_buffer("bias", stacked_bias(layers))
+        self._pack(torch.cat([layer.weight.detach() for layer in layers]))
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        raise NotImplementedError
+
+
+class OneDnnLinear(PackedLinear):
+    """By oneDNN's matrix kernels."""
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        # The count of rows that it is packed for is a hint; any number is multiplied right.
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self.packed, self.bias, "none", [], ""
+        )
+        return product
+
+
+class DenseLinear(PackedLinear):
+    """By `polyspec_ext.ops.dense`: a row's product is the same whatever stands beside it."""
+
+    packed: torch.Tensor
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        self.register_buffer("packed", in_huge_pages(dense.pack(weight)))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return dense.product(x, self.packed, self.out_features, self.bias)
+
+    def matrices(self) -> Sequence[Matrix]:
+        form = decoder.DENSE, self.out_features, self.in_features
+        return [Matrix(*form, self.packed, bias=self.bias)]
+
+
+def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
+    """Return `layers`, which are packable, as one."""
+    return (DenseLinear if _prefers_dense(layers[0].weight.dtype) else OneDnnLinear)(layers)
+
+
+def is_packable(module: nn.Module) -> bool:
+    """Return whether a module is a plain linear layer on the CPU in a dtype that is multiplied."""
+    if not is_plain(module):
+        return False
+    weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    if weight.device.type != "cpu":
+        return False
+    if _prefers_dense(weight.dtype):
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return weight.dtype == torch.float32
+
+
+def _prefers_dense(dtype: torch.dtype) -> bool:
+    # Whether this package's product is faster than oneDNN's, or the only one.
+    x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    return x86 and dtype in (torch.float32, torch.bfloat16)
+
+
+class QuantizedLinear(RowProduct):
+    """``x W^T + b`` with whole numbers as weights, by an operator of this package: a row's product
+    is the same whatever stands beside it."""
+
+    late = True
+
+
+# ---- copies of models ----------------------------------------------------------------------------
+
+# Projections of one and the same input: one product with their weights one below the other.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Merged:
+    """Sibling projections as one product. The model calls them one by one, with the same tensor:
+    the first call multiplies, the others take their part."""
+
+    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
+        self.linear, self.sizes = linear, list(sizes)
+        # An input and the parts of its product, always replaced together: another thread may run
+        # the same model between any two steps of this one.
+        self.latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+
+    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the output of projection `index` for `x`."""
+        latest = self.latest
+        if latest is None or latest[0] is not x:
+            latest = self.latest = x, self.linear(x).split(self.sizes, -1)
+        if index == len(self.sizes) - 1:
+            self.latest = None
+        return latest[1][index]
+
+
+class Part(nn.Module):
+    """One of several merged projections."""
+
+    def __init__(self, merged: Merged, index: int, in_features: int) -> None:
+        super().__init__()
+        self.merged, self.index = merged, index
+        self.in_features, self.out_features = in_features, merged.sizes[index]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.merged.part(x, self.index)
+
+
+class TrimmedHead(nn.Module):
+    """The rows of an output head that belong to some ids.
+
+    Args:
+        linear: with those rows alone.
+        drawn: ``[outputs of linear]`` int64, increasing: the ids.
+        vocab_size: of the whole head.
+    """
+
+    drawn: torch.Tensor
+
+    def __init__(self, linear: nn.Module, drawn: torch.Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.linear, self.vocab_size = linear, vocab_size
+        self.register_buffer("drawn", drawn)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(x)
+        return logits
+
+
+def without_wrapper(model: Any) -> Any:
+    """Return the model of `transformers` that one of `peft` wraps, whose layers have the adapters;
+    `model` itself where it is none, or adds tokens to the prompt."""
+    config = getattr(model, "active_peft_config", None)
+    if config is None or getattr(config, "is_prompt_learning", False):
+        return model
+    return model.get_base_model()
+
+
+def with_adapters(model: nn.Module) -> bool:
+    """Return whether layers of `peft` stand in for some of the model's."""
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer and nothing more: no subclass, hooks or replaced
+    forward."""
+    if type(module) is not nn.Linear or module.weight.numel() == 0:
+        return False
+    return not hooked(module) and "forward" not in module.__dict__
+
+
+def hooked(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which only calls of the module itself run."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
+    """Return the biases of layers that all have one, or all have none, one behind the other."""
+    biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    return torch.cat(biases) if biases else None
+
+
+def shallow(module: Any) -> Any:
+    """Return the module with new tables of the same parameters, buffers, children and hooks. (A
+    hook of one is none of the other's: transformers hangs some on a model when it is first asked
+    for hidden states, which would record each of them twice.)"""
+    made = copy.copy(module)
+    for name, table in vars(module).items():
+        if isinstance(table, dict) and name.startswith("_"):
+            made.__dict__[name] = copy.copy(table)
+    return made
+
+
+def replaced(
+    module: Any,
+    wanted: Callable[[nn.Module], bool],
+    make: Callable[[Sequence[nn.Linear]], nn.Module],
+    merge: bool = True,
+) -> Any:
+    """Return a copy of `module` with ``make([layer])`` for every layer that is `wanted`; with
+    `merge`, ``make(siblings)`` for projections of one input, whose outputs follow each other. The
+    copy shares every parameter and buffer that is not replaced."""
+    made: dict[int, nn.Module] = {}  # by id, since a module may be at several paths
+
+    def copied(module: Any) -> nn.Module:
+        if id(module) in made:
+            return made[id(module)]
+        if wanted(module):
+            made[id(module)] = make([module])
+            return made[id(module)]
+        twin = made[id(module)] = shallow(module)
+        children = twin._modules
+        for names in SIBLINGS if merge else ():
+            layers: list[Any] = [children.get(name) for name in names]
+            if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):
+                merged = Merged(make(layers), [layer.out_features for layer in layers])
+                width = layers[0].in_features
+                made.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
+        for name, child in children.items():
+            if child is not None:
+                children[name] = copied(child)
+        return made[id(module)]
+
+    return copied(module)
+
+
+def _alike(layers: Sequence[Any]) -> bool:
+    kinds = {(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in layers}
+    return len(kinds) == 1 and len({id(layer) for layer in layers}) == len(layers)
