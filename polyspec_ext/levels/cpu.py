@@ -290,7 +290,7 @@ def _fits_layer(module: Any) -> bool:
 
 
 def _are_merged(module: Any, *names: str) -> bool:
-    """Return whether these projections are all the parts of one product, in that order."""
+    # All the parts of one product, in that order.
     parts = [getattr(module, name) for name in names]
     if not all(_runs(part, Part) for part in parts):
         return False
@@ -400,7 +400,6 @@ def stacked_pass(model: Any) -> StackedPass | None:
 
 
 def _is_whole(layer: Any) -> bool:
-    """Return whether a decoder layer and all its parts are fused, and no part has hooks."""
     if not isinstance(layer, _Layer):
         return False
     parts = layer.input_layernorm, layer.post_attention_layernorm, layer.self_attn, layer.mlp
@@ -408,7 +407,7 @@ def _is_whole(layer: Any) -> bool:
 
 
 def _shape(layer: Any) -> tuple[int, int, int, float, float]:
-    """Return heads of queries and of keys, width of the gated layer, epsilon and scale."""
+    # Heads of queries and of keys, width of the gated layer, epsilon and scale.
     attends, width = layer.self_attn, layer.self_attn.head_dim
     heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
     epsilon, scale = layer.input_layernorm.variance_epsilon, attends.scaling
@@ -588,11 +587,10 @@ def _varying(model: Any, attends: bool) -> tuple[str, ...]:
 
 
 def _multiplies_elsewhere(module: nn.Module) -> bool:
-    """Return whether a module has a matrix that others than this package multiply with. (Packed
-    ones are vectors of bytes, and masks are bool.)"""
     if isinstance(module, OneDnnLinear):
         return True
     tensors = itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
+    # (Packed matrices are vectors of bytes, masks are bool.)
     matrix = any(tensor.dim() > 1 and tensor.dtype != torch.bool for tensor in tensors)
     return matrix and not isinstance(module, nn.Embedding)
 
@@ -602,7 +600,6 @@ def _is_quantised(model: nn.Module) -> bool:
 
 
 def _patched_forward(model: nn.Module) -> str | None:
-    """Return the path of a module whose forward is not its class's; None: there is none."""
     named = model.named_modules()
     return next((path or "the top" for path, module in named if "forward" in module.__dict__), None)
 

@@ -168,7 +168,7 @@ class EncoderDecoderLevel(ModelLevel):
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
-        """Nothing moves: there is one row."""
+        pass  # there is one row
 
     @torch.inference_mode()
     def _probe(self) -> None:

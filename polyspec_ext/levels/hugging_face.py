@@ -318,8 +318,8 @@ class HuggingFaceLevel(ModelLevel):
     def prefill(
         self, prompts: PromptBatch | torch.Tensor, counts: Sequence[int] | None = None
     ) -> Hidden | None:
-        """See `BatchedLevel.prefill`; in passes of at most `prefill_chunk` tokens. Tokens
-        ``[B, T]`` with their counts do as well (`Level.prefill`)."""
+        """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens.
+        Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
         if isinstance(prompts, torch.Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         self._calls[0] += 1
@@ -342,7 +342,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
-        """See `Admitting.admit`.
+        """Have prompts join the batch (`Admitting.admit`).
 
         Raises:
             TypeError, ValueError: its capabilities are without `admits`, or these are no slots of
@@ -447,7 +447,6 @@ class HuggingFaceLevel(ModelLevel):
         self._past = cache if past is None else past
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """See `BatchedLevel.read`."""
         self.forward(reading(tokens, counts))
 
     def append(
@@ -482,13 +481,12 @@ class HuggingFaceLevel(ModelLevel):
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> LevelOutput | torch.Tensor:
-        """See `BatchedLevel.forward`. Tokens ``[B, T]`` do as well, with `keep`, `counts` and
-        `first` as of `InputBlock`: then it returns the logits alone (`Level.forward`)."""
+        """Append a block (`BatchedLevel.forward`). Tokens ``[B, T]`` do as well, with `keep`,
+        `counts` and `first` as of `InputBlock`: then it returns the logits alone
+        (`Level.forward`)."""
         if isinstance(block, torch.Tensor):
-            made = InputBlock(block, keep)
-            made.counts = None if counts is None else RowCounts.of(counts)
-            made.first = None if first is None else RowCounts.of(first)
-            return self.forward(made).logits
+            known, begin = (None if x is None else RowCounts.of(x) for x in (counts, first))
+            return self.forward(InputBlock(block, keep, known, begin)).logits
         if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
             with torch.inference_mode():
                 return self.forward(block)
@@ -572,7 +570,6 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        """See `BatchedLevel.rollback`."""
         self._calls[0] += 1
         kept: Sequence[int] = (self._member or self._cache).rollback(lengths)
         return kept
@@ -581,21 +578,18 @@ class HuggingFaceLevel(ModelLevel):
     def keep_path(
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        """See `BatchedLevel.keep_path`."""
         self._calls[0] += 1
         kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
         return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
         self._calls[0] += 1
         (self._member or self._cache).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
     def reserve_span(self, tokens: int) -> Place | None:
-        """See `DeviceLengths.reserve_span`."""
         if self._weights is None:
             self._weights = Place(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
@@ -605,7 +599,6 @@ class HuggingFaceLevel(ModelLevel):
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """See `DeviceLengths.note_lengths`."""
         self._cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
@@ -618,7 +611,6 @@ def _restored(kind: Callable[..., HuggingFaceLevel], model: Any, options: Any) -
 def _pieces(
     tokens: torch.Tensor, counts: RowCounts | None, chunk: int
 ) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
-    """Yield `tokens` in pieces of at most `chunk` columns, with the counts of each."""
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
@@ -632,8 +624,7 @@ def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, t
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
-    """Return ``[B, keep]``: from ``first[b]`` on, in bounds of `tokens`, ``[B, T, ...]``."""
-    begin = first.on(tokens.device)
+    begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)
 
 

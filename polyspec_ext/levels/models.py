@@ -579,7 +579,7 @@ class Probe:
 
 
 def _nudge(module: object, inputs: object, states: torch.Tensor) -> torch.Tensor:
-    """Move the embeddings of every row a little, each in another way."""
+    # Each row in another way.
     size = max(_NUDGE, torch.finfo(states.dtype).eps)
     waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
     return (states * (1 + size * waves)).to(states.dtype)

@@ -424,13 +424,13 @@ def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
 
 
 def _back(states: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
-    """Undo `_shift` for states of the tokens, ``[B, width, H]``."""
+    # Undo `_shift` for states of the tokens, [B, width, H].
     columns = torch.arange(width, device=by.device) - by[:, None]
     columns = columns.clamp(0, states.shape[1] - 1).to(states.device)
     return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
 def _shift(tokens: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
-    """Return ``tokens[b, by[b] : by[b] + width]``, the last column where that is out of range."""
+    # tokens[b, by[b] : by[b] + width], the last column where that is out of range.
     columns = by[:, None] + torch.arange(width, device=by.device)
     return tokens.gather(1, columns.clamp_max(tokens.shape[1] - 1).to(tokens.device))

@@ -1,19 +1,22 @@
-"""Prompts of 4096 tokens through the shipped models' architecture, in passes of bounded memory."""
+"""Prompts: those of 4096 tokens in passes of bounded memory, and ragged ones, of which rows are
+read together and every row is as if it were alone."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
+from small_models import V, make
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels import HuggingFaceLevel, hugging_face
 
 TOKENS = 4096
 
@@ -107,3 +110,172 @@ def test_the_chain_on_a_long_prompt() -> None:
     cached = chain.drafter.level.cache.layers[0].keys.shape[2]  # type: ignore[union-attr]
     assert cached == 4 + 128 + 32
     assert math.isfinite(float(top.sum()))
+
+
+COUNTS = [60, 3, 0, 58, 120, 4]
+
+
+def cost(counts: list[int], groups: list[list[int]]) -> int:
+    passes = [max(counts[b] for b in group) * len(group) for group in groups]
+    return sum(passes) + hugging_face._PASS["cpu"] * len(groups)
+
+
+def splits(rows: list[int]) -> Any:
+    """Every way to put rows into groups."""
+    if not rows:
+        yield []
+        return
+    first, rest = rows[0], rows[1:]
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(rest, size):
+            left = [row for row in rest if row not in others]
+            for more in splits(left):
+                yield [[first, *others], *more]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [7],
+        [0],
+        [0, 5],
+        [9, 9, 9],
+        [100, 1, 100, 1],
+        COUNTS,
+        [33, 32, 64, 65, 1],
+        [40, 80, 120, 160],
+    ],
+)
+def test_no_other_groups_take_less(counts: list[int]) -> None:
+    found = hugging_face.groups(counts, "cpu")
+    rows = [b for b, n in enumerate(counts) if n]
+    assert sorted(b for group in found for b in group) == rows
+    assert cost(counts, found) == min(cost(counts, way) for way in splits(rows))
+
+
+def test_on_a_device_a_pass_costs_more() -> None:
+    counts = [10, 90, 170, 250]
+    assert len(hugging_face.groups(counts, "cpu")) > 2
+    assert len(hugging_face.groups(counts, "cuda")) == 1
+    assert len(hugging_face.groups([*counts, 4000], "cuda")) == 2
+
+
+def tokens() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(3, V, (len(COUNTS), max(COUNTS)), generator=generator)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_rows_read_apart_are_what_they_are_alone(family: str) -> None:
+    model = make(family, seed=1)
+    level, alone = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
+    text, widths = tokens(), []
+    read = level.append
+
+    def watched(piece: torch.Tensor, counts: Any, *layers: Any) -> Any:
+        widths.append(tuple(piece.shape))
+        return read(piece, counts, *layers)
+
+    level.append = watched  # type: ignore[method-assign]
+    if family == "llama":
+        level.reserve(400)
+    for _ in range(2):  # the second batch finds a used cache
+        widths.clear()
+        level.prefill(text, COUNTS)
+        assert len(widths) == len(hugging_face.groups(COUNTS, "cpu")) > 1
+        assert sum(rows * width for rows, width in widths) < 1.1 * sum(COUNTS)
+        assert level.cache.batch_size == len(COUNTS)
+        assert level.cache.lengths.tolist() == COUNTS
+        assert not level.cache.status.any()
+        more = torch.arange(3 * len(COUNTS)).view(-1, 3) % V
+        logits = level.forward(more, 2)
+        for b, count in enumerate(COUNTS):
+            alone.prefill(text[b : b + 1, :count])
+            wanted = alone.forward(more[b : b + 1], 2)
+            torch.testing.assert_close(logits[b : b + 1], wanted, rtol=1e-4, atol=1e-4)
+        level.rollback([max(count - 1, 0) for count in COUNTS])
+        assert level.cache.lengths.tolist() == [max(count - 1, 0) for count in COUNTS]
+
+
+def test_a_failure_on_the_way_leaves_the_level_usable() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1))
+    read = level.append
+
+    def fails(piece: torch.Tensor, counts: Any, *layers: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    level.append = fails  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        level.prefill(tokens(), COUNTS)
+    assert level.cache.batch_size == len(COUNTS)
+    level.append = read  # type: ignore[method-assign]
+    level.prefill(tokens(), COUNTS)
+    assert level.cache.lengths.tolist() == COUNTS
+
+
+def test_caches_of_other_kinds_read_all_rows_at_once() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1), streaming=32)
+    level.prefill(tokens(), COUNTS)
+    assert level.cache.lengths.tolist() == COUNTS
+    with pytest.raises(ValueError, match="expected caches of RollbackLayer"):
+        level.cache.take(ps.RollbackCache.for_model(level.model, 1), [0])
+
+
+def test_taken_rows_stand_beside_the_others() -> None:
+    model = make("llama", seed=1)
+    whole, part = (ps.RollbackCache.for_model(model, rows) for rows in (3, 2))
+    text = torch.randint(3, V, (3, 20), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        for cache, rows, counts in ((whole, text, [5, 5, 5]), (part, text[:2], [20, 12])):
+            inputs = cache.inputs(max(counts), counts)
+            model(input_ids=rows[:, : max(counts)], past_key_values=cache, **inputs)
+        kept = whole.layers[0].keys[1, :, :5].clone()
+        whole.take(part, [2, 0])
+    assert whole.lengths.tolist() == [12, 5, 20]
+    for mine, theirs in zip(whole.layers, part.layers, strict=True):
+        assert mine.keys[0, :, :12].equal(theirs.keys[1, :, :12])
+        assert mine.values[2, :, :20].equal(theirs.values[0, :, :20])
+    assert whole.layers[0].keys[1, :, :5].equal(kept)
+    assert whole.rows.bound == 20
+
+
+def test_a_batch_finds_the_memory_of_the_one_before() -> None:
+    """Rows that leave, and the next batch, allocate nothing; and nothing of the old one is seen."""
+    model = make("llama", seed=1)
+    level, fresh = ps.HuggingFaceLevel(model), ps.HuggingFaceLevel(model)
+    text = tokens()
+    level.prefill(text, COUNTS)
+    cache = level.cache
+    memory = [layer.keys.data_ptr() for layer in cache.layers]
+    with torch.inference_mode():  # in a row that leaves, and is not written over then
+        cache.layers[0].keys[5, :, : max(COUNTS)] = float("nan")
+    kept = cache.layers[1].values[3].clone()
+    level.select([0, 3, 4])
+    assert cache.layers[1].values[1].equal(kept)
+    assert cache.lengths.tolist() == [COUNTS[0], COUNTS[3], COUNTS[4]]
+    level.forward(torch.ones(3, 2, dtype=torch.int64), 1)
+    level.select([2])
+    for again in (COUNTS, [9, 20, 5], [110, 100, 90, 80, 70, 60]):
+        rows = len(again)
+        level.prefill(text[:rows], again)
+        fresh.prefill(text[:rows], again)
+        assert level.cache is cache
+        assert [layer.keys.data_ptr() for layer in cache.layers] == memory
+        assert cache.layers[0].keys.shape[0] == rows
+        more = torch.arange(2 * rows).view(rows, 2)
+        assert level.forward(more, 2).equal(fresh.forward(more, 2))
+    # Memory for twice the rows is too much to keep.
+    level.prefill(text[:1], None)
+    assert level.cache is not cache
+
+
+def test_rows_may_also_repeat_and_change_places() -> None:
+    level = ps.HuggingFaceLevel(make("llama", seed=1))
+    level.prefill(tokens(), COUNTS)
+    before = [layer.keys.clone() for layer in level.cache.layers]
+    for rows in ([4, 0, 0], [0, 0, 1]):
+        level.select(rows)
+        before = [keys[rows] for keys in before]
+        for layer, keys in zip(level.cache.layers, before, strict=True):
+            assert layer.keys.equal(keys)
+    assert level.cache.lengths.tolist() == [COUNTS[4], COUNTS[4], COUNTS[0]]

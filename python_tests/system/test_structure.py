@@ -277,10 +277,10 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (26_061, 116),
+    "polyspec_ext": (26_049, 116),
     "benchmarks": (9_065, 42),
     "training": (1_635, 12),
-    "python_tests": (38_509, 179),
+    "python_tests": (38_477, 175),
 }
 
 
