@@ -44,7 +44,6 @@ from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.planning.planner import Plan, plan
 from polyspec_ext.planning.search import Candidate
 from polyspec_ext.quantization import load_w4, quantize_w4, save_w4
-from polyspec_ext.stats import merge
 from polyspec_ext.tuning import pass_seconds
 
 SCHEMA = 4  # of the JSON report
@@ -298,7 +297,7 @@ def rows_of(
                 ),
                 "x_plain": gain,
                 "predicted_over_measured_x_plain": gain_over_measured,
-                "decoding_tokens_per_second": one.decoding_rate(),
+                "decoding_tokens_per_second": one.stats and one.stats.tokens_per_second,
                 "lossless": found.lossless,
                 "verdict": str(found),
                 **_work_of(one),
@@ -311,9 +310,9 @@ def _work_of(one: Contender) -> dict[str, Any]:
     """Return what the engine counted: of each level L_i, its mean acceptance length, F_i, its
     passes per token, and T_i, milliseconds of a pass; and the engine's share of the time, which is
     no level's. transformers tells nothing."""
-    if not one.stats:
+    if one.stats is None:
         return {"levels": [], "engine_share": None}
-    stats, tokens = merge(one.stats), max(1, sum(one.tokens.values()))
+    stats, tokens = one.stats, max(1, sum(call.tokens for call in one.calls))
     levels = []
     for level in stats.levels:
         passes = level.num_forward_passes
@@ -397,11 +396,11 @@ def report_of(
             rows = [
                 {"label": one.label, "window": one.window, "tokens_per_second": one.rate()}
                 for one in made
-                if one.seconds
+                if one.calls
             ]
             output.save(args, report([*results, {"temperature": temperature, "rows": rows}], False))
 
-        measure(
+        for _ in measure(
             made,
             prompts,
             repeats=args.repeats,
@@ -411,8 +410,8 @@ def report_of(
             uncounted=0 if model.device.type == "cpu" else 2,  # no capture is counted
             clock=device_clock(model.device),
             desc=f"temperature {temperature:g}",
-            tick=save,
-        )
+        ):
+            save()
         if not shared:
             models = {n: p.model for n, p in parts.items() if isinstance(p, HuggingFaceLevel)}
             shared = overlaps(model, models, prompts, made[0].texts)

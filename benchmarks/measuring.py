@@ -178,6 +178,15 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
         seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
 
 
+class Call(NamedTuple):
+    """One measured call of a contender."""
+
+    repeat: int
+    tokens: int
+    seconds: float
+    stats: Stats | None  # None: another engine's
+
+
 @dataclass
 class Contender:
     """One way to generate, and what was measured of it.
@@ -187,8 +196,7 @@ class Contender:
         chain: of ours; None: another engine's.
         plain: label of the contender whose texts these are compared with; None: the first.
         candidate: the planner's, with its prediction; None: not planned.
-        seconds, tokens: by (repeat, prompt); texts: by prompt, of the last repeat.
-        stats: of every call; none of other engines.
+        calls: in order; texts: by prompt, of the last repeat.
     """
 
     label: str
@@ -196,10 +204,8 @@ class Contender:
     chain: Chain | None = None
     plain: str | None = None
     candidate: Any = None
-    seconds: dict[tuple[int, int], float] = field(default_factory=dict)
-    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
-    stats: list[Stats] = field(default_factory=list)
 
     @classmethod
     def of_chain(cls, label: str, chain: Chain, candidate: Any = None) -> Contender:
@@ -210,21 +216,24 @@ class Contender:
     def window(self) -> list[int]:
         return [] if self.chain is None else list(self.chain.window)
 
+    @property
+    def stats(self) -> Stats | None:
+        """Return the sum over all calls; None of other engines."""
+        every = [call.stats for call in self.calls if call.stats is not None]
+        return merge(every) if every else None
+
     def rates(self) -> list[float]:
         """Return tokens per second of every repeat."""
-        return [
-            sum(n for (r, _), n in self.tokens.items() if r == repeat)
-            / sum(s for (r, _), s in self.seconds.items() if r == repeat)
-            for repeat in sorted({repeat for repeat, _ in self.seconds})
-        ]
+        repeats = itertools.groupby(self.calls, lambda call: call.repeat)
+        return [_rate(list(calls)) for _, calls in repeats]
 
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
         return statistics.median(self.rates())
 
-    def decoding_rate(self) -> float | None:
-        """Return tokens per second without the prefill, over all repeats."""
-        return merge(self.stats).tokens_per_second if self.stats else None
+
+def _rate(calls: Sequence[Call]) -> float:
+    return sum(call.tokens for call in calls) / sum(call.seconds for call in calls)
 
 
 def ratios(a: Contender, b: Contender) -> dict[str, float]:
@@ -245,15 +254,13 @@ def measure(
     uncounted: int = 0,
     clock: Clock = time.perf_counter,
     desc: str = "measuring",
-    tick: Callable[[], object] = lambda: None,
-) -> None:
-    """Measure every contender at every prompt in turns, beside a progress bar.
+) -> Iterator[int]:
+    """Measure every contender at every prompt in turns; yield the number of finished repeats.
 
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
         warm_up: new tokens of a first call of each, which does not count.
         uncounted: whole repeats before those that count. CUDA graphs are captured in the second.
-        tick: called after every answer.
     """
 
     def request(number: int, repeat: int, tokens: int) -> Request:
@@ -264,17 +271,18 @@ def measure(
         one.decode(request(0, 0, warm_up))
     for _, number, one in itertools.product(range(uncounted), range(len(prompts)), made):
         one.decode(request(number, 0, max_new_tokens))
-    steps = list(interleaved(made, [1] * len(prompts), repeats))
-    for step, one in progress.bar(steps, desc=desc, leave=False):
-        number = step.task
-        answer, seconds = timed(one.decode, request(number, step.repeat, max_new_tokens), clock)
-        (text,) = answer.texts
-        one.seconds[step.repeat, number] = seconds
-        one.tokens[step.repeat, number] = len(text)
-        one.texts[number] = text
-        if answer.stats is not None:
-            one.stats.append(answer.stats)
-        tick()
+    every = len(prompts) * len(made)
+    with progress.bar(total=repeats * every, desc=desc, leave=False) as bar:
+        steps = interleaved(made, [1] * len(prompts), repeats)
+        for count, (step, one) in enumerate(steps, 1):
+            asked = request(step.task, step.repeat, max_new_tokens)
+            answer, seconds = timed(one.decode, asked, clock)
+            (text,) = answer.texts
+            one.calls.append(Call(step.repeat, len(text), seconds, answer.stats))
+            one.texts[step.task] = text
+            bar.update()
+            if count % every == 0:
+                yield step.repeat + 1
 
 
 # ---- texts ---------------------------------------------------------------------------------------
