@@ -94,12 +94,12 @@ def measure(
     for label, (name, count) in keys.items():
         x = torch.randn(count, inputs).bfloat16()
         passes.append(timing.Contender(label, partial(_all_of, made[name], x)))
-    timed, failures = timing.measure(passes, lambda turn: None, repeats, clock)
+    timed, failures = timing.measure(passes, repeats, clock)
     for label, reason in failures.items():
         raise PolyspecError(f"{label} tokens: {reason}")
     rows = []
     for one in timed:
-        name, count = keys[one.contender.name]
+        name, count = keys[one.name]
         seconds = statistics.median(one.seconds) / len(made[name])
         bits = 16 if "bfloat16" in name else 4 + 32 / GROUP  # with bfloat16 scales and zeros
         rows.append(

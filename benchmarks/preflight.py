@@ -74,12 +74,10 @@ class Preflight:
         Raises:
             RuntimeError: the call fails, or cannot be captured.
         """
-        timed, failures = timing.measure(
-            [timing.Contender("call", call)], lambda turn: None, self.repeats, self.clock
-        )
+        timed, failures = timing.measure([timing.Contender("call", call)], self.repeats, self.clock)
         if failures:
             raise RuntimeError(failures["call"])
-        if self.device == "cuda" and not timed[0].graph:
+        if self.device == "cuda" and not timed[0].captured:
             raise RuntimeError("the call cannot be captured")
         return 1e6 * statistics.median(timed[0].seconds)
 

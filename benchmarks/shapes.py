@@ -163,12 +163,12 @@ def _timed(
     contenders = [
         timing.Contender(name, calls[key], graph=key[1] == GRAPH) for name, key in names.items()
     ]
-    done, failures = timing.measure(contenders, lambda turn: None, repeats, clock, tick)
+    done, failures = timing.measure(contenders, repeats, clock, tick=tick)
     found = {}
     for one in done:
-        key = names[one.contender.name]
-        if key[1] == GRAPH and not one.graph:
-            failures[one.contender.name] = "cannot be captured as a CUDA graph"
+        key = names[one.name]
+        if key[1] == GRAPH and not one.captured:
+            failures[one.name] = "cannot be captured as a CUDA graph"
             continue
         found[key] = median(one.seconds)
     return found, [f"{name}: {reason}" for name, reason in failures.items()]

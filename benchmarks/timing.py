@@ -1,9 +1,9 @@
 """Timing in turns: every contender once per turn, the order rotating, so that a change in the
-machine's load or clock meets all of them; then medians, quartiles and ratios with intervals.
+machine's load or clock meets all of them; medians, quartiles and ratios with intervals.
 
-CPU: wall time of one call (or processor time). CUDA: events around one replay of a captured graph
-(around the call where it cannot be captured), with the L2 cache overwritten before; replays are
-queued behind that overwriting, so launching them costs the device no time.
+CPU: wall time or processor time of a call. CUDA: events around one replay of a captured graph (or
+the call, where it cannot be captured), with the L2 cache overwritten before. Replays are queued
+after the overwriting, so their launch costs the device no time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -20,37 +20,34 @@ import torch
 WARM_UP = 3  # untimed turns
 MIB = 1 << 20
 T = TypeVar("T")
+Call = Callable[[], Any]
 
 
 def rotated(things: Sequence[T], turn: int) -> list[T]:
-    """The order of a turn: one further on than that of the turn before."""
+    """Return the order of a turn, which begins one further than that of the turn before."""
     shift = turn % max(len(things), 1)
     return [*things[shift:], *things[:shift]]
 
 
 @dataclass
 class Contender:
-    """Something measured: one call without arguments, reading the feed's buffers."""
+    """A call to be measured.
+
+    Attributes:
+        graph: try to capture the call as a CUDA graph.
+        seconds: of every turn.
+        captured: replays were timed.
+    """
 
     name: str
-    call: Callable[[], Any]
-    graph: bool = True  # whether a CUDA graph can capture it
-    bytes: int | None = None  # that a call moves; None: as many as ours
-    accepted: Callable[[Any], torch.Tensor] | None = None  # counts [B] in what the call returns
-
-
-@dataclass
-class Timed:
-    """Seconds of every repeat, in order, and the counts of accepted tokens [repeats][B]."""
-
-    contender: Contender
-    seconds: list[float]
-    accepted: list[list[int]]
-    graph: bool = False
+    call: Call
+    graph: bool = True
+    seconds: list[float] = field(default_factory=list)
+    captured: bool = False
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Microseconds: median, q25, q75 and mean."""
+    """Return microseconds: median, q25, q75 and mean."""
     micro = [1e6 * value for value in seconds]
     mean = statistics.fmean(micro)
     if len(micro) < 2:
@@ -60,74 +57,57 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def median_interval(count: int) -> tuple[int, int]:
-    """Ranks (from 0) of the order statistics of `count` values that enclose the median with at
-    least 95 % confidence whatever the distribution; the extremes where the values are too few."""
-    tail, rank, passed = 0.025, -1, 0.0
-    for i in range(count // 2):
-        passed += math.comb(count, i) / 2**count
-        if passed > tail:
-            break
-        rank = i
-    rank = max(rank, 0)
+    """Return the ranks, from 0, of the order statistics of `count` values that enclose the median
+    with 95 % confidence for any distribution; the extremes where the values are too few."""
+    below = [sum(math.comb(count, i) for i in range(n + 1)) / 2**count for n in range(count // 2)]
+    rank = max(sum(share <= 0.025 for share in below) - 1, 0)
     return rank, count - 1 - rank
 
 
 def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """How many times longer the peer takes, each repeat against ours of the same turn: the median
-    of the ratios, its 95 % interval (low, high), and the ratio of the means."""
+    """Return how many times as long the peer takes, turn by turn: the median of the ratios and its
+    95 % interval (low, high)."""
     ratios = sorted(a / b for a, b in zip(peer, ours, strict=True))
     low, high = median_interval(len(ratios))
-    return {
-        "median": statistics.median(ratios),
-        "low": ratios[low],
-        "high": ratios[high],
-        "of_means": statistics.fmean(peer) / statistics.fmean(ours),
-    }
+    return {"median": statistics.median(ratios), "low": ratios[low], "high": ratios[high]}
 
 
 class CpuClock:
-    """Wall time, or the process's own processor time, which a busy machine stretches less; with
-    `cold`, a buffer larger than the caches is written before every call.
+    """Wall time, or the process's processor time, which a busy machine stretches less."""
 
-    Attributes:
-        kind: what is measured, in words.
-    """
-
-    def __init__(self, cold: bool = False, processor_time: bool = False) -> None:
+    def __init__(self, processor_time: bool = False) -> None:
         self.kind = "processor time" if processor_time else "wall time"
         self._now = time.process_time_ns if processor_time else time.perf_counter_ns
-        self._flush = torch.zeros(128 * MIB, dtype=torch.int8) if cold else None
 
-    def prepare(self, contender: Contender) -> tuple[Callable[[], Any], bool]:
-        """What to run for one repeat, and whether it is a graph's replay."""
-        return contender.call, False
+    def prepare(self, contender: Contender) -> Call:
+        """Return the call of a turn."""
+        return contender.call
 
-    def time(self, run: Callable[[], Any]) -> tuple[Any, Any]:
-        """Runs it; gives a handle for ``seconds`` and the result."""
-        if self._flush is not None:
-            self._flush.add_(1)
-        started = self._now()
-        result = run()
-        return self._now() - started, result
+    def time(self, run: Call) -> Any:
+        """Run; return a handle for `seconds`."""
+        began = self._now()
+        run()
+        return self._now() - began
 
     def seconds(self, handle: Any) -> float:
         return float(handle) * 1e-9
 
 
 class CudaClock:
-    """Events around graph replays. Nothing waits for the device until ``seconds``."""
+    """Events around graph replays. Nothing waits for the device until `seconds`."""
 
     kind = "events"
 
-    def __init__(self, cold: bool = True) -> None:
+    def __init__(self) -> None:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         # Long enough that the next call is queued before the overwriting ends.
         size = max(4 * getattr(properties, "L2_cache_size", 64 * MIB), 256 * MIB)
-        self._flush = torch.zeros(size, dtype=torch.int8, device="cuda") if cold else None
+        self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
 
-    def prepare(self, contender: Contender) -> tuple[Callable[[], Any], bool]:
+    def prepare(self, contender: Contender) -> Call:
+        """Return the replay of a captured call, or the call where it cannot be captured."""
         if not contender.graph:
-            return contender.call, False
+            return contender.call
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -137,25 +117,21 @@ class CudaClock:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                result = contender.call()
-        except RuntimeError:  # it synchronises or allocates outside the pool: time the call itself
+                contender.call()
+        except RuntimeError:  # it synchronises, or allocates outside the pool
             torch.cuda.synchronize()
-            return contender.call, False
+            return contender.call
+        contender.captured = True
+        return graph.replay
 
-        def replay() -> Any:
-            graph.replay()
-            return result
-
-        return replay, True
-
-    def time(self, run: Callable[[], Any]) -> tuple[Any, Any]:
+    def time(self, run: Call) -> Any:
+        """Run; return the events before and after."""
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if self._flush is not None:
-            self._flush.add_(1)
+        self._flush.add_(1)
         started.record()
-        result = run()
+        run()
         ended.record()
-        return (started, ended), result
+        return started, ended
 
     def seconds(self, handle: Any) -> float:
         started, ended = handle
@@ -166,51 +142,53 @@ class CudaClock:
 Clock = CpuClock | CudaClock
 
 
+def clock_of(device: str, processor_time: bool = False) -> Clock:
+    """Return the clock of a device."""
+    return CudaClock() if device == "cuda" else CpuClock(processor_time)
+
+
 def measure(
     contenders: Sequence[Contender],
-    load: Callable[[int], None],
     repeats: int,
     clock: Clock,
+    load: Callable[[int], None] = lambda turn: None,
     tick: Callable[[], object] = lambda: None,
-) -> tuple[list[Timed], dict[str, str]]:
-    """Times the contenders in turns.
+) -> tuple[list[Contender], dict[str, str]]:
+    """Time the contenders in turns.
+
+    Args:
+        load: called with the number of every turn before it.
+        tick: called after every turn.
 
     Returns:
-        what was timed, in the given order, and for each that failed to run, the reason by name.
+        the contenders that ran, and the reason of each that failed by name.
     """
     failures: dict[str, str] = {}
-    runs: list[tuple[Timed, Callable[[], Any]]] = []
+    runs: list[tuple[Contender, Call]] = []
     for contender in contenders:
         try:
             load(0)
-            run, graph = clock.prepare(contender)
+            run = clock.prepare(contender)
             for turn in range(WARM_UP):
                 load(turn)
-                clock.seconds(clock.time(run)[0])
-            runs.append((Timed(contender, [], [], graph), run))
+                clock.seconds(clock.time(run))
+            runs.append((contender, run))
         except Exception as error:  # a peer that fails must not end the run
             failures[contender.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    handles: list[tuple[Timed, Any, Any]] = []
+    handles: list[tuple[Contender, Any]] = []
     for turn in range(repeats):
         load(turn)
-        for timed, run in rotated(runs, turn):
-            handle, result = clock.time(run)
-            accepted = timed.contender.accepted
-            counts = None if accepted is None else accepted(result).clone()
-            handles.append((timed, handle, counts))
+        handles += [(one, clock.time(run)) for one, run in rotated(runs, turn)]
         tick()
-    for timed, handle, counts in handles:
-        timed.seconds.append(clock.seconds(handle))
-        if counts is not None:
-            timed.accepted.append(counts.tolist())
-    return [timed for timed, _ in runs], failures
+    for one, handle in handles:
+        one.seconds.append(clock.seconds(handle))
+    return [one for one, _ in runs], failures
 
 
 def copy_bandwidth(clock: Clock, device: str) -> float:
-    """GB/s of ``copy_`` between two buffers that no cache holds, bytes read plus bytes written."""
+    """Return GB/s of ``copy_`` between buffers that no cache holds, bytes read and written."""
     size = 1024 * MIB if device == "cuda" else 128 * MIB
     source = torch.ones(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    copy = Contender("copy", lambda: target.copy_(source))
-    (timed,), _ = measure([copy], lambda turn: None, 9, clock)
-    return 2 * size / statistics.median(timed.seconds) * 1e-9
+    ((copy,), _) = measure([Contender("copy", lambda: target.copy_(source))], 9, clock)
+    return 2 * size / statistics.median(copy.seconds) * 1e-9

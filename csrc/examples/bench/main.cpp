@@ -146,7 +146,7 @@ void require(const polyspec::Result& result) {
 }
 
 // Bytes that the token rule must move for the acceptances in `inputs`: the byte model of
-// benchmarks/cost.py.
+// benchmarks/operators.py.
 double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
   int64_t rows = 0, verified = 0;

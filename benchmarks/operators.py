@@ -1,0 +1,345 @@
+"""``benchmarks kernels``: `sample` and `verify` on a grid of shapes, beside their peers, in turns.
+
+Draft logits are normal with deviation 3. Target logits are the draft's plus noise, whose size is
+searched in every row, so that sum_x min(p(x), q(x)) is the acceptance asked for. Draft tokens are
+drawn from q anew for every turn.
+
+The byte model: rows that the rule needs count once, whole. Beside rows count the draft token, its
+distribution and its logit per token verified, and the outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+import polyspec_ext as ps
+from benchmarks import machine, output, peers, rules, timing
+from benchmarks.rules import Block, Filters
+from polyspec_ext import progress
+from polyspec_ext.cli import options
+from polyspec_ext.errors import PolyspecError
+
+SCHEMA = 2  # of the JSON report
+REPEATS = 60
+DTYPES = ("float32", "bfloat16", "float16")
+# The acceptance rule of each operator that verifies. "bare": without the drafts' distributions.
+RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
+OPERATORS = ("sample", *RULES)
+TOKEN, LOGPROB, STATISTICS, COUNT, STATUS = 8, 4, 16, 8, 4  # bytes
+SPREAD = 3.0  # deviation of the draft's logits
+CALIBRATION_ELEMENTS = 1 << 22  # logits calibrated at a time
+DRAWS = 64  # sets of draft tokens per case; further turns start over
+HEADS = ["", "median", "quartiles", "mean", "GB/s", "% copy", "x polyspec", ""]
+LEGEND = (
+    "Microseconds per call. GB/s: the bytes that the operator must move over the median; a peer's "
+    "are the same bytes. % copy: of the copy bandwidth of this run, on buffers that no cache "
+    "holds. x polyspec: how many times as long, median of the turns' ratios with its 95 % interval."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point of the grid. ``draft_len`` and ``acceptance`` are 0 where nothing is verified."""
+
+    operator: str
+    batch: int
+    draft_len: int
+    vocab: int
+    dtype: str
+    acceptance: float
+    filters: Filters
+
+    @property
+    def element_size(self) -> int:
+        return 4 if self.dtype == "float32" else 2
+
+    def __str__(self) -> str:
+        verified = f", K {self.draft_len}, acceptance {self.acceptance:g}" * bool(self.draft_len)
+        return (
+            f"{self.operator}, batch {self.batch}{verified}, V {self.vocab}, {self.dtype}, "
+            f"filters {self.filters}"
+        )
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Return the grid of the options."""
+    for name, known in (("operators", OPERATORS), ("dtype", DTYPES)):
+        for value in getattr(args, name) or ():
+            if value not in known:
+                raise ValueError(f"--{name}: expected {', '.join(known)}, given {value!r}")
+    filters = [Filters.parse(text) for text in args.filters]
+    dtypes = args.dtype or ["float32" if args.device == "cpu" else "bfloat16"]
+    axes = (args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
+    cases = []
+    for operator, point in itertools.product(args.operators or OPERATORS, itertools.product(*axes)):
+        batch, draft_len, vocab, dtype, acceptance, some = point
+        if operator == "sample":
+            draft_len, acceptance = 0, 0.0
+        cases.append(Case(operator, batch, draft_len, vocab, dtype, acceptance, some))
+    return list(dict.fromkeys(cases))
+
+
+def bytes_of(case: Case, accepted: Sequence[int]) -> int:
+    """Return the bytes that a call must move.
+
+    Token rule: target rows up to the first rejection, and a draft row for the residual; without
+    distributions every verified draft row. Block rule: all K rows of both sides, but target row K
+    only for the bonus, and draft row 0 only for its residual.
+
+    Args:
+        accepted: draft tokens accepted, by request.
+    """
+    k, row = case.draft_len, case.vocab * case.element_size
+    if case.operator == "sample":
+        return case.batch * (row + TOKEN + LOGPROB + STATISTICS + STATUS)
+    verified = sum(min(n + 1, k) for n in accepted)
+    if case.operator == "verify-block":
+        verified = k * len(accepted)
+        rows = sum(k + (n == k) + k - 1 + (n == 0) for n in accepted)
+    elif case.operator == "verify-token":
+        rows = sum(n + 1 + (n < k) for n in accepted)
+    else:
+        rows = sum(n + 1 for n in accepted) + verified
+    written = case.batch * ((k + 1) * (TOKEN + LOGPROB + STATISTICS) + COUNT + STATUS)
+    return rows * row + verified * (TOKEN + STATISTICS + case.element_size) + written
+
+
+# ---- inputs --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Feed(Block):
+    """Tensors of a case. `load` fills the buffers that the calls, and captured graphs, read."""
+
+    statistics: torch.Tensor  # [B, K, 2], of the draft rows
+    drawn: torch.Tensor  # [DRAWS, B, K]
+    seeds: torch.Tensor  # [B], loaded
+    acceptance: float  # expected
+
+    def load(self, turn: int) -> None:
+        """Load the draft tokens and seeds of a turn."""
+        if self.tokens.numel():
+            self.tokens.copy_(self.drawn[turn % len(self.drawn)])
+        first = turn * len(self.seeds)
+        self.seeds.copy_(torch.arange(first, first + len(self.seeds), device=self.seeds.device))
+
+
+def calibrated(
+    draft: torch.Tensor, noise: torch.Tensor, acceptance: float, filters: Filters
+) -> tuple[torch.Tensor, float]:
+    """Return target logits [n, V] for draft logits and noise [n, V], and the sum of the rows'
+    acceptance, which falls from 1 at size 0; 14 halvings of [0, 16] reach a thousandth."""
+    q = rules.processed(draft, filters)
+
+    def overlap(size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        target = (draft + size * noise).to(draft.dtype)
+        return target, torch.minimum(rules.processed(target, filters), q).sum(-1, keepdim=True)
+
+    low = torch.zeros((len(draft), 1), device=draft.device)
+    high = torch.full_like(low, 16.0)
+    for _ in range(14):
+        size = (low + high) / 2
+        above = overlap(size)[1] > acceptance
+        low, high = torch.where(above, size, low), torch.where(above, high, size)
+    target, accepted = overlap((low + high) / 2)
+    return target, float(accepted.sum())
+
+
+def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
+    """Make the inputs of a case. The drafts of sample's cases are empty."""
+    b, k, v = case.batch, case.draft_len, case.vocab
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(rows: int) -> torch.Tensor:
+        empty = torch.empty((b, rows, v), dtype=getattr(torch, case.dtype), device=device)
+        return empty.normal_(0.0, 1.0, generator=generator)
+
+    draft, noise, last = normal(k).mul_(SPREAD), normal(k), normal(1).mul_(SPREAD)
+    step = max(1, CALIBRATION_ELEMENTS // v)
+    pairs = zip(draft.flatten(0, 1).split(step), noise.flatten(0, 1).split(step), strict=True)
+    chunks = [calibrated(rows, some, case.acceptance, case.filters) for rows, some in pairs]
+    target = torch.cat([torch.cat([rows for rows, _ in chunks]).view_as(draft), last], 1)
+    drawn = torch.zeros((draws, b, k), dtype=torch.int64, device=device)
+    statistics = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
+    if k:
+        positions = torch.arange(k, device=device).repeat(b)
+        requests = torch.arange(b, device=device).repeat_interleave(k)
+        for turn in range(draws):
+            drafted = ps.sample(
+                draft.flatten(0, 1), **case.filters.options(), seed=(seed << 40) + turn * b
+                + requests, position=positions, level=2,
+            )  # fmt: skip
+            ps.raise_for_status(drafted.status, level=2, position=positions)
+            drawn[turn] = drafted.tokens.view(b, k)
+            statistics = drafted.statistics.view(b, k, 2)
+    seeds = torch.zeros(b, dtype=torch.int64, device=device)
+    expected = sum(part for _, part in chunks) / max(b * k, 1)
+    return Feed(
+        target, torch.zeros_like(drawn[0]), draft, case.filters, statistics, drawn, seeds, expected
+    )
+
+
+# ---- measurement ---------------------------------------------------------------------------------
+
+
+def call_of(operator: str, feed: Feed) -> Callable[[], Any]:
+    """Return the call of an operator."""
+    given: dict[str, Any] = {**feed.filters.options(), "seed": feed.seeds}
+    if operator == "sample":
+        return partial(ps.sample, feed.target[:, -1], **given)
+    given["rule"] = RULES[operator]
+    if operator != "verify-token-bare":
+        given["draft_statistics"] = feed.statistics
+    return partial(ps.verify, feed.target, feed.tokens, feed.draft, **given)
+
+
+def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[list[int]]:
+    """Return the draft tokens accepted, by turn and request: what a turn draws never changes."""
+    counts = []
+    for turn in range(turns):
+        feed.load(turn)
+        counts.append(verify().num_accepted.tolist())
+    return counts
+
+
+def measure_case(
+    case: Case,
+    args: argparse.Namespace,
+    clock: timing.Clock,
+    copy_gbs: float,
+    tick: Callable[[], object],
+) -> dict[str, Any]:
+    """Measure a case; return its part of the report."""
+    feed = make(case, args.device, args.seed)
+    ours = timing.Contender("polyspec", call_of(case.operator, feed))
+    others, notes = list[timing.Contender](), list[str]()
+    if not args.no_peers:
+        others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
+    done, failures = timing.measure([ours, *others], args.repeats, clock, feed.load, tick)
+    if ours.name in failures:
+        raise PolyspecError(f"{case} does not run: {failures[ours.name]}")
+    counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
+    useful = statistics.fmean(bytes_of(case, turn) for turn in counts)
+    rows = []
+    for one in done:
+        times = timing.summary(one.seconds)
+        gbs = useful / times["median"] * 1e-3
+        rows.append(
+            {
+                "name": one.name,
+                **{f"{name}_us": value for name, value in times.items()},
+                "gbs": gbs,
+                "percent_of_copy": 100 * gbs / copy_gbs,
+                "ratio": None if one is ours else timing.ratio(one.seconds, ours.seconds),
+                "graph": one.captured,
+            }
+        )
+    return {
+        "case": str(case),
+        **{name: getattr(case, name) for name in ("operator", "batch", "draft_len", "vocab")},
+        "dtype": case.dtype,
+        "filters": str(case.filters),
+        "acceptance_asked": case.acceptance,
+        "acceptance_expected": feed.acceptance,
+        "mean_accepted": statistics.fmean(itertools.chain(*counts)) if case.draft_len else None,
+        "bytes": useful,
+        "rows": rows,
+        "notes": notes + [f"{name}: {reason}" for name, reason in failures.items()],
+    }
+
+
+@torch.inference_mode()
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure all cases; return the JSON report, which is in ``--json-file`` after every case."""
+    machine.require_device(args.device)
+    cases = cases_of(args)
+    torch.manual_seed(args.seed)
+    clock = timing.clock_of(args.device, args.processor_time)
+    before = machine.load_average()
+    report = {
+        **machine.header("kernels", SCHEMA, args.device),
+        "settings": {"repeats": args.repeats, "seed": args.seed, "clock": clock.kind},
+        "load": {"before": before},
+        "copy_gbs": timing.copy_bandwidth(clock, args.device),
+        "complete": False,
+        "cases": [],
+    }
+    with progress.bar(total=len(cases) * args.repeats, unit="turn", smoothing=0.05) as bar:
+        for case in cases:
+            bar.set_description(str(case))
+            report["cases"].append(measure_case(case, args, clock, report["copy_gbs"], bar.update))
+            report["complete"] = len(report["cases"]) == len(cases)
+            output.save(args, report)
+    return report
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return the report as a table per case."""
+    lines = [
+        f"# Kernels, {report['machine']['device_name']}",
+        "",
+        f"{machine.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
+        f"{report['settings']['clock']}, {report['settings']['repeats']} turns. {LEGEND}",
+    ]
+    shares = [row["percent_of_copy"] / 100 for case in report["cases"] for row in case["rows"]]
+    lines += [text for line in machine.contradiction(shares) for text in ("", line)]
+    for case in report["cases"]:
+        lines += ["", f"### {case['case']}", ""]
+        if case["draft_len"]:
+            accepted = f"{case['mean_accepted']:.2f} tokens accepted per call and request"
+            lines += [f"{accepted}; acceptance {case['acceptance_expected']:.3f}.", ""]
+        lines += output.table(HEADS, map(_cells, case["rows"]), range(1, 7))
+        lines += [f"Left out: {note}" for note in case["notes"]]
+    return "\n".join(lines)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    ratio, times = row["ratio"], "1"
+    if ratio is not None:
+        times = f"{ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
+    numbers = [f"{row[key]:.3g}" for key in ("mean_us", "gbs", "percent_of_copy")]
+    quartiles = f"{row['q25_us']:.3g} to {row['q75_us']:.3g}"
+    median = f"{row['median_us']:.3g}"
+    return [row["name"], median, quartiles, *numbers, times, "graph" if row["graph"] else ""]
+
+
+def add_command(kinds: Any) -> None:
+    """Add ``kernels`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "kernels",
+        help="every operator beside its peers",
+        description="Every operator on a grid of shapes, beside every peer that can be imported, "
+        "in turns within one run. Prints Markdown, or JSON. The file of --json-file is written "
+        "after every case.",
+    )
+    options.add_device(sub)
+    output.add_report(sub, report_of, markdown)
+    axes = sub.add_argument_group("grid: the product of all axes")
+    axes.add_argument("--operators", type=options.words, metavar="NAME,...", help="(default: all)")
+    options.add(axes, "--batch", options.COUNTS, [1], "B,...", "requests")
+    options.add(axes, "--draft-len", options.COUNTS, [10], "K,...", "draft tokens")
+    options.add(axes, "--vocab", options.listed(options.integer(2)), [128256], "V,...")
+    axes.add_argument(
+        "--dtype", type=options.words, metavar="NAME,...", help="float32,bfloat16,float16"
+    )
+    options.add(axes, "--acceptance", options.SHARES, [0.7], "A,...", "per draft token")
+    axes.add_argument(
+        "--filters",
+        type=options.words,
+        default=["none", "top_k=50+top_p=.9"],
+        metavar="F,...",
+        help="none, or top-k, top-p and min-p joined by + (default: none,top_k=50+top_p=.9)",
+    )
+    options.add_count(sub, "--repeats", REPEATS, "turns per case")
+    sub.add_argument("--no-peers", action="store_true", help="the operators alone")
+    sub.add_argument("--no-compile", action="store_true", help="no torch.compile'd peers")
+    options.add_processor_time(sub)
+    options.add_seed(sub, "of logits and draws")
