@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks import machine, output
+from benchmarks import machine, output, questions
 from benchmarks.policies import POLICIES
 from benchmarks.replay import Costs, Run, Trace, oracle, replay
 from benchmarks.traces import (
@@ -281,7 +281,7 @@ def _traces(args: argparse.Namespace) -> Traces:
     if place is not None and place.exists():
         return Traces.read(place)
     progress.note("recording the traces, which takes a few minutes")
-    data: Path = args.data or machine.GSM8K.parent
+    data: Path = args.data or questions.GSM8K.parent
     sets = prompt_sets(data, 2 * args.prompts)
     if len(sets) == 1:
         raise ValueError(f"--data: expected a folder with the prompt sets, given {data}")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks import chains_table, machine, output
+from benchmarks import chains_table, machine, output, questions
 from benchmarks.measuring import (
     Contender,
     Request,
@@ -353,7 +353,7 @@ def report_of(
         args: of ``benchmarks chains``, or of `settings`.
         small: the shipped middle and drafter, where they are at hand as levels. None: made here.
     """
-    asked, source = machine.questions(args.prompts, args.questions)
+    asked, source = questions.texts(args.prompts, args.questions)
     prompts = tiny.prompt_ids(asked)
     before = machine.load_average()
     parts, times = parts_of(args, small)

@@ -1,8 +1,7 @@
 """``python -m benchmarks demo``: chains beside plain decoding of the same target.
 
-The longest chain streams an answer; then plain decoding, two levels and three levels answer in
-turns (`measuring`). The baselines are transformers' `generate` and the same engine with one level,
-its weights packed and not; ratios are over the fastest. That takes two minutes.
+An answer of the longest chain, then all in turns (`measuring`). Baselines are transformers'
+`generate` and the same engine with one level, packed and not; ratios are over the fastest.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ import json
 import time
 from typing import Any, NamedTuple
 
-from benchmarks import machine
+from benchmarks import machine, output
 from benchmarks.engines import llama_cpp
 from benchmarks.measuring import Contender, generate_call, measure, verdict
+from benchmarks.methods import load_level
 from polyspec_ext import columns, processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
@@ -23,30 +23,17 @@ from polyspec_ext.cli.run import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed, text_prompt, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers
-from polyspec_ext.tuning import default_store, level_for
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
-SECONDS = 75  # of the table, so that the whole takes two minutes on two cores
-_WIDTHS = (1, 6)  # tokens of the passes by which the form of a level is chosen
-_SHIPPED_QUESTIONS = 6  # that two minutes are enough for
-# Code, prose and arithmetic.
 CHAT = (
     "Write a Python class for a stack with push, pop and peek, with a docstring for each method.",
     "Describe a harbour town on a winter morning in two paragraphs.",
     "A baker makes 12 trays of 8 rolls each and sells 70 rolls. How many are left? Show each step.",
 )
-_LEGEND = (
-    "ratio: over the fastest plain decoding ({fastest_plain}), prefill included; decoding: over "
-    "the fastest by the same engine, without the prefill; /generate: over transformers' generate; "
-    "mean length: tokens of a verification; accepted: share of the draft tokens",
-    "{prompts} questions, median of {repeats} interleaved runs each, up to {max_new_tokens} new "
-    "tokens, temperature {temperature:g}",
-)
 
 
 class Models(NamedTuple):
-    """Levels by name, the target first; questions and their tokens; chains of the levels, the one
-    to stream last; and other engines."""
+    """Levels, the target first; prompts; chains, the one to stream last; and other engines."""
 
     levels: dict[str, HuggingFaceLevel]
     tokenizer: Any
@@ -57,35 +44,23 @@ class Models(NamedTuple):
 
 def add_command(commands: Any) -> None:
     """Add ``demo`` to the subcommands of a parser."""
-    sub = commands.add_parser(
-        "demo",
-        help="plain decoding, two levels and three levels side by side",
-        description="An answer of the longest chain as it comes, then plain decoding, two-level "
-        "chains and the three-level chain measured in turns. Ctrl-C keeps finished repeats.",
-    )
-    group = sub.add_argument_group(
-        "models",
-        "the shipped ones, or yours: plain decoding, the target with the draft, and with its 4-bit "
-        "copy between them (below a target that is such a copy: the draft and prompt lookup)",
-    )
-    group.add_argument(
-        "--target", metavar="MODEL", help="directory, id or GGUF file; 'w4:MODEL': its 4-bit copy"
-    )
-    what = "the same, or a drafter, as 'suffix' or an EAGLE head (default: prompt lookup)"
-    options.add_draft(group, what)
-    options.add_llama(group)
-    what = "questions (default: the first 6 of the shipped models, else 3)"
-    sub.add_argument("--prompts", type=options.COUNT, metavar="N", help=what)
+    what = "plain decoding, two levels and three levels side by side"
+    sub = commands.add_parser("demo", help=what)
+    what = "a directory, id or GGUF file, or 'w4:MODEL', its 4-bit copy (default: shipped models)"
+    sub.add_argument("--target", metavar="MODEL", help=what)
+    options.add_draft(sub, "the same, or as 'suffix' or an EAGLE head (default: prompt lookup)")
+    options.add_llama(sub)
+    for name, what in (
+        ("--prompts", "questions (default: the first 6 of the shipped models, else 3)"),
+        ("--max-new-tokens", "(default: 128 of the shipped models, else 48)"),
+    ):
+        sub.add_argument(name, type=options.COUNT, metavar="N", help=what)
     options.add_count(sub, "--repeats", 3, "runs per question")
-    what = "after which no repeat is begun"
-    options.add(sub, "--seconds", options.number(0), SECONDS, "S", what)
-    what = "(default: 128 of the shipped models, else 48)"
-    sub.add_argument("--max-new-tokens", type=options.COUNT, metavar="N", help=what)
+    options.add(sub, "--seconds", options.number(0), 75, "S", "after which no repeat begins")
     options.add_temperature(sub, 0.0)
     options.add_seed(sub)
     options.add_threads(sub)
     options.add_json(sub, "tables")
-    options.add_measure_again(sub)
     sub.set_defaults(run=run, raw=False, system=None)
 
 
@@ -94,37 +69,35 @@ def run(args: argparse.Namespace) -> int:
     is_shipped = args.target is None
     if is_shipped and (args.draft or args.gguf):
         raise ValueError("--draft, --gguf: expected a --target with them")
-    if args.measure_again:
-        default_store().clear()
-    args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
     questions = list(tiny.QUESTIONS if is_shipped else CHAT)
     if (args.prompts or 0) > len(questions):
         raise ValueError(f"--prompts: expected at most {len(questions)}, given {args.prompts}")
-    questions = questions[: args.prompts or (_SHIPPED_QUESTIONS if is_shipped else None)]
-    models = (shipped if is_shipped else users)(args, questions)
-    load = machine.load_average()
-    result: dict[str, Any] = {
-        "machine": machine.describe("cpu"),
-        "load": {"before": load},
-        "temperature": args.temperature,
-        "max_new_tokens": args.max_new_tokens,
-        "text": _stream(args, models, questions[0]),
-    }
-    table, interrupted = _measured(args, models)
-    result["tables"] = [table]
+    questions = questions[: args.prompts or 6]  # as many as two minutes are enough for
+    args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
+    progress.phase("loading the models, and timing how they run fastest here")
+    models = shipped(questions) if is_shipped else users(args, questions)
+    load, where = machine.load_average(), machine.describe("cpu")
+    tokens, chain = args.max_new_tokens, models.chains[-1]
+    stream = chain.stream(models.prompts[0], tokens, args.temperature, seed=args.seed)
     if args.json:
+        text = models.tokenizer.decode(list(stream), skip_special_tokens=True)
+    else:
+        print(f"Question: {questions[0]}\nAnswer:", end="", flush=True)
+        text = print_text(stream, models.tokenizer)
+        words = f"({_label(chain).partition(':')[0]}: {speed(stream.stats)})\n"
+        print(columns.wrapped(words + (SHIPPED if is_shipped else "")), end="\n\n", flush=True)
+    table, interrupted = _measured(args, models)
+    if args.json:
+        result = {"machine": where, "load": {"before": load}, "text": text, "tables": [table]}
         print(json.dumps(result, indent=2))
     else:
-        show(table, result["machine"], processor.load_line(load))
-    if interrupted:
-        progress.phase("interrupted: what was finished is kept")
-        return INTERRUPTED
-    return int(any(row["lossless"] is False for row in table["configurations"]))
+        show(table, where, processor.load_line(load))
+    differs = any(row["lossless"] is False for row in table["configurations"])
+    return INTERRUPTED if interrupted else int(differs)
 
 
-def shipped(args: argparse.Namespace, questions: list[str]) -> Models:
+def shipped(questions: list[str]) -> Models:
     """Return the shipped models in their fastest form."""
-    progress.phase("loading the shipped models, and timing how they run fastest here")
     levels = tiny.levels()
     chains = [
         Chain([levels[n] for n in names], list(tiny.WINDOWS[names]), rounds=tiny.ROUNDS.get(names))
@@ -134,23 +107,15 @@ def shipped(args: argparse.Namespace, questions: list[str]) -> Models:
 
 
 def users(args: argparse.Namespace, questions: list[str]) -> Models:
-    """Return the user's target and draft, and other engines; windows are a policy's.
-
-    The target's 4-bit copy is the middle; of a target that is one, prompt lookup drafts below.
-    """
-    engine = llama_cpp(args.gguf, args.llama)  # before minutes are spent on loading
-    progress.phase("loading the models, and timing how they run fastest here")
+    """Return the user's target and draft, and other engines; windows are a policy's."""
+    engines = llama_cpp(args.gguf, args.llama)  # before minutes are spent on loading
     tokenizer = tokenizer_of(args)
-
-    def element(name: str, option: str, *above: Any) -> Any:
-        return level_for(name, _WIDTHS, pack="auto", name=option, above=above)
-
-    target = element(args.target, "--target")
+    target = load_level(args.target, name="--target")
     if not isinstance(target, HuggingFaceLevel):
         raise ValueError(f"--target: expected a causal language model, given {args.target}")
     levels, lowest = {"target": target}, args.draft or "prompt-lookup"
     if args.draft is not None:
-        draft = element(args.draft, "--draft", target)
+        draft = load_level(args.draft, name="--draft", above=(target,))
         if isinstance(draft, HuggingFaceLevel):
             levels["drafter"] = lowest = draft
     chains = [Chain([target, lowest], [5], policy="online")]
@@ -158,28 +123,14 @@ def users(args: argparse.Namespace, questions: list[str]) -> Models:
         chains.append(Chain([target, "w4", lowest], [9, 5], policy="joint"))
     elif "drafter" in levels:
         chains.append(Chain([target, lowest, "prompt-lookup"], [9, 5], policy="joint"))
-    variants = [] if engine is None else engine.variants
-    labels, eos = {one.key: one.label for one in variants}, frozenset(target.eos_token_ids)
-    others = [
-        Contender(one.label, engine.decoder(one.key, eos), plain=labels[one.plain])
-        for one in variants
-        if engine is not None
-    ]
+    others, eos = [], frozenset(target.eos_token_ids)
+    for engine in engines:
+        labels = {one.key: one.label for one in engine.variants}
+        for one in engine.variants:
+            decode = engine.decoder(one.key, eos)
+            others.append(Contender(one.label, decode, plain=labels[one.plain]))
     prompts = [text_prompt(args, tokenizer, question).input_ids for question in questions]
     return Models(levels, tokenizer, prompts, chains, others)
-
-
-def _stream(args: argparse.Namespace, models: Models, question: str) -> str:
-    """Answer the first question as a stream."""
-    chain, prompt = models.chains[-1], models.prompts[0]
-    stream = chain.stream(prompt, args.max_new_tokens, args.temperature, seed=args.seed)
-    if args.json:
-        return str(models.tokenizer.decode(list(stream), skip_special_tokens=True))
-    print(f"Question: {question}\nAnswer:", end="", flush=True)
-    text = print_text(stream, models.tokenizer)
-    print(columns.wrapped(f"({_label(chain).partition(':')[0]}: {speed(stream.stats)})"))
-    print(columns.wrapped(SHIPPED) if args.target is None else "", end="\n\n", flush=True)
-    return text
 
 
 def _label(chain: Chain) -> str:
@@ -195,11 +146,11 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         how = ", packed" if other.pack else ", weights as torch keeps them"
         entries.append(Contender.of_chain(PLAIN + how, Chain([other])))
-    entries += [Contender.of_chain(_label(chain), chain) for chain in models.chains]
-    entries += models.others
+    ours = (Contender.of_chain(_label(chain), chain) for chain in models.chains)
+    entries += [*ours, *models.others]
+    count = len(models.prompts)
     progress.phase(
-        f"measuring {len(entries)} configurations: {len(models.prompts)} questions, up to "
-        f"{args.repeats} repeats each"
+        f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
     )
     settings = {name: getattr(args, name) for name in ("max_new_tokens", "temperature")}
     warm_up = args.max_new_tokens if args.target is None else 12
@@ -213,10 +164,11 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
         if not repeats:
             raise
         interrupted = True
+        progress.phase("interrupted: what was finished is kept")
     for one in entries:  # which may have begun another
         one.calls = [call for call in one.calls if call.repeat < repeats]
     table = {
-        "prompts": len(models.prompts),
+        "prompts": count,
         "repeats": repeats,
         **settings,
         **rows_of(entries, models.prompts, target.model, args.temperature),
@@ -240,8 +192,8 @@ def rows_of(
             lossless, words = found.lossless, str(found)
         else:  # another engine, whose form of the target is another
             same = sum(one.texts[n] == by_label[one.plain].texts[n] for n in one.texts)
-            lossless = None
             words = "-" if temperature else f"{same} of {len(one.texts)} of its own"
+            lossless = None
         rate, stats = one.rate(), one.stats
         rows.append(
             {
@@ -251,7 +203,6 @@ def rows_of(
                 "ratio": rate / fastest.rate(),
                 "ratio_to_generate": rate / by_label[GENERATE].rate(),
                 "decoding_ratio": None if stats is None else stats.tokens_per_second / decoding,
-                "new_tokens": sum(map(len, one.texts.values())),
                 "lossless": lossless,
                 "verdict": words,
                 "stats": None if stats is None else stats.to_dict(),
@@ -262,35 +213,35 @@ def rows_of(
 
 def show(table: dict[str, Any], where: dict[str, Any], load: str) -> None:
     """Print a table of at most 80 columns, and what the levels did."""
-
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
     texts = "likelihood under target" if table["temperature"] else "same text as plain"
     heads = ("window", "tokens/s", "ratio", "decoding", "/generate", texts)
     per_level = ("passes", "ms/pass", "mean length", "accepted")
     rows: list[columns.Row] = []
-    levels: list[columns.Row] = []
     for row in table["configurations"]:
-        rates = (ratio(row[n]) for n in ("ratio", "decoding_ratio", "ratio_to_generate"))
+        names = ("ratio", "decoding_ratio", "ratio_to_generate")
+        rates = (output.number(row[name], ".2f") for name in names)
         window = ",".join(map(str, row["window"])) or "-"
         cells = (window, f"{row['tokens_per_second']:.1f}", *rates, row["verdict"])
         rows.append((row["label"], cells))
-        by_level = (row["stats"] or {"levels": []})["levels"]
-        if len(by_level) > 1:
-            levels.append((row["label"], ("",) * len(per_level)))
-        for level in by_level if len(by_level) > 1 else ():
-            passes, length = level["num_forward_passes"], level["mean_acceptance_length"]
-            ms = level["seconds"] / passes * 1e3 if passes else None
-            rate = None if length is None else level["draft_acceptance_rate"]
-            levels.append((f"  {level['name']}", (str(passes), *map(ratio, (ms, length, rate)))))
     print(columns.table("configuration", heads, rows, left=1))
-    print(f"\n{columns.table('per level', per_level, levels)}")
+    (*_, longest) = (row for row in table["configurations"] if row["stats"] is not None)
+    rows = []
+    for level in longest["stats"]["levels"]:
+        passes, length = level["num_forward_passes"], level["mean_acceptance_length"]
+        ms = level["seconds"] / passes * 1e3 if passes else None
+        rate = None if length is None else level["draft_acceptance_rate"]
+        numbers = (output.number(value, ".2f") for value in (ms, length, rate))
+        rows.append((level["name"], (str(passes), *numbers)))
+    print(f"\n{longest['label']}\n{columns.table('level', per_level, rows)}")
     for line in (
         "\nfastest on this processor, by timing each level's passes",
         *(f"  {name}: {choice}" for name, choice in table["choices"].items()),
-        "",
-        *(line.format_map(table) for line in _LEGEND),
+        f"\nratio: over the fastest plain decoding ({table['fastest_plain']}), prefill included; "
+        "decoding: over the fastest by the same engine, without the prefill; /generate: over "
+        "transformers' generate; mean length: tokens of a verification; accepted: share of the "
+        "draft tokens",
+        f"{table['prompts']} questions, median of {table['repeats']} interleaved runs each, up to "
+        f"{table['max_new_tokens']} new tokens, temperature {table['temperature']:g}",
         f"{where['cpu']}, {where['cores']} cores, {where['threads']} threads; torch "
         f"{where['torch']}, transformers {where['transformers']}",
         f"{load}\n",

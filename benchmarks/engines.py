@@ -83,7 +83,7 @@ class OpenVino:
         self.variants = _OPENVINO[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """What decodes one prompt with a variant, loaded and ready."""
+        """Load a variant and return the call of one prompt."""
         import openvino
 
         options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -112,19 +112,19 @@ class OpenVino:
         return call
 
 
-def llama_cpp(files: Sequence[str], program: Path | None) -> LlamaCpp | None:
-    """What ``--gguf`` and ``--llama`` stand for; None where no file is given.
+def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
+    """Return the engine of ``--gguf`` and ``--llama``; none without a file.
 
     Raises:
         ValueError: more than a target and a draft, files without the program, or none there.
     """
     if not files:
-        return None
+        return []
     if len(files) > 2:
         raise ValueError(f"--gguf: expected a target and perhaps a draft, given {len(files)}")
     if program is None:
         raise ValueError("--gguf: expected --llama PROGRAM with it, which make llama builds")
-    return LlamaCpp(program, *map(Path, files))
+    return [LlamaCpp(program, *map(Path, files))]
 
 
 class LlamaCpp:
@@ -149,7 +149,7 @@ class LlamaCpp:
         self.variants = _LLAMA_CPP[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """What decodes one prompt with a variant."""
+        """Return the call of one prompt with a variant."""
         exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
         command = [str(self._program), str(self._target), "--ids", "--json"]
         command += ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]

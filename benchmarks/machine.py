@@ -1,8 +1,7 @@
-"""What a benchmark runs on and with: processor, versions, commit, load, and questions to answer."""
+"""What a benchmark runs on and with: processor, versions, commit and load."""
 
 from __future__ import annotations
 
-import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -13,15 +12,12 @@ from typing import Any
 import torch
 import transformers
 
-from polyspec_ext import _C, ops, processor, tiny
+from polyspec_ext import _C, ops, processor
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.processor import cores as cores
 from polyspec_ext.processor import load_average as load_average
 
 from .timing import Clock
-
-# GSM8K's test split, where it lies beside the repository.
-GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k_test.jsonl"
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -107,30 +103,3 @@ def contradiction(shares: Iterable[float | None]) -> list[str]:
         f"Up to {100 * most:,.0f} % of the copy bandwidth is more than memory gives: what is read "
         "stays in caches, or something else had the processor while the copy was timed."
     ]
-
-
-def questions(count: int, file: Path | None) -> tuple[list[str], str]:
-    """The first `count` questions, and where they are from: `file` or GSM8K's test split (JSON
-    lines with "question"), else `tiny.QUESTIONS`.
-
-    Raises:
-        ValueError: there are not so many.
-    """
-    place = file or (GSM8K if GSM8K.exists() else None)
-    if place is None:
-        found, source = list(tiny.QUESTIONS), "built-in questions"
-    else:
-        lines = place.read_text(encoding="utf-8").splitlines()
-        found, source = [_question(line, place) for line in lines[:count]], place.stem
-    if len(found) < count:
-        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
-    return found[:count], source
-
-
-def _question(line: str, place: Path) -> str:
-    try:
-        return str(json.loads(line)["question"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(
-            f'--questions: expected JSON lines with "question" in {place}, given {line[:40]!r}'
-        ) from None

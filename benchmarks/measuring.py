@@ -306,14 +306,19 @@ def first_difference(
 ) -> dict[str, Any] | None:
     """Return where two texts first differ; None if they are the same.
 
+    Args:
+        model: the target; None where it is not on this side of an engine.
+
     Returns:
         "place", the "gap" of the target's two largest logits there, from one forward pass over the
-        whole text, and whether that is a "tie" of rounding.
+        whole text, and whether that is a "tie" of rounding; without a model the place alone.
     """
     if plain == other:
         return None
     pairs = itertools.zip_longest(plain, other)
     at = next(number for number, (a, b) in enumerate(pairs) if a != b)
+    if model is None:
+        return {"place": at, "gap": None, "tie": False}
     ids = torch.tensor([prompt + plain[:at]], device=model.device)
     top = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2).values.tolist()
     gap = top[0] - top[1]

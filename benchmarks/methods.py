@@ -188,16 +188,16 @@ class Models:
             return chains.faster_target(times=self.times)[0]
         if self.times > 1:
             model = tiny.grown(self.times, dtype=self.dtype, device=self.device)
-            return _level(model, name="--target")
+            return load_level(model, name="--target")
         plain = self.target is None and self.dtype is None and self.on_cpu
         dtype = torch.float32 if plain else self.dtype
-        return _level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
+        return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
 
     def draft(self, name: str) -> HuggingFaceLevel:
         """Return a draft level, or the 4-bit copy."""
 
         def load() -> Any:
-            return _level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
+            return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
 
         return self._once(name, self._quantised if name == W4 else load)
 
@@ -276,9 +276,10 @@ class Models:
             yield fact(name, self.level, place=place, parameters=None, dtype=dtype)
 
 
-def _level(thing: Any, *options: Any, name: str) -> Any:
+def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
+    """Return a model or drafter in its fastest form here; `name`: of the option, for errors."""
     with progress.loading():
-        return level_for(thing, _WIDTHS, *options, pack="auto", name=name)
+        return level_for(thing, _WIDTHS, *options, pack="auto", name=name, above=above)
 
 
 def shipped(times: int = 1, w4: Path | None = None, **more: Any) -> Models:

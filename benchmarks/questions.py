@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import machine
 from polyspec_ext import tiny
 from polyspec_ext.chat import has_template
 
+# Test splits beside the repository, if anywhere.
+_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+GSM8K, SPEC_BENCH = _DATA / "gsm8k_test.jsonl", _DATA / "spec_bench_question.jsonl"
 GSM8K_URL = (
     "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
     "test.jsonl"
 )
-# Beside the repository, if anywhere.
-SPEC_BENCH = machine.GSM8K.with_name("spec_bench_question.jsonl")
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math", "rag")
 OTHER = "other"  # task of questions without a category of Spec-Bench's
 _MT_BENCH = (
@@ -56,50 +56,23 @@ class Question:
         return _TASK_OF.get(self.category, OTHER)
 
 
-_TEA = "Tea leaves are picked, withered, rolled, oxidised and dried. Green tea is not oxidised. "
-_BRIDGE = (
-    "The old bridge over the Lenne was closed on Monday. Engineers had found cracks in two of its "
-    "five piers. The city plans to repair them until autumn; buses take the northern road. "
-)
-PACKAGED = tuple(
-    Question(number, category, tuple(turns))
-    for number, (category, *turns) in enumerate(
-        [
-            ("writing", "Write a short letter that invites a friend to a walk by the sea.",
-             "Make it half as long."),
-            ("translation", "Translate into German: The train to the coast leaves at nine."),
-            ("summarization", f"Summarize in one sentence: {_BRIDGE}"),
-            ("qa", "Why does ice float on water?"),
-            ("math_reasoning", tiny.QUESTIONS[0]),
-            ("rag", f"{_TEA}\nBy this text, which step is left out for green tea?"),
-            ("coding", "Write a Python function that returns the second largest of some numbers.",
-             "Now without sorting them."),
-            ("translation", "Translate into French: We have not seen the letter yet."),
-            ("summarization", f"Give the main points as a list: {_TEA}"),
-            ("qa", "Which planet has the shortest year, and why?"),
-            ("math_reasoning", tiny.QUESTIONS[1]),
-            ("rag", f"{_BRIDGE}\nBy this text, how many piers have no cracks?"),
-        ],
-        1,
-    )
-)  # fmt: skip
+# A few questions that come along.
+PACKAGED = Path(__file__).with_suffix(".jsonl")
 
 
-def default_path() -> Path | None:
-    """Return Spec-Bench's file, where it lies beside the repository."""
-    return SPEC_BENCH if SPEC_BENCH.is_file() else None
+def default_path() -> Path:
+    """Return Spec-Bench's file, where it lies beside the repository, else `PACKAGED`."""
+    return SPEC_BENCH if SPEC_BENCH.is_file() else PACKAGED
 
 
 def read(path: Path | None = None) -> list[Question]:
-    """Return all questions of a file of JSON lines; None: of `default_path`, else `PACKAGED`.
+    """Return all questions of a file of JSON lines; None: of `default_path`.
 
     Raises:
         ValueError: no such file, or a line in it has no prompt; names it.
     """
     path = path or default_path()
-    if path is None:
-        return list(PACKAGED)
-    if path == machine.GSM8K and not path.is_file():
+    if path == GSM8K and not path.is_file():
         raise ValueError(
             f"--questions: expected {path.name} in {path.parent}, given none there; fetch it: "
             f"curl -L --create-dirs -o {path} {GSM8K_URL}"
@@ -118,6 +91,21 @@ def read(path: Path | None = None) -> list[Question]:
     if not found:
         raise ValueError(f"--questions: expected questions in {path}, given none")
     return list(found.values())
+
+
+def texts(count: int, path: Path | None) -> tuple[list[str], str]:
+    """Return the first turns of `count` questions, and their source: `path`, GSM8K or the built-in
+    ones of the shipped models.
+
+    Raises:
+        ValueError: the source has fewer.
+    """
+    path = path or (GSM8K if GSM8K.is_file() else None)
+    source = "built-in questions" if path is None else path.stem
+    found = list(tiny.QUESTIONS) if path is None else [one.turns[0] for one in read(path)]
+    if len(found) < count:
+        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
+    return found[:count], source
 
 
 def _question(line: str, where: str, number: int) -> Question:

@@ -262,6 +262,10 @@ class Table:
         ]
         return output.table(list(shown), rows, numbers)
 
+    def markdown(self) -> list[str]:
+        """Return heading, note and table."""
+        return [f"### {self.title}", "", self.note, "", *self.lines(), ""]
+
     def csv(self) -> str:
         """Return the records, numbers in full; what is None is empty."""
         return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
@@ -751,7 +755,7 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     ) -> Record:
         lines.extend([f"## {label}", "", note, ""])
         for at, table in enumerate(tables):
-            lines.extend([f"### {table.title}", "", table.note, "", *table.lines(), ""])
+            lines.extend(table.markdown())
             files[f"{prefix}{table.key}.csv"] = table.csv()
             for name in () if at else drawn:
                 caption = _CAPTIONS[name.partition("-")[0]]

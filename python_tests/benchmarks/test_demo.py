@@ -56,7 +56,6 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(row["decoding_ratio"] for row in alone if row is not theirs) == 1.0
     for row in rows:
         assert row["tokens_per_second"] > 0
-        assert row["new_tokens"] > 0
         assert row["lossless"]
         assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
         assert row["stats"] is None or row["stats"]["num_requests"] == 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import machine, measuring
+from benchmarks import measuring
 from benchmarks.measuring import (
     Answer,
     Contender,
@@ -177,17 +177,3 @@ def test_greedy_texts_part_at_ties_alone() -> None:
     half = Scores([1.0, 0.9])
     half.dtype = torch.bfloat16
     assert verdict(half, [[2], [2]], plain, other, 0).lossless
-
-
-def test_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "some.jsonl"
-    file.write_text('{"question": "a?"}\n{"question": "b?"}\n')
-    assert machine.questions(1, file) == (["a?"], "some")
-    with pytest.raises(ValueError, match="expected at most 2 of some, given 3"):
-        machine.questions(3, file)
-    for line in ('{"prompt": "a?"}', "a?", "7"):
-        file.write_text(line)
-        with pytest.raises(ValueError, match='--questions: expected JSON lines with "question"'):
-            machine.questions(1, file)
-    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none")
-    assert machine.questions(2, None) == (list(tiny.QUESTIONS[:2]), "built-in questions")

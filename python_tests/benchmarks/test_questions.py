@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as entry
-from benchmarks import machine, questions
+from benchmarks import questions
 from benchmarks.questions import Conversation, Question
 from polyspec_ext import tiny
 
@@ -160,11 +160,15 @@ def test_prompts_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert questions.select(found, 5) == [found[2], found[3], found[0], found[1]]
     parse = entry.make_parser().parse_args
-    monkeypatch.setattr(machine, "GSM8K", path)
+    monkeypatch.setattr(questions, "GSM8K", path)
     assert parse(["paper", "--questions", "gsm8k"]).questions == path
-    monkeypatch.setattr(machine, "GSM8K", tmp_path / "none.jsonl")
+    monkeypatch.setattr(questions, "GSM8K", tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"none\.jsonl .* fetch it: curl -L"):
         questions.read(parse(["paper", "--questions", "gsm8k"]).questions)
+    assert questions.texts(2, path) == (["def add(a, b):", "Who?"], "prompts")
+    with pytest.raises(ValueError, match="expected at most 4 of prompts, given 5"):
+        questions.texts(5, path)
+    assert questions.texts(2, None) == (list(tiny.QUESTIONS[:2]), "built-in questions")
     # In a clone there are those that come along.
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
     few = questions.read()

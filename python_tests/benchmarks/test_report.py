@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import itertools
 import json
 import math
@@ -148,23 +149,9 @@ def test_lossless_column(saved: Path, found: Tables) -> None:
             assert ("DIFFER" in row["lossless"]) == (row["other"] > 0)
 
 
-def test_costs(saved: Path, found: Tables) -> None:
-    lines, about = runs.read(saved), runs.facts()
-    copy = about["copy_bandwidth_bytes_per_second"]
-    for row in found["levels"]:
-        own = list(runs.ok(lines, row["method"]).values())
-        parts = [line["levels"][row["level"] - 1] for line in own]
-        counts = [n for part in parts for n in part["accepted"]]
-        seconds, passes = sum(p["seconds"] for p in parts), sum(p["passes"] for p in parts)
-        assert {part["name"] for part in parts} == {row["name"]}
-        assert row["length"] == (pytest.approx(statistics.fmean(counts)) if counts else None)
-        tokens = sum(x["new_tokens"] for x in own)
-        assert row["passes_per_token"] == pytest.approx(passes / tokens)
-        assert row["ms"] == pytest.approx(1e3 * seconds / passes)
-        assert row["share"] == pytest.approx(seconds / sum(map(decode, own)))
-        size = about["weight_bytes"].get(row["name"])
-        rate = None if size is None else pytest.approx(size * passes / seconds / copy)
-        assert row["of_copy"] == rate
+def test_decoding(saved: Path, found: Tables) -> None:
+    """Prefill, decoding and predictions, which the committed reports have in two tables."""
+    lines = runs.read(saved)
     for row in found["decoding"]:
         own = list(runs.ok(lines, row["method"]).values())
         assert row["turns"] == len(own)
@@ -173,15 +160,15 @@ def test_costs(saved: Path, found: Tables) -> None:
             continue
         prefill, spent = sum(x["prefill_seconds"] for x in own), sum(map(decode, own))
         by_level = list(zip(*(x["levels"] for x in own), strict=True))
-        seconds_by_level = [sum(x["seconds"] for x in parts) for parts in by_level]
+        seconds = [sum(x["seconds"] for x in parts) for parts in by_level]
         tokens = sum(x["new_tokens"] for x in own)
         assert row["prefill_ms"] == pytest.approx(1e3 * prefill / len(own))
         assert row["prefill_share"] == pytest.approx(prefill / sum(map(wall, own)))
         read = sum(x["prompt_tokens"] for x in own)
         assert row["prefill_tokens_per_second"] == pytest.approx(read / prefill)
         assert row["decode_speedup"] == ratio(lines, row["method"], seconds=decode)
-        assert row["engine_share"] == pytest.approx(1 - sum(seconds_by_level) / spent)
-        assert row["passes_ms"] == pytest.approx(1e3 * sum(seconds_by_level) / tokens)
+        assert row["engine_share"] == pytest.approx(1 - sum(seconds) / spent)
+        assert row["passes_ms"] == pytest.approx(1e3 * sum(seconds) / tokens)
         assert row["decode_ms"] == pytest.approx(1e3 * spent / tokens)
         measured = per_second(runs.ok(lines, row["method"]), decode)
         assert row["decode_tokens_per_second"] == measured
@@ -189,51 +176,22 @@ def test_costs(saved: Path, found: Tables) -> None:
             assert row["predicted_over_measured"] == pytest.approx(123.0 / measured.expected)
         # Lemma 3.1: passes of each level but the last once per token that it hands up.
         accepted = [sum(n for x in parts for n in x["accepted"]) for parts in by_level]
-        lemma = sum(s / n for s, n in zip(seconds_by_level, accepted[:-1], strict=False))
+        lemma = sum(s / n for s, n in zip(seconds, accepted[:-1], strict=False))
         if len(by_level) > 1:
-            lemma += seconds_by_level[-1] / accepted[-2]
+            lemma += seconds[-1] / accepted[-2]
             assert row["lemma_ms"] == pytest.approx(1e3 * lemma)
-    for row in found["passes"]:
-        times, size = about["pass_seconds"][row["name"]], about["weight_bytes"][row["name"]]
-        assert [row["ms_1"], row["ms_4"]] == pytest.approx([1e3 * t for t in times.values()])
-        assert row["gbs"] == pytest.approx(size / times["1"] / 1e9)
-        assert row["overlap"] == about["overlap"].get(row["name"])
 
 
-def test_insertions_and_adaptation(saved: Path, found: Tables) -> None:
+def test_rows_beside_the_papers(saved: Path, found: Tables) -> None:
     lines = runs.read(saved)
-
-    def sums(name: str) -> list[tuple[float, int, int, int]]:
-        """Of each level: ms, passes, tokens and verifications."""
-        by_level = zip(*(x["levels"] for x in runs.ok(lines, name).values()), strict=True)
-        return [
-            (
-                1e3 * sum(x["seconds"] for x in parts),
-                sum(x["passes"] for x in parts),
-                sum(n for x in parts for n in x["accepted"]),
-                sum(len(x["accepted"]) for x in parts),
-            )
-            for parts in by_level
-        ]
-
     rows = [row for row in found["table1"] if row["source"] == "measured"]
-    new = sums("three")
     for row, before in zip(rows, ("two", "eagle-2"), strict=True):
-        old = sums(before)
-        t_i, t_new, t_below = old[0][0] / old[0][1], new[1][0] / new[1][1], old[1][0] / old[1][1]
-        l_i, l_i_new, l_new = (one[2] / one[3] for one in (old[0], new[0], new[1]))
-        expected = [t_i, l_i_new, t_new, l_new, t_below, l_i]
-        names = ("t_i", "length_of_new", "t_new", "new_length", "t_below", "length")
-        assert [row[name] for name in names] == pytest.approx(expected)
-        bound = l_new * (1 / l_i - 1 / l_i_new)
-        assert row["bound_above"] == pytest.approx(bound)
-        assert row["condition_1"] == ("helps" if t_new / t_i < bound else "does not")
-        costs = [sum(one[0] for one in levels) / levels[0][2] for levels in (old, new)]
+        costs = [
+            sum(part["seconds"] for x in own for part in x["levels"])
+            / sum(n for x in own for n in x["levels"][0]["accepted"])
+            for own in (runs.ok(lines, name).values() for name in (before, "three"))
+        ]
         assert row["exact"] == ("helps" if costs[1] < costs[0] else "does not")
-        others = (new[0][0] + new[2][0]) / new[0][2]
-        exact = (costs[0] - others) * new[0][2] / new[1][1]
-        assert row["exact_bound"] == pytest.approx(exact)
-        assert row["before"] == ratio(lines, before)
         assert row["gain"] == ratio(lines, "three", before)
     printed = [row for row in found["table1"] if row["source"] == "paper"]
     assert [row["bound_above"] for row in printed] == pytest.approx([-0.116, 0.33, 0.461], abs=1e-3)
@@ -244,17 +202,11 @@ def test_insertions_and_adaptation(saved: Path, found: Tables) -> None:
     assert row["paper"].startswith("1.071")
 
 
-def test_turns(saved: Path, found: Tables) -> None:
-    lines = runs.read(saved)
-    assert len(found["figure4"]) == len({line["question_id"] for line in lines})
-    for row, name in itertools.product(found["figure4"], ("two", "three", "slow")):
-        own = [x for key, x in runs.ok(lines, name).items() if key[0] == row["question_id"]]
-        counts = [n for x in own for n in x["levels"][0]["accepted"]]
-        assert row[name] == (pytest.approx(statistics.pvariance(counts)) if counts else None)
-    failed = [line for line in lines if line["status"] == "failed"]
+def test_failures(saved: Path, found: Tables) -> None:
+    failed = [line for line in runs.read(saved) if line["status"] == "failed"]
     expected = {(x["method"], x["error"]) for x in failed}
     assert {(row["method"], row["error"]) for row in found["failures"]} == expected
-    assert sum(row["turns"] for row in found["failures"]) == len(failed)
+    assert sum(row["turns"] for row in found["failures"]) == len(failed) > 0
 
 
 def test_a_failed_turn_is_left_out_of_both_sides(tmp_path: Path) -> None:
@@ -390,7 +342,9 @@ def test_the_summary(tmp_path: Path, sessions: Any, words: str) -> None:
     assert cut.endswith(f"{words} NOT FINISHED: {len(lines) - 1} of {len(lines)} turns.")
 
 
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     about = runs.facts()
     lines = runs.lines(about, questions=2)
     good, other = (str(runs.save(tmp_path / name, about, lines)) for name in ("good", "other"))
@@ -412,3 +366,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert words in error
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for arguments in (["report", good], ["paper"]):  # which is told before anything is measured
+        assert main(arguments) == 2
+        assert "expected the package pandas" in capsys.readouterr().err
