@@ -4,7 +4,7 @@ Weights are random, so a pass costs what it costs at that shape. What is accepte
 the run: each level has a table with one token per position, and its logits get one large number at
 that token. The target's table is the text. A level below has the token of the level above with
 probability `a`, and another one otherwise, independently at each position. At temperature 0 every
-verification accepts with probability `a`, so the speedup of any acceptance can be measured.
+verification accepts with probability `a`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ import torch
 
 import polyspec_ext as ps
 from benchmarks import machine, output
-from benchmarks.memory import require_memory
-from benchmarks.published_shapes import SHAPES, Shape
-from benchmarks.random_models import random_head, random_model
+from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters import Eagle
@@ -31,7 +29,7 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
-SCHEMA = 1  # of the JSON report
+SCHEMA = 2  # of the JSON report
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
@@ -54,8 +52,8 @@ class ChosenLevel(HuggingFaceLevel):
     """A level whose logits are largest at the token of a table.
 
     Attributes:
-        table: ``[P]`` int64 on the level's device, the token at each position of the text; None:
-            logits as the model has them.
+        table: ``[P]`` int64 on the level's device, the token at each position of the text. None:
+            logits as the model has them, for the checks of a new level.
     """
 
     table: torch.Tensor | None = None
@@ -108,23 +106,18 @@ class Tables:
     def draw(self, outer: float, inner: float) -> None:
         """Draw the tables of the levels below: `second` and `below` from the target's, with
         probability `outer` and `inner` of the same token, `third` from `second` with `inner`."""
-        self.second.copy_(self._other(self.target, outer, 1))
-        self.third.copy_(self._other(self.second, inner, 0))
-        self.below.copy_(self._other(self.target, inner, 1))
-
-    def _other(self, above: torch.Tensor, acceptance: float, rejected: int) -> torch.Tensor:
-        rejects = torch.rand(len(above), generator=self._random) >= acceptance
-        return torch.where(rejects.to(above.device), rejected, above)
+        for table, above, acceptance, rejected in (
+            (self.second, self.target, outer, 1),
+            (self.third, self.second, inner, 0),
+            (self.below, self.target, inner, 1),
+        ):
+            rejects = torch.rand(len(above), generator=self._random) >= acceptance
+            table.copy_(torch.where(rejects.to(above.device), rejected, above))
 
 
 @dataclass
 class Row:
-    """A chain at a pair of acceptances, and the measurements of its calls.
-
-    Attributes:
-        seconds: of decoding, of each counted call.
-        captures: CUDA graphs captured before the counted calls, and in them.
-    """
+    """A chain at a pair of acceptances; `seconds` are of decoding, of each counted call."""
 
     label: str
     outer: float
@@ -132,63 +125,42 @@ class Row:
     chain: ps.Chain
     acceptance: tuple[float, ...]
     seconds: list[float] = field(default_factory=list)
-    captures: list[int] = field(default_factory=lambda: [0, 0])
     output: Any = None
     error: str | None = None
 
     def call(self, tokens: int, counted: bool) -> None:
         """Generate, and keep the times if the call counts."""
-        graphs = self.chain.engine.graphs
-        before = 0 if graphs is None else graphs.num_captures
         made = self.chain.generate([[3] * PROMPT], tokens, temperature=0.0, eos_token_id=[])
-        if graphs is not None:
-            self.captures[counted] += graphs.num_captures - before
         if counted:
             self.output = made
             self.seconds.append(made.stats.decode_seconds)
 
-    def report(self, tokens: int, plain: Row | None) -> dict[str, Any]:
+    def report(self, tokens: int, plain: Row) -> dict[str, Any]:
         """Return the row of the JSON report."""
-        told: dict[str, Any] = {
-            "label": self.label,
-            "outer": self.outer,
-            "inner": self.inner,
-            "window": list(self.chain.window),
-            "rounds": list(self.chain.rounds),
-            "captures": dict(zip(("warm_up", "counted"), self.captures, strict=True)),
-            "error": self.error,
-        }
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("label", "outer", "inner")}
+        row |= {"window": list(self.chain.window), "error": self.error}
         if self.output is None or self.error is not None:
-            return told
+            return row
         levels = self.output.stats.levels
-        told |= {
+        row |= {
             "ms_per_token": 1e3 * statistics.median(self.seconds) / tokens,
-            "seconds": self.seconds,
-            "levels": [
-                {
-                    "name": one.name,
-                    "passes": one.num_forward_passes,
-                    "ms": 1e3 * one.seconds / max(1, one.num_forward_passes),
-                }
-                for one in levels
-            ],
+            "levels": [{"name": one.name, "passes": one.num_forward_passes} for one in levels],
             "length": levels[0].mean_acceptance_length if self.acceptance else 1.0,
             "expected_length": self.expected_length(),
         }
-        if plain is not None and plain.output is not None:
+        if plain.output is not None:
             pairs = zip(plain.seconds, self.seconds, strict=False)
-            told["x_plain"] = statistics.median(a / b for a, b in pairs)
-            told["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
-        return told
+            row["x_plain"] = statistics.median(a / b for a, b in pairs)
+            row["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
+        return row
 
     def expected_length(self) -> float:
         """Return the expected tokens per round of the target (`planning.theory`)."""
         if not self.acceptance:
             return 1.0
-        chain = self.chain
         seconds = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
         accept = Acceptance.constant(*self.acceptance)
-        return expectation(chain.window, chain.rounds, accept, seconds).length
+        return expectation(self.chain.window, self.chain.rounds, accept, seconds).length
 
 
 class ChosenChains:
@@ -211,11 +183,11 @@ class ChosenChains:
         self.target = ChosenLevel(model, name="target")
         self.copy = ChosenLevel(quantize_w4(model, group), name=W4, shares_cache_with=self.target)
         self.drafts = [ChosenLevel(small, name=DRAFT) for _ in range(2)]
-        head = random_head(shape, self.target)
         lowest = (tables.below, tables.third)  # of chains of two levels, and of three
-        self.heads = [Eagle(head, name=HEAD, draw=choosing_draw(table)) for table in lowest]
         self.target.table, self.copy.table = tables.target, tables.second
         self.drafts[0].table, self.drafts[1].table = lowest
+        head = random_head(shape, self.target)
+        self.heads = [Eagle(head, name=HEAD, draw=choosing_draw(table)) for table in lowest]
 
     def rows(self, outer: float, inner: float) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
@@ -243,35 +215,35 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Measure every chain at every pair of acceptances, in turns.
 
-    A chain's first turn comes behind `WARM_UP` calls as long as the counted ones, so that no
+    A chain's first turn comes after `WARM_UP` calls as long as the counted ones, so that no
     capture is counted. A chain that fails is a row with its error.
 
     Args:
-        save: called with the report's rows so far, behind every turn.
-        end: of `time.perf_counter`, behind which no turn begins.
+        save: called with the report's rows so far, after every turn.
+        end: of `time.perf_counter`, after which no turn begins.
     """
-    tokens, done = chains.tokens, list[dict[str, Any]]()
+    done = list[dict[str, Any]]()
     for outer, inner in acceptances:
         rows = chains.rows(outer, inner)
-        told: list[dict[str, Any]] = []
+        some: list[dict[str, Any]] = []
         turns = [(turn, row) for turn in range(repeats) for row in rows]
         for turn, row in progress.bar(turns, desc=f"{outer:g}, {inner:g}", leave=False):
             if row.error is not None or time.perf_counter() > end:
                 continue
             try:
                 for _ in range(0 if turn else WARM_UP):
-                    row.call(tokens, counted=False)
-                row.call(tokens, counted=True)
+                    row.call(chains.tokens, counted=False)
+                row.call(chains.tokens, counted=True)
             except Exception as error:
                 row.error = f"{type(error).__name__}: {error}".splitlines()[0]
-            told = [one.report(tokens, rows[0]) for one in rows]
-            save([*done, *told])
-        done += told
+            some = [one.report(chains.tokens, rows[0]) for one in rows]
+            save([*done, *some])
+        done += some
     return done
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the JSON report, which is in ``--json-file`` behind every turn.
+    """Measure; return the JSON report, which is in ``--json-file`` after every turn.
 
     Raises:
         ValueError: no such device, or memory is short.
@@ -284,61 +256,45 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     draft = DRAFT_SHAPE if args.layers is None else replace(DRAFT_SHAPE, layers=min(layers, 24))
     require_memory(part, torch.bfloat16, args.device, "; --layers N makes fewer")
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
+    settings = {name: getattr(args, name) for name in ("shape", "max_new_tokens", "repeats")}
+    report: dict[str, Any] = {
+        **machine.header("shapes", SCHEMA, args.device),
+        "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
+        "load": {"before": before},
+    }
 
-    def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            **machine.header("shapes", SCHEMA, args.device),
-            "settings": {
-                "shape": args.shape,
-                "layers": layers,
-                "of_layers": shape.layers,
-                "max_new_tokens": args.max_new_tokens,
-                "repeats": args.repeats,
-                "warm_up": WARM_UP,
-            },
-            "load": {"before": before, "after": machine.load_average()},
-            "rows": rows,
-        }
+    def save(rows: list[dict[str, Any]]) -> None:
+        output.save(args, {**report, "rows": rows})
 
-    return report(
-        measure(
-            chains,
-            args.acceptance or ACCEPTANCES,
-            args.repeats,
-            lambda rows: output.save(args, report(rows)),
-            end,
-        )
-    )
+    acceptances = args.acceptance or ACCEPTANCES
+    return {**report, "rows": measure(chains, acceptances, args.repeats, save, end)}
 
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as a table."""
     settings = report["settings"]
-    lines = [
-        f"# Chains at the shape of {settings['shape']}, {report['machine']['device_name']}",
-        "",
-        f"{machine.conditions(report)}. Random weights, {settings['layers']} of "
-        f"{settings['of_layers']} layers; acceptance is chosen, not measured. Up to "
-        f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
-        f"{settings['repeats']} turns behind {settings['warm_up']} calls of warm-up.",
-        "",
-    ]
+    numbers = {"ms_per_token": ".3f", "x_plain": ".2f", "length": ".2f", "expected_length": ".2f"}
     cells = []
     for row in report["rows"]:
         window = ", ".join(map(str, row["window"]))
         name = f"{row['label']} ({window})" if window else row["label"]
-        numbers = {
-            "ms_per_token": ".3f",
-            "x_plain": ".2f",
-            "length": ".2f",
-            "expected_length": ".2f",
-        }
         measured = [output.number(row.get(key), form) for key, form in numbers.items()]
         text = row["error"] or {True: "yes", False: "**NO**", None: "-"}[row.get("same_text")]
         cells.append([name, f"{row['outer']:g}", f"{row['inner']:g}", *measured, text])
     heads = ["chain (windows)", "outer", "inner", "ms per token", "x plain", "tokens per round"]
     heads += ["expected", "text as plain decoding"]
-    return "\n".join([*lines, *output.table(heads, cells, range(1, 7))])
+    return "\n".join(
+        [
+            f"# Chains at the shape of {settings['shape']}, {report['machine']['device_name']}",
+            "",
+            f"{machine.conditions(report)}. Random weights, {settings['layers']} of "
+            f"{settings['of_layers']} layers; acceptance is chosen, not measured. Up to "
+            f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
+            f"{settings['repeats']} turns after {settings['warm_up']} calls of warm-up.",
+            "",
+            *output.table(heads, cells, range(1, 7)),
+        ]
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

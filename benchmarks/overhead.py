@@ -1,13 +1,12 @@
-"""``benchmarks overhead``: what the chain's own Python costs per verification round.
+"""``benchmarks overhead``: host time of the chain per verification round.
 
-The levels are instant: their logits lie ready, so a forward pass is a slice. What is spent in them
-and in the operators is timed and taken off; the rest is the loop, the scheduler, the bookkeeping
-and the tensors that are made for the operators' arguments. A round is one verification, at whatever
-level, with the drafting before it. Reading what came of it belongs to it; on a GPU that is also
-where the host waits for the device, so copies between the two are told apart.
+The levels are instant: a forward pass is a slice of logits. Time in them and in the compiled
+operators is taken off; the rest is the loop, the bookkeeping and the tensors that are made for the
+operators' arguments. A round is one verification, at whatever level, with the drafting before it.
 
-On CUDA the levels are small models and the rounds are replays of captured graphs. A round in which
-a step was captured, or ran as it is, does not count.
+On CUDA the levels are small models and the rounds are replays of captured graphs. Reading the
+tokens is where the host waits for the device, so copies between the two are taken off as well. A
+round in which a step was captured, or ran without a graph, does not count.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import polyspec_ext as ps
 from benchmarks import calls, machine, output, timing
-from benchmarks.published_shapes import Shape
-from benchmarks.random_models import random_model
+from benchmarks.shapes import Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel
@@ -33,35 +30,46 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.requirements import Operators
 
-SCHEMA = 2  # of the JSON report
-BUDGET = 150.0  # microseconds per round at batch 1
-LEVELS, BATCHES = (2, 3, 4), (1, 8, 32)
+SCHEMA = 3  # of the JSON report
 TURNS, QUICK_TURNS = 20, 4
 PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
 VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
 MANY = 1 << 40  # more new tokens than any run makes
 SMALL = Shape("small", 64, 128, 1, 2, 2, VOCAB)  # of a captured level
-
-
-# Seconds of what is taken off, by kind: "functions" are the operators as a chain calls them, with
-# the Python around their compiled part, "operators" that part alone.
-METERS = ("forwards", "operators", "functions", "waiting")
+# Seconds that are taken off, by kind. "functions": the operators as a chain calls them, with the
+# Python around their compiled part; "operators": that part alone.
 Meters = dict[str, float]
 
 
 def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The call, whose seconds are added to those of its kind."""
-    clock = time.perf_counter
+    """Return the call, whose seconds are added to those of its kind."""
 
     def timed(*args: Any, **options: Any) -> Any:
-        began = clock()
+        began = time.perf_counter()
         try:
             return call(*args, **options)
         finally:
-            meters[kind] += clock() - began
+            meters[kind] += time.perf_counter() - began
 
     return timed
+
+
+@contextmanager
+def installed(meters: Meters, device: str) -> Iterator[None]:
+    """Time the compiled part of the operators, and copies to and from a CUDA device."""
+    owners: list[tuple[Any, str, str]] = [(unchecked, "_draw", "operators")]
+    owners += [(unchecked, "_verify", "operators")]
+    if device == "cuda":
+        owners += [(torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in owners]
+    for (owner, name, kind), (_, _, call) in zip(owners, before, strict=True):
+        setattr(owner, name, metered(meters, kind, call))
+    try:
+        yield
+    finally:
+        for owner, name, call in before:
+            setattr(owner, name, call)
 
 
 class InstantLevel:
@@ -75,10 +83,8 @@ class InstantLevel:
     supports_batches = True
 
     def __init__(self, name: str, rows: torch.Tensor) -> None:
-        self.name, self._rows = name, rows
-        self._next = 0
-        self.vocab_size = rows.shape[2]
-        self.device = rows.device
+        self.name, self._rows, self._next = name, rows, 0
+        self.vocab_size, self.device = rows.shape[2], rows.device
 
     def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         self._next = 0
@@ -90,9 +96,7 @@ class InstantLevel:
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        start = self._next
-        if start + keep > self._rows.shape[1]:
-            start = 0
+        start = self._next if self._next + keep <= self._rows.shape[1] else 0
         self._next = start + 1
         return self._rows[:, start : start + keep]
 
@@ -103,128 +107,98 @@ class InstantLevel:
         self._rows = self._rows[list(rows)]
 
 
-@dataclass
 class Case:
-    """One configuration and what its rounds took."""
-
-    levels: int
-    batch: int
-    chain: ps.Chain
-    running: Any  # its `Batch`
-    # Per round, of every call of ``advance``, by what they were spent on.
-    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    rounds: int = 0
-
-
-@contextmanager
-def installed(meters: Meters, device: str) -> Iterator[None]:
-    """The compiled part of the operators is timed while this lasts, and copies to and from a CUDA
-    device."""
-    with ExitStack() as stack:
-        for name in ("_draw", "_verify"):
-            stack.enter_context(_replaced(unchecked, name, meters, "operators"))
-        if device == "cuda":
-            for name in ("tolist", "cpu", "to"):
-                stack.enter_context(_replaced(torch.Tensor, name, meters, "waiting"))
-        yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, meters: Meters, kind: str) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, metered(meters, kind, before))
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-def make(
-    levels: int,
-    batch: int,
-    device: str,
-    temperature: float,
-    meters: Meters,
-    turns: int,
-    graphs: Graphs | None = None,
-) -> Case:
-    """Return a chain of `levels` levels with the default windows, under way in a batch.
+    """A chain of some levels with the default windows, under way in a batch.
 
     Args:
         turns: how many calls of `turn` there will be.
-        graphs: replays the steps; on CUDA the chain has its own. None on the CPU: instant levels.
+        graphs: replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
+
+    Attributes:
+        seconds: per round, of every counted call of ``advance``, by kind.
+        rounds: counted.
     """
-    window = [4 * 2**i for i in reversed(range(levels - 1))]
-    prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-    made: list[Any]
-    options: dict[str, Any]
-    if device == "cuda" or graphs is not None:
-        tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds make
-        made = _small_levels(levels, device, 64 + tokens)
-        options = {"graphs": graphs, "sync_each_step": False}
-    else:
-        made, tokens = _instant_levels(levels, batch, max(window) + 64, device, meters), MANY
-        operators = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
-        options = {"graphs": False, "operators": Operators(*operators)}
-    chain = ps.Chain(made, window, **options)
-    running = chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
-    return Case(levels, batch, chain, running)
 
+    def __init__(
+        self,
+        levels: int,
+        batch: int,
+        device: str,
+        temperature: float,
+        meters: Meters,
+        turns: int,
+        graphs: Graphs | None = None,
+    ) -> None:
+        self.levels, self.batch, self.meters = levels, batch, meters
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.rounds = 0
+        window = [4 * 2**i for i in reversed(range(levels - 1))]
+        names = [f"level {i + 1}" for i in range(levels)]
+        made: list[Any] = []
+        if device == "cuda" or graphs is not None:
+            tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds make
+            options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
+            for name in names:
+                model = random_model(SMALL, torch.float32, device)
+                model.config.max_position_embeddings = 64 + tokens
+                made.append(HuggingFaceLevel(model, name=name))
+        else:
+            tokens, random = MANY, torch.Generator().manual_seed(levels)
+            functions = (
+                metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify)
+            )
+            options = {"graphs": False, "operators": Operators(*functions)}
+            for name in names:
+                logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
+                level: Any = InstantLevel(name, logits)
+                level.forward = metered(meters, "forwards", level.forward)
+                made.append(level)
+        self.chain = ps.Chain(made, window, **options)
+        prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
+        self.running: Any = self.chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
 
-def _instant_levels(
-    count: int, batch: int, rows: int, device: str, meters: Meters
-) -> list[InstantLevel]:
-    generator = torch.Generator().manual_seed(count)
-    made = []
-    for i in range(count):
-        logits = torch.randn(batch, rows, VOCAB, generator=generator) * SPREAD
-        level = InstantLevel(f"level {i + 1}", logits.to(device))
-        forward = metered(meters, "forwards", level.forward)
-        level.forward = forward  # type: ignore[method-assign]
-        made.append(level)
-    return made
+    def turn(self) -> None:
+        """Call ``advance`` some times; each ends with a verification by the target."""
+        *verifying, drafting = self.running.stats.levels
+        graphs = self.chain.engine.graphs
 
+        def passes() -> int:
+            return sum(level.num_forward_passes for level in verifying)
 
-def _small_levels(count: int, device: str, room: int) -> list[HuggingFaceLevel]:
-    made = []
-    for i in range(count):
-        model = random_model(SMALL, torch.float32, device)
-        model.config.max_position_embeddings = room
-        made.append(HuggingFaceLevel(model, name=f"level {i + 1}"))
-    return made
+        def not_replayed() -> int:
+            if graphs is None:
+                return 0
+            done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
+            return int(done) - graphs.num_replays
 
+        for _ in range(PER_TURN):
+            before, steps, rounds = dict(self.meters), not_replayed(), passes()
+            began = time.perf_counter()
+            self.running.advance()
+            total = time.perf_counter() - began
+            if not_replayed() != steps:
+                continue
+            rounds = passes() - rounds
+            took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
+            took["checks"] = took.pop("functions") - took["operators"]
+            took["ours"] = total - took["forwards"] - took["operators"] - took["waiting"]
+            for kind, seconds in took.items():
+                self.seconds[kind].append(seconds / rounds)
+            self.rounds += rounds
 
-def turn(case: Case, meters: Meters) -> None:
-    """Some calls of ``advance``, each of which ends with a verification by the target."""
-    advance, clock = case.running.advance, time.perf_counter
-    verifying, drafting = case.running.stats.levels[:-1], case.running.stats.levels[-1]
-    graphs = case.chain.engine.graphs
-
-    def steps() -> int:
-        """Return how many steps no graph has replayed."""
-        if graphs is None:
-            return 0
-        done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
-        return int(done) - graphs.num_replays
-
-    for _ in range(PER_TURN):
-        before, not_replayed = dict(meters), steps()
+    def report(self) -> dict[str, Any]:
+        """Return the row of the JSON report."""
+        *verifying, drafting = self.running.stats.levels
         passes = sum(level.num_forward_passes for level in verifying)
-        began = clock()
-        advance()
-        total = clock() - began
-        if steps() != not_replayed:
-            continue
-        rounds = sum(level.num_forward_passes for level in verifying) - passes
-        took = {kind: meters[kind] - before[kind] for kind in METERS}
-        spent = {
-            "ours": total - took["forwards"] - took["operators"] - took["waiting"],
-            "checks": took["functions"] - took["operators"],
-            **{kind: took[kind] for kind in ("operators", "forwards", "waiting")},
+        return {
+            "levels": self.levels,
+            "batch": self.batch,
+            "window": self.chain.window,
+            "rounds": self.rounds,
+            "drafter_passes_per_round": drafting.num_forward_passes / passes,
+            "draft_acceptance_rate": [level.draft_acceptance_rate for level in verifying],
+            **{f"{kind}_us": timing.summary(spent) for kind, spent in self.seconds.items()},
         }
-        for kind, seconds in spent.items():
-            case.seconds[kind].append(seconds / rounds)
-        case.rounds += rounds
 
 
 def measure(
@@ -239,94 +213,70 @@ def measure(
     """Measure all cases in turns, so that a change in the machine's load meets every one of them.
 
     Args:
-        graphs: see `make`.
+        graphs: see `Case`.
     """
-    meters = dict.fromkeys(METERS, 0.0)
+    meters = dict.fromkeys(("forwards", "operators", "functions", "waiting"), 0.0)
     cases = [
-        make(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
+        Case(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
     ]
     with installed(meters, device):
         for case in cases:
-            turn(case, meters)
+            case.turn()
             case.seconds.clear()
             case.rounds = 0
         for number in range(turns):
             for case in timing.rotated(cases, number):
-                turn(case, meters)
+                case.turn()
                 tick()
     return cases
 
 
-def _row(case: Case) -> dict[str, Any]:
-    stats, graphs = case.running.stats, case.chain.engine.graphs
-    return {
-        "levels": case.levels,
-        "batch": case.batch,
-        "window": case.chain.window,
-        "advances": len(case.seconds["ours"]),
-        "rounds": case.rounds,
-        "captured": graphs is not None,
-        "drafter_passes_per_round": stats.levels[-1].num_forward_passes
-        / sum(level.num_forward_passes for level in stats.levels[:-1]),
-        "draft_acceptance_rate": [level.draft_acceptance_rate for level in stats.levels[:-1]],
-        **{f"{kind}_us": timing.summary(seconds) for kind, seconds in case.seconds.items()},
-    }
-
-
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measures all cases; gives the report that the JSON holds."""
+    """Measure all cases; return the JSON report."""
     machine.require_device(args.device)
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
-    levels, batches = args.levels or LEVELS, args.batch or BATCHES
     before = machine.load_average()
-    total = turns * len(levels) * len(batches)
+    total = turns * len(args.levels) * len(args.batch)
     with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
-        cases = measure(levels, batches, args.device, turns, args.temperature, bar.update)
-    rows = [_row(case) for case in cases]
+        cases = measure(args.levels, args.batch, args.device, turns, args.temperature, bar.update)
     return {
         **machine.header("overhead", SCHEMA, args.device),
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
-        "load": {"before": before, "after": machine.load_average()},
-        "cases": rows,
+        "load": {"before": before},
+        "cases": [case.report() for case in cases],
         "calls": [calls.measure(name) for name in calls.CASES] if args.device == "cpu" else [],
-        "targets": [
-            {
-                "text": f"{row['levels']} levels, batch 1, {args.device}: at most {BUDGET:g} us "
-                "per round",
-                "measured": row["ours_us"]["median"],
-                "met": row["ours_us"]["median"] <= BUDGET,
-            }
-            for row in rows
-            if row["batch"] == 1
-        ],
     }
 
 
-LEGEND = (
-    "Microseconds of host time per verification round, median and quartiles over the target's "
-    "rounds: a round is one verification at any level with the drafting before it. Ours: outside "
-    "forward passes and compiled operators. Checks: the part of it that goes into the operators' "
-    "Python functions. Operators: their compiled part. Passes: of the drafter, per round."
-)
-
-
 def markdown(report: dict[str, Any]) -> str:
-    """The report as a table."""
+    """Return the report as tables."""
+    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
+    rows = []
+    for row in report["cases"]:
+        ours = row["ours_us"]
+        medians = [f"{row[f'{kind}_us']['median']:.0f}" for kind in ("ours", "checks", "operators")]
+        rows.append(
+            [
+                str(row["levels"]),
+                ",".join(map(str, row["window"])),
+                str(row["batch"]),
+                medians[0],
+                f"{ours['q25']:.0f} to {ours['q75']:.0f}",
+                *medians[1:],
+                f"{row['drafter_passes_per_round']:.1f}",
+            ]
+        )
     lines = [
-        f"# Overhead of the chain, {report['device']}, {report['date']}",
+        f"# Overhead of the chain, {report['device']}",
         "",
         f"{report['machine']['device_name']}, {machine.conditions(report)}.",
         "",
-        LEGEND,
+        "Microseconds of host time per verification round, at any level, with the drafting before "
+        "it. Ours: outside forward passes, compiled operators and, on CUDA, copies. Checks: the "
+        "operators' Python functions. Passes: of the drafter, per round.",
         "",
+        *output.table(heads, rows),
     ]
-    cuda = report["device"] == "cuda"
-    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
-    heads += ["waiting for the device"] if cuda else []
-    lines += [*output.table(heads, (_cells(row, cuda) for row in report["cases"])), ""]
-    for target in report["targets"]:
-        word = "met" if target["met"] else "**missed**"
-        lines.append(f"{target['text']}: {target['measured']:.0f}, {word}")
     if report["calls"]:
         found = ([one["name"], str(one["calls"]), str(one["files"])] for one in report["calls"])
         heads = ["Python calls per round of the target", "calls", "files"]
@@ -334,23 +284,8 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any], cuda: bool) -> list[str]:
-    ours = row["ours_us"]
-    cells = [
-        str(row["levels"]),
-        ",".join(map(str, row["window"])),
-        str(row["batch"]),
-        f"{ours['median']:.0f}",
-        f"{ours['q25']:.0f} to {ours['q75']:.0f}",
-        f"{row['checks_us']['median']:.0f}",
-        f"{row['operators_us']['median']:.0f}",
-        f"{row['drafter_passes_per_round']:.1f}",
-    ]
-    return [*cells, f"{row['waiting_us']['median']:.0f}"] if cuda else cells
-
-
 def add_command(kinds: Any) -> None:
-    """Adds ``overhead`` to the kinds of benchmarks."""
+    """Add ``overhead`` to the kinds of benchmarks."""
     sub = kinds.add_parser(
         "overhead",
         help="host time of the chain itself",
@@ -361,13 +296,9 @@ def add_command(kinds: Any) -> None:
     options.add_device(sub)
     output.add_report(sub, report_of, markdown)
     sub.add_argument("--quick", action="store_true", help="few turns")
-    sub.add_argument(
-        "--levels",
-        type=options.listed(options.integer(2)),
-        metavar="N,...",
-        help="(default: 2,3,4)",
-    )
-    sub.add_argument("--batch", type=options.COUNTS, metavar="B,...", help="(default: 1,8,32)")
+    levels = options.listed(options.integer(2))
+    options.add(sub, "--levels", levels, [2, 3, 4], "N,...")
+    options.add(sub, "--batch", options.COUNTS, [1, 8, 32], "B,...")
     sub.add_argument(
         "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
     )

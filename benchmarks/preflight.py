@@ -20,8 +20,7 @@ import torch
 
 import polyspec_ext as ps
 from benchmarks import machine, output, timing
-from benchmarks.published_shapes import SHAPES, Shape
-from benchmarks.random_models import random_model
+from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.quantization import rules
@@ -53,7 +52,7 @@ class Preflight:
 
     def __init__(self, device: str, repeats: int, compile: bool) -> None:
         self.device, self.repeats, self.compile = device, repeats, compile
-        self.clock: timing.Clock = timing.CudaClock() if device == "cuda" else timing.CpuClock()
+        self.clock = timing.clock_of(device)
         self.shape = SHAPE[device]
 
     def parts(self) -> dict[str, Callable[[], Numbers]]:
@@ -89,13 +88,8 @@ class Preflight:
         if self.device == "cpu":
             return {"missing": missing}
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return {
-            "missing": missing,
-            "multiprocessors": found.multi_processor_count,
-            "l2_bytes": found.L2_cache_size,
-            "memory_bytes": found.total_memory,
-            "capability": f"{found.major}.{found.minor}",
-        }
+        names = ("multi_processor_count", "L2_cache_size", "total_memory", "major", "minor")
+        return {"missing": missing, **{name: getattr(found, name) for name in names}}
 
     def copy(self) -> Numbers:
         return {"gbs": timing.copy_bandwidth(self.clock, self.device)}
@@ -156,7 +150,7 @@ class Preflight:
         return numbers
 
     def layers(self) -> Numbers:
-        """Whether fused layers of our own are worth writing: compare with `torch.compile`'s."""
+        """Measure decoder layers as they are and by `torch.compile`: are fused layers worth it?"""
         model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device).model
         numbers: Numbers = {"layers": LAYERS}
 
@@ -220,15 +214,8 @@ def markdown(report: dict[str, Any]) -> str:
         for name, value in numbers.items()
     ]
     title = f"# Preflight, {report['machine']['device_name']}, shape {report['settings']['shape']}"
-    return "\n".join(
-        [
-            title,
-            "",
-            f"{machine.conditions(report)}.",
-            "",
-            *output.table(("part", "", "us"), cells, [2]),
-        ]
-    )
+    table = output.table(("part", "", "us"), cells, [2])
+    return "\n".join([title, "", f"{machine.conditions(report)}.", "", *table])
 
 
 def _status(report: dict[str, Any]) -> int:

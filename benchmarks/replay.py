@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,21 +27,20 @@ class Costs:
         ]
 
     def verify(self, level: int, pending: int) -> float:
-        """A pass of `level` that reads `pending` tokens and the one before them."""
+        """Return the seconds of a pass of `level` over `pending` tokens and the one before them."""
         return float(self._levels[level - 1][pending + 1])
 
     def draft(self, tokens: int) -> float:
-        """One pass per token."""
+        """Return the seconds of a pass per token."""
         return tokens * float(self._levels[-1][1])
 
 
 @dataclass
 class Run:
-    """What came of a replay: seconds, tokens, and the windows of every round."""
+    """The seconds and tokens of a replay."""
 
     seconds: float = 0.0
     tokens: int = 0
-    windows: list[list[int]] = field(default_factory=list)
 
     @property
     def speed(self) -> float:
@@ -61,7 +60,7 @@ class Trace:
             self.runs[p] = self.runs[p + 1] + 1 if accepts[p] else 0
 
     def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
-        """Tokens that a round of the target commits from position `at` on, and its steps."""
+        """Return the tokens that a round from position `at` commits, and its steps."""
         scheduler = _scheduler(tuple(windows))
         scheduler.start(self.size - at)
         steps: list[StepReport] = []
@@ -79,7 +78,7 @@ class Trace:
         return scheduler.committed, steps
 
     def _inner(self, at: int, offset: int, count: int) -> int:
-        """Of `count` drafted tokens behind `offset` pending ones, those that the middle accepts."""
+        """Return how many of `count` tokens after `offset` pending ones the middle accepts."""
         wrong = at + self.runs[at]  # where the middle leaves the text
         for j in range(count):
             p = at + offset + j
@@ -101,7 +100,7 @@ def _scheduler(windows: tuple[int, ...]) -> Scheduler:
 def replay(
     traces: Sequence[Trace], costs: Costs, policy: WindowPolicy | None, windows: Sequence[int]
 ) -> Run:
-    """All texts one after another. policy None: the windows stay."""
+    """Replay all texts one after another. policy None: the windows stay."""
     run = Run()
     for trace in traces:
         at, now = 0, list(windows)
@@ -114,14 +113,13 @@ def replay(
                 now = list(policy.next(RoundReport(0, now, text, committed, steps)))
             committed, steps = trace.round(at, now, costs)
             at += committed
-            run.windows.append(now)
             run.seconds += sum(step.seconds for step in steps)
         run.tokens += trace.size
     return run
 
 
 def oracle(traces: Sequence[Trace], costs: Costs, choices: Sequence[Sequence[int]]) -> Run:
-    """The windows of the least time of all, chosen round by round by one who knows the texts."""
+    """Replay with the windows of the least time, chosen round by round with the texts at hand."""
     run = Run()
     for trace in traces:
         best = [0.0] * (trace.size + 1)

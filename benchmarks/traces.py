@@ -54,7 +54,7 @@ class Traces:
     seconds: dict[str, dict[int, float]]
 
     def half(self, name: str) -> dict[str, list[Text]]:
-        """The texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
+        """Return the texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
         first = int(name == HELD_OUT)
         return {key: texts[first::2] for key, texts in self.sets.items()}
 
@@ -80,7 +80,7 @@ class Traces:
 
 
 def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
-    """`count` prompts of each set whose file is in `data`, as token ids.
+    """Return `count` prompts of each set whose file is in `data`, as token ids.
 
     Args:
         data: with ``gsm8k_test.jsonl``, ``tinyshakespeare.txt``, ``spec_bench_question.jsonl``.
@@ -111,7 +111,7 @@ def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
 
 @torch.inference_mode()
 def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
-    """Texts of at most `length` new tokens, and the times of this processor."""
+    """Record texts of at most `length` new tokens, and the times of this processor."""
     with progress.loading(shown=False):
         models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
     texts = {
@@ -122,7 +122,7 @@ def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
 
 
 def measured_seconds() -> dict[str, dict[int, float]]:
-    """Of passes of 1 ... 33 tokens of the shipped levels on this processor."""
+    """Measure passes of 1 ... 33 tokens of the shipped levels on this processor."""
     widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
     made = tiny.levels(pack=True)
     times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)

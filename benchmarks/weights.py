@@ -1,4 +1,4 @@
-"""What a model's weights cost to read, and how many they are."""
+"""Bytes and numbers of a model's weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from polyspec_ext.quantization.weights import CudaInt4Linear
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of weights that a pass of one token reads: all but the input embeddings, unless they
-    are the output head as well."""
+    """Return the bytes of weights that a pass of one token reads: all but the input embeddings,
+    unless they are the output head as well."""
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-    # (A head in 4 bits or packed has weights of its own, and none by this name.)
+    # A head in 4 bits or packed has other weights, and none by this name.
     read = getattr(head, "weight", None)
     aside = {embed.weight.data_ptr()} - ({read.data_ptr()} if read is not None else set())
     seen: dict[int, int] = {}
@@ -27,7 +27,7 @@ def weight_bytes(model: Any) -> int:
 
 
 def parameters(model: Any) -> int:
-    """How many a model has, those of packed and quantised layers as many as before. What is shared
+    """Return the number of parameters; packed and quantised layers count as before. What is shared
     counts once: a tied head too, unless a copy of it multiplies."""
     seen: dict[int, int] = {}
     for module in _modules(model):
@@ -40,6 +40,6 @@ def parameters(model: Any) -> int:
 
 
 def _modules(model: Any) -> Iterable[torch.nn.Module]:
-    # (Projections that are one product do not own it.)
+    # Projections that are one product do not own it.
     merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
     return dict.fromkeys([*model.modules(), *merged])

@@ -30,18 +30,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (2, 1), (2, 3), (3, 1), (3, 3)
     ]  # fmt: skip
     for row in report["cases"]:
-        assert row["advances"] == overhead.PER_TURN
-        assert row["rounds"] >= row["advances"]
+        assert row["rounds"] >= overhead.PER_TURN
         for name in ("ours_us", "checks_us", "operators_us", "forwards_us"):
             times = row[name]
             assert 0 < times["q25"] <= times["median"] <= times["q75"]
         assert row["checks_us"]["median"] < row["ours_us"]["median"]
         assert row["waiting_us"]["median"] == 0
         assert 0.4 < row["draft_acceptance_rate"][-1] < 0.9
-    assert [target["met"] for target in report["targets"]] == [
-        target["measured"] <= overhead.BUDGET for target in report["targets"]
-    ]
-    assert len(report["targets"]) == 2
     assert [one["name"] for one in report["calls"]] == list(calls.CASES)
     text = overhead.markdown(report)
     assert text.count("\n| 2 | 4 |") == 2

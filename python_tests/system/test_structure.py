@@ -278,9 +278,9 @@ REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
     "polyspec_ext": (26_049, 116),
-    "benchmarks": (8_319, 36),
+    "benchmarks": (7_407, 32),
     "training": (1_635, 12),
-    "python_tests": (38_249, 175),
+    "python_tests": (38_127, 175),
 }
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("polyspec_ext", "benchmarks", "training")
 # Docstrings of functions that do not begin with a verb, and of private functions that need none.
 # Lower the numbers, never raise them.
-WITHOUT_A_VERB = 213
+WITHOUT_A_VERB = 167
 NEEDLESS = 27
 NO_VERBS = {
     "a", "all", "an", "another", "any", "as", "at", "by", "each", "every", "for", "from", "how",
