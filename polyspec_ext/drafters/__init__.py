@@ -20,7 +20,7 @@ from .model import DraftModel, early_exit
 from .proposals import ProposalDrafter
 from .switching import SwitchingDrafter, levels_of
 from .trees import DynamicTree, StaticTree
-from .words import elements, is_drafter
+from .words import elements, is_drafter, register_word
 
 __all__ = [
     "BatchedDrafter",
@@ -49,3 +49,7 @@ __all__ = [
     "is_drafter",
     "levels_of",
 ]
+
+register_word("prompt-lookup", PromptLookup)
+register_word("suffix", SuffixMatch)
+register_word("ngram", NGramTable)

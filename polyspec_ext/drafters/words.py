@@ -17,7 +17,6 @@ from ..quantization.stored import WORDS, copy_of, is_copy, original
 from ..quantization.trimming import trim
 from .base import BatchedDrafter, Drafter
 from .eagle import Eagle, head_place
-from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel, early_exit
 
 
@@ -52,16 +51,6 @@ class _Kind:
     matches: Callable[[object], bool]
     load: Callable[[Any, Options], Any]
     words: tuple[str, ...] = ()
-
-
-def _drafter_word(word: str, kind: type) -> _Kind:
-    return _Kind(
-        repr(word),
-        (Drafter,),
-        lambda thing: isinstance(thing, str) and thing == word,
-        lambda thing, options: kind(),
-        (repr(word),),
-    )
 
 
 def _matcher(pattern: str) -> Callable[[object], bool]:
@@ -157,8 +146,18 @@ for _kind in (
         _load_trimmed,
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
     ),
-    _drafter_word("prompt-lookup", PromptLookup),
-    _drafter_word("suffix", SuffixMatch),
-    _drafter_word("ngram", NGramTable),
 ):
     ELEMENTS.register(_kind)
+
+
+def register_word(word: str, kind: type) -> None:
+    """Let a word stand in a chain for a drafter that is made without arguments."""
+    ELEMENTS.register(
+        _Kind(
+            repr(word),
+            (Drafter,),
+            lambda thing: isinstance(thing, str) and thing == word,
+            lambda thing, options: kind(),
+            (repr(word),),
+        )
+    )
