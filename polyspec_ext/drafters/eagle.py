@@ -223,8 +223,7 @@ class SelfAttention(nn.Module):
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate ``[B, H, T, D]``, halves paired as in Llama; `sin` has the sign of the half that its
-    products are added to."""
+    # [B, H, T, D], halves paired as in Llama; `sin` has the sign of the half that it is added to.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -358,7 +357,6 @@ def load_head(
     target: HuggingFaceLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
 ) -> HeadPasses:
-    """See `Eagle.from_pretrained`."""
     model = Target(target)
     folder = checkpoint.folder_of(place)
     name, text = str(folder), model.text
@@ -511,7 +509,6 @@ class Eagle:
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`."""
         self.revision += 1
         head = self._head
         states = head.features.read(inputs, self.config.hidden_layers, head.extend, self._follow)

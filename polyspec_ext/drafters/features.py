@@ -101,7 +101,7 @@ class FeatureCache:
         self.cache.select(rows)
 
     def _on_host(self) -> tuple[int, ...]:
-        """Wait for the device behind a round without host synchronisation."""
+        # Waits for the device behind a round without host synchronisation.
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
@@ -243,7 +243,6 @@ class FeatureCache:
         return self._states
 
     def _note(self, states: torch.Tensor, counts: RowCounts) -> None:
-        """Keep the states behind the last pairs of those rows that have read any."""
         if all(counts.host or ()):
             self._states = states
         else:

@@ -139,7 +139,6 @@ class SwitchingDrafter:
         """Read nothing: a member reads the tokens that it has missed when it drafts."""
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`."""
         assert inputs.text is not None
         assert inputs.eos is not None
         member, read = self.members[self.active], self._lengths[self.active]

@@ -100,7 +100,6 @@ class DynamicTree:
         depth: int,
         expand: Expand,
     ) -> Nodes:
-        """See `Tree.grow`."""
         batch, device = logits.shape[0], logits.device
         k = min(self.top_k, logits.shape[-1])
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
@@ -134,14 +133,12 @@ class DynamicTree:
         return _likeliest_nodes(nodes, torch.cat(all_scores, 1), self.total_tokens - 1)
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
-        """See `Tree.size`."""
         k = min(self.top_k, vocab_size)
         return TreeSize(min(k + (depth - 1) * k * k, self.total_tokens - 1), read=(depth - 1) * k)
 
 
 def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities, none above 0, and ids of the k likeliest tokens behind each row; of
-    a row without a distribution any tokens, with probability 0."""
+    # Log-probabilities, none above 0; of a row without a distribution any tokens, with -inf.
     scores, tokens = logits.float().log_softmax(-1).topk(k)
     none = -float("inf")
     return scores.nan_to_num_(none, 0.0, none).clamp_max_(0), tokens
@@ -221,7 +218,6 @@ class StaticTree:
         depth: int,
         expand: Expand,
     ) -> Nodes:
-        """See `Tree.grow`."""
         batch, device = logits.shape[0], logits.device
         tokens: list[torch.Tensor] = []  # [B] of each node
         read: list[int] = []  # nodes, in that order
@@ -253,13 +249,11 @@ class StaticTree:
         return Nodes(torch.stack(tokens, 1), parents.expand(batch, -1), counts)
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
-        """See `Tree.size`."""
         inner = set(self.parents)
         read = sum(1 for node, own in enumerate(self.depths) if own < depth and node in inner)
         return TreeSize(sum(own <= depth for own in self.depths), read)
 
     def _ranked(self, logits: torch.Tensor, level: Sequence[int]) -> torch.Tensor:
-        """Return the likeliest tokens behind some nodes, ``[B, n, R]``."""
         most = max(rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level)
         if most >= logits.shape[-1]:
             raise ValueError(
@@ -268,7 +262,7 @@ class StaticTree:
         return logits.float().topk(most + 1).indices
 
     def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
-        """Return a tensor that is copied to a device once: captured steps copy nothing."""
+        # Copied to a device once: captured steps copy nothing.
         if (name, device) not in self._tables:
             self._tables[name, device] = torch.tensor(values).to(device)
         return self._tables[name, device]
