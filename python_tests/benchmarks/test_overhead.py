@@ -121,11 +121,11 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "budget", "files"),
     [
         ("plain decoding", 44, 12),
-        ("plain decoding, packed", 40, 18),
+        ("plain decoding, packed", 40, 16),
         ("three levels", 202, 15),
-        ("three levels, packed", 246, 21),
+        ("three levels, packed", 246, 19),
         ("three levels, 8 prompts", 396, 17),
-        ("EAGLE tree", 306, 24),
+        ("EAGLE tree", 299, 22),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
