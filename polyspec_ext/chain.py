@@ -31,10 +31,9 @@ from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .outputs import Answer, Output, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
-from .runtime.batch import Batch
+from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
-from .runtime.ownership import CacheOwner
 from .runtime.plan import default_rounds
 from .runtime.requirements import ChainConfig, Operators
 from .sampling import LogitsProcessors, Sampling
@@ -324,7 +323,8 @@ class Chain:
         Raises:
             RuntimeError: a call is at work.
         """
-        self.owner.require_idle()
+        with self.owner.work():
+            pass
         made = ("owner", "engine", "_tokenizer")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 

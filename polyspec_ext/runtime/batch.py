@@ -1,14 +1,17 @@
-"""A batch of requests on its way through a chain.
+"""Batches of requests, and which batch and which call the caches of a chain belong to.
 
-Every row has its own windows, parameters, seed, end and length; the batch only lets rows do
-together what they would do anyway. No token of a row depends on its neighbours, since draws are
-keyed by the row's own seed and position (contract C3).
+Every row has its own windows, parameters, seed, end and length. No token of a row depends on its
+neighbours, since draws are keyed by the row's seed and position (contract C3).
 """
 
 from __future__ import annotations
 
+import operator
+import threading
 import time
+import weakref
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -19,12 +22,134 @@ from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, Sampling
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
-from .ownership import CacheOwner
-from .request import Row
+from .rows import Row
+
+_ENDED = operator.attrgetter("ended")
+
+
+class _Cache:
+    """Use of a cache.
+
+    Attributes:
+        batch: the latest that has begun with it; None: it has ended.
+        call: one entry while a call is at work. It is made if there is none, in one step that no
+            thread and no signal can come between.
+    """
+
+    __slots__ = ("batch", "call")
+
+    def __init__(self) -> None:
+        self.batch: weakref.ref[object] | None = None
+        self.call: dict[None, weakref.ref[_Call]] = {}
+
+
+# By level: several chains may have the same one, or levels that share a cache.
+_caches: weakref.WeakKeyDictionary[object, _Cache] = weakref.WeakKeyDictionary()
+
+
+class _Call:
+    """A call at work on caches, with the names of their levels, inside a ``with``."""
+
+    __slots__ = ("__weakref__", "_caches", "_reference", "thread")
+
+    def __init__(self, caches: Sequence[tuple[str, _Cache]]) -> None:
+        self._caches, self.thread = caches, threading.current_thread()
+        # After an interrupt that came before the entries could be removed they go with the frame.
+        self._reference = weakref.ref(self, partial(_release, caches))
+
+    def __enter__(self) -> None:
+        for name, cache in self._caches:
+            other = cache.call.setdefault(None, self._reference)
+            if other is not self._reference:
+                _release(self._caches, self._reference)
+                raise RuntimeError(_busy(name, other()))
+
+    def __exit__(self, *error: object) -> None:
+        _release(self._caches, self._reference)
+        # Nothing is left for the reference to do, and an error in its callback would be lost.
+        del self._reference
+
+
+def _release(caches: Sequence[tuple[str, _Cache]], reference: weakref.ref[_Call]) -> None:
+    for _, cache in caches:
+        if cache.call.get(None) is reference:
+            del cache.call[None]
+
+
+def _busy(name: str, call: _Call | None) -> str:
+    busy = f"the cache of this chain's level {name} is at work for another chain"
+    busy = busy if name else "this chain is at work"
+    if call is not None and call.thread is threading.current_thread():
+        return (
+            f"{busy} in this thread already: one of its own levels, drafters, processors or "
+            "observers has made this call; expected calls one after another"
+        )
+    thread = "" if call is None else f" ({call.thread.name})"
+    return (
+        f"{busy} in another thread{thread}; expected calls one after another: use a lock of your "
+        "own to wait, or a chain with levels of its own for each thread"
+    )
+
+
+class CacheOwner:
+    """The call that is at work on a chain's caches, and the batch that they belong to.
+
+    Args:
+        levels: by name. A level that shares the cache of another names that other as its
+            `cache_owner`. A `begin_batch` is called where a batch begins with empty caches.
+    """
+
+    def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
+        holders = [(name, getattr(level, "cache_owner", level)) for name, level in levels]
+        self._told = [level.begin_batch for _, level in holders if hasattr(level, "begin_batch")]
+        self._chain = _Cache()
+        self._caches = [("", self._chain)]
+        for name, holder in holders:
+            try:
+                cache = _caches.setdefault(holder, _Cache())
+            except TypeError:  # its class has no hash, or slots
+                continue
+            self._caches.append((name, cache))
+
+    def work(self) -> _Call:
+        """Return a context in which no other call works on the caches. It does not wait: entering
+        it raises a RuntimeError where another call is at work, of this chain or on one of its
+        caches, in another thread or around this one."""
+        return _Call(self._caches)
+
+    def begin(self, batch: object) -> None:
+        """Give the caches to `batch`."""
+        for _, cache in self._caches:
+            cache.batch = weakref.ref(batch)
+
+    def forget(self) -> None:
+        """Tell levels that nothing in their caches is of the batch."""
+        for begin in self._told:
+            begin()
+
+    def end(self, batch: object) -> None:
+        """End `batch`, if the chain's caches belong to it."""
+        if self._chain.batch is not None and self._chain.batch() is batch:
+            self._chain.batch = None
+
+    def require(self, batch: object) -> None:
+        """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
+        for name, cache in self._caches:
+            if cache.batch is None or cache.batch() is not batch:
+                raise RuntimeError(
+                    "this stream has ended: "
+                    + (
+                        f"another chain that was given its level {name} has begun a request since, "
+                        "or one with a level in the same cache; expected one chain after another, "
+                        "or levels and caches for each"
+                        if name
+                        else "its chain has begun another request since, or it failed"
+                    )
+                )
 
 
 class Batch:
-    """B prompts on their way through a chain. The chain's caches belong to its latest batch.
+    """B requests of a chain. The chain's caches belong to its latest batch.
 
     Args:
         engine: of the chain.
@@ -40,7 +165,7 @@ class Batch:
         encoded: what the encoder of an encoder-decoder target reads, of one request.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
-        cache_prompt: whether to keep what the caches hold of the prompts (`Engine.keep`).
+        cache_prompt: whether to reuse the caches of the batch before (`Engine.reuse_prefix`).
 
     Attributes:
         rows: one per request, in the order given.
@@ -95,21 +220,21 @@ class Batch:
         self._before = [len(row.tokens) for row in self.rows]
         with owner.work():
             owner.begin(self)
-            held = engine.keep(self.rows) if cache_prompt else {}
-            if not held:
+            reused = engine.reuse_prefix(self.rows) if cache_prompt else {}
+            if not reused:
                 owner.forget()
-            engine.begin(self.rows, self._recorder, processors, observe, held)
+            engine.begin(self.rows, self._recorder, processors, observe, reused)
         if not single:
             self.stats.num_cached_tokens = sum(row.stats.num_cached_tokens for row in self.rows)
 
     @property
     def seeds(self) -> list[int]:
-        """Of each row."""
+        """Return the seed of each row."""
         return [row.seed for row in self.rows]
 
     def advance(self) -> Committed:
-        """One round of the target: the tokens that it commits, by the number of their row; nothing
-        when every text is complete.
+        """Run one round of the target; return the tokens that it commits, by the number of their
+        row, none when every text is complete.
 
         Raises:
             RequestError: a row of logits has no distribution; names request, level and position.
@@ -120,7 +245,7 @@ class Batch:
             return self._advance()
 
     def complete(self) -> None:
-        """`advance` until every text is complete, with no other call in between."""
+        """Run rounds until every text is complete, with no other call in between."""
         with torch.inference_mode(), self._owner.work():
             while self._advance():
                 pass
@@ -131,8 +256,7 @@ class Batch:
         prefilled = recorder.prefill_seconds
         committed: Committed = []
         try:
-            if False in [row.ended for row in self.rows]:
-                self._engine.leave()
+            if not all(map(_ENDED, self.rows)):
                 if self._policy is not None:
                     self._choose_windows(self._policy)
                 committed = self._engine.round()
@@ -144,7 +268,7 @@ class Batch:
         return committed
 
     def stop(self, number: int) -> None:
-        """Row `number` is complete now; what is pending for it is forgotten."""
+        """End row `number`, whatever is pending for it."""
         row = self.rows[number]
         if not row.ended:
             row.ended = True

@@ -1,30 +1,31 @@
-"""CUDA graphs of a chain's steps, captured when one comes up a second time, then replayed; streams
-beside the current ones; and the time that work on a device takes.
+"""Rounds without host synchronisation: queued steps, their CUDA graphs, streams and clocks.
 
-A step reads and writes memory that stays where it is. Its first call runs as it is, which warms up
-what libraries set up lazily; its second is captured and replayed; every later one is replayed. What
-the host keeps beside the device (how long a cache is by now) is for the caller to book, since no
-Python runs in a replay.
-
-A graph reads and writes the addresses that it was captured with, whatever lies there by now. So its
-key names every one of them (`Place`), and a graph goes when what it was captured for goes.
+A graph is captured when a step comes up a second time, then replayed. Its first call runs as it is,
+which warms up what libraries set up lazily. A graph reads and writes the addresses that it was
+captured with, so its key names every one of them (`Place`), and it goes when their owner goes. No
+Python runs in a replay: the caller books what the host keeps beside the device.
 """
 
 from __future__ import annotations
 
-import itertools
+import operator
 import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
 from .. import progress as reporting
+from ..drafters.base import TreeSize
+from ..levels.base import DeviceLengths
 from ..tensors import Place
+from .plan import RoundPlan
+from .requirements import ChainConfig, Member
+from .rows import PlannedStep, Row, Rows
 
 Outputs = tuple[torch.Tensor | None, ...]
 Step = Callable[[], Outputs]
@@ -32,11 +33,11 @@ _FAILURES = 2  # captures of one kind of step that fail, before none is tried ag
 
 
 class Recorder(Protocol):
-    """How a step becomes a graph. Replaced in tests, which have no device to capture on."""
+    """Makes graphs of steps. Tests have one without a device."""
 
     def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
-        """Runs `step` for its effects on the host alone, and returns what does it on the device,
-        and the outputs that this writes.
+        """Run `step` for its effects on the host alone; return what does it on the device, and the
+        outputs that this writes.
 
         Raises:
             RuntimeError: the step cannot be captured. Nothing was done on the device.
@@ -45,19 +46,14 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """`torch.cuda.CUDAGraph`, all in one memory pool.
-
-    Args:
-        device: that steps run on.
-        cuda: `torch.cuda`, or what stands in for it.
-    """
+    """Records steps on `device` as `torch.cuda.CUDAGraph`, all in one memory pool."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         self._pool = cuda.graph_pool_handle()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For `copy` and `pickle`: a copy has a memory pool of its own."""
+        """Copy and pickle with another memory pool."""
         return type(self), (self._device,)
 
     def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
@@ -81,8 +77,8 @@ class CudaRecorder:
 class Graphs:
     """Graphs by step and by the memory they use.
 
-    A step that cannot be captured is run as it is from then on, after a warning for each kind. No
-    more of a kind are captured after two that could not be.
+    A step that cannot be captured runs as it is from then on, after a warning for each kind. After
+    two failures no more of a kind are captured.
 
     Args:
         recorder: makes them.
@@ -104,13 +100,13 @@ class Graphs:
         self.num_replays = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """For `copy` and `pickle`: a copy has captured nothing."""
+        """Copy and pickle without the captured graphs."""
         empty: dict[str, Any] = {"_graphs": OrderedDict(), "_seen": OrderedDict()}
         empty |= {"_owners": {}, "_failures": {}, "num_captures": 0, "num_replays": 0}
         return {**self.__dict__, **empty}
 
     def __len__(self) -> int:
-        """Graphs at hand."""
+        """Return the number of graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def clear(self) -> None:
@@ -120,16 +116,13 @@ class Graphs:
         self._failures.clear()
 
     def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
-        """``step()``, by a graph where there is one.
+        """Return the outputs of ``step()``, by a graph where there is one, valid until the next
+        call.
 
         Args:
             kind: of the step, for a message.
             key: everything that `step` depends on: which step it is, what it has closed over, and a
-                `Place` for all memory that it uses. A graph is forgotten when the owner of one of
-                its places goes.
-
-        Returns:
-            The outputs, valid until the next call.
+                `Place` for all memory that it uses.
         """
         full = (kind, *key)
         if full not in self._graphs:
@@ -175,7 +168,7 @@ class Graphs:
         return graph
 
     def _watch(self, key: _Key) -> None:
-        """Has what is kept for `key` go with the owners of its places."""
+        """Forget the graph of `key` when the owner of one of its places goes."""
         this = weakref.ref(self)
 
         def gone(_: object) -> None:
@@ -189,7 +182,6 @@ class Graphs:
                 self._owners[id(owner)] = weakref.ref(owner, gone)
 
     def _forget(self) -> None:
-        """Drops what was kept for owners that are gone."""
         for key in [*self._seen, *self._graphs]:
             if any(place.owner() is None for place in _places(key)):
                 self._seen.pop(key, None)
@@ -207,7 +199,7 @@ def _places(key: _Key) -> list[Place]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What went wrong first: ending a capture that has failed fails as well."""
+    """Return the first error: ending a capture that has failed fails as well."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error
@@ -218,19 +210,76 @@ class _Graph(NamedTuple):
     outputs: Outputs
 
 
+# ---- queued rounds -------------------------------------------------------------------------------
+
+
+class Queue:
+    """Runs the steps of rounds whose order is known before the tokens are.
+
+    Args:
+        config: of the chain.
+        parts: levels and drafter, target first.
+        gives_hidden: levels whose hidden states the drafter is told.
+        graphs: captures the steps; None: they run as they are.
+    """
+
+    def __init__(
+        self,
+        config: ChainConfig,
+        parts: Sequence[Member],
+        gives_hidden: Collection[int],
+        graphs: Graphs | None,
+    ) -> None:
+        self._config, self._parts, self._gives_hidden = config, parts, gives_hidden
+        self._graphs = graphs
+        self._spans: dict[int, Hashable | None] = {}
+
+    def begin(self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], size: TreeSize) -> None:
+        """Queue the steps of a round, and reserve room in the caches for trees of this size."""
+        limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
+        self._spans = {
+            level: self._lengths(level).reserve_span(
+                limit + (size.read if level == plan.levels else size.nodes)
+            )
+            for level in plan.asked
+        }
+        rows.state.queue = iter(plan.queue())
+
+    def run(self, step: PlannedStep, rows: Rows, run: Step) -> Outputs:
+        """Return the outputs of `run`, which does `step`, by its graph where there is one."""
+        level, count = step.level, rows.state.shape.levels
+        draft = level == count
+        if draft:
+            rows.pending.begin_draft(level - 1, step.most)
+        if self._graphs is None or any(span is None for span in self._spans.values()):
+            return run()
+        # The levels below are cut as well, so the graph depends on where they are.
+        touched = {at: span for at, span in self._spans.items() if at >= level}
+        kind = "a draft" if draft else f"the verification of {self._config.names[level - 1]}"
+        key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
+        if not rows.parameters.greedy and (step.tail or 1 < level < count):
+            key.append(rows.pending.padding(1 if draft else level - 1))
+        place = rows.place(level, step.tail, level in self._gives_hidden)
+        return self._graphs.run(kind, [*key, place, tuple(touched), *touched.values()], run)
+
+    def end(self, plan: RoundPlan, rows: Rows) -> None:
+        """Tell the caches what the host could not see."""
+        for level in plan.asked:
+            self._lengths(level).note_lengths(rows.state.cached(level))
+
+    def _lengths(self, level: int) -> DeviceLengths:
+        return cast(DeviceLengths, self._parts[level - 1])
+
+
 # ---- streams and clocks --------------------------------------------------------------------------
 
 
 class SideStreams:
     """Streams beside the current ones, for work that may overlap.
 
-    What is begun in one follows everything that was queued before `open`, and what is queued
-    after it follows all of them; between each other they are not ordered. Memory that one
-    allocates is given out again to that one only, hence never while something queued before the
-    next `open` still uses it.
-
-    Args:
-        cuda: `torch.cuda`, or what stands in for it.
+    Work in one follows everything that was queued before `open`, and work queued after it follows
+    all of them; between each other they are not ordered. Memory that one allocates is given out
+    again to that one only, so never while work queued before the next `open` still uses it.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -241,7 +290,7 @@ class SideStreams:
 
     @contextmanager
     def open(self, devices: Sequence[torch.device]) -> Iterator[None]:
-        """Streams may be used meanwhile, on these devices."""
+        """Allow streams on these devices meanwhile."""
         self._used = []
         self._begun = {
             device: self._cuda.current_stream(device).record_event()
@@ -256,7 +305,7 @@ class SideStreams:
 
     @contextmanager
     def stream(self, device: torch.device, number: int) -> Iterator[None]:
-        """Work in stream `number` of `device`; where that is no CUDA device, as it comes."""
+        """Work in stream `number` of `device` meanwhile, if that is a CUDA device."""
         if device.type != "cuda":
             yield
             return
@@ -269,30 +318,21 @@ class SideStreams:
             yield
 
 
-class Clock:
-    """Seconds between ticks, by the device's own clock where it has one; reading them waits for
-    nothing that has not been waited for.
+class Clock(NamedTuple):
+    """Times work on a device: `tick` behind all that is queued, and seconds `elapsed` from its
+    second argument to its first, once the work has been waited for."""
 
-    Args:
-        device: whose work is timed.
-    """
+    tick: Callable[[], Any] = time.perf_counter
+    elapsed: Callable[[Any, Any], float] = operator.sub
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._ticks: list[Any] = []
-        self.tick()
+    @classmethod
+    def of(cls, device: torch.device) -> Clock:
+        if device.type != "cuda":
+            return cls()
 
-    def tick(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._ticks.append(event)
-        else:
-            self._ticks.append(time.perf_counter())
+        def event() -> Any:
+            made = torch.cuda.Event(enable_timing=True)
+            made.record()
+            return made
 
-    def seconds(self) -> list[float]:
-        """Between each tick and the one before. Once all of the work has been waited for."""
-        pairs = itertools.pairwise(self._ticks)
-        if self._cuda:
-            return [before.elapsed_time(after) / 1000 for before, after in pairs]
-        return [after - before for before, after in pairs]
+        return cls(event, lambda after, before: float(before.elapsed_time(after)) / 1000)

@@ -1,4 +1,4 @@
-"""Hidden states that the drafter has not been told yet."""
+"""Hidden states of the tokens since the last draft."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ import torch
 
 from ..drafters.base import HiddenStates
 from ..levels.base import Hidden
+from ..ops.schedule import Plan
+from ..tensors import RowCounts
 
 
 class HiddenWindow:
-    """The states of one run of tokens per row, put together of several passes: where two have a
-    token, the later one's.
+    """The states of one run of tokens per row, of several passes; of two the later one's.
 
     Args:
         batch: rows, B.
         device: of `begin` and `counts`.
-        width: tokens of a row at most, W: all of it stays where it is, for captured steps. 0: as
-            many as come, for which the host reads `counts`; they lie on the CPU then.
+        width: tokens of a row at most, W, at a fixed address, for captured steps. 0: any number,
+            on the CPU, where the host reads `counts`.
 
     Attributes:
-        begin: ``[B]`` int64, absolute position of each row's first token whose state waits, or
-            would: those in front of it have been told.
+        begin: ``[B]`` int64, position of the first token of each row; the drafter has been told the
+            states in front of it.
         counts: ``[B]`` int64, tokens of each row.
     """
 
@@ -37,8 +38,7 @@ class HiddenWindow:
         return [self.begin, self.counts, *self._layers.values()]
 
     def write(self, other: HiddenWindow) -> None:
-        """Begin with what waits in `other`. Waits for the device where one of both is the host's
-        and the other is not."""
+        """Copy the states of `other`. Waits for the device where it is another."""
         device = self.begin.device
         self.begin.copy_(other.begin)
         self.counts.zero_()
@@ -55,15 +55,14 @@ class HiddenWindow:
         counts: torch.Tensor,
         skipped: torch.Tensor | None = None,
     ) -> None:
-        """What a pass has read and stands; what an earlier one read behind that does not.
+        """Add the states of a pass; those of an earlier one behind them are dropped.
 
         Args:
-            layers: ``[B, T, H]`` each.
+            layers: ``[B, T, H]`` each; the window keeps them, and `counts`.
             begin: ``[B]`` int64, position of the first token of each row.
-            counts: ``[B]`` int64, tokens of each row; 0 leaves the row as it is. The window's from
-                now on, as `layers` are.
-            skipped: ``[B]`` int64, of these, the leading ones whose states stand as they were told
-                before (`LevelOutput.skipped`); None: none.
+            counts: ``[B]`` int64, tokens of each row; 0 leaves the row as it is.
+            skipped: ``[B]`` int64, leading ones that keep their earlier states
+                (`LevelOutput.skipped`); None: none.
         """
         part = counts > 0
         if not self.width and not part.any():
@@ -98,19 +97,46 @@ class HiddenWindow:
         self.begin.copy_(first)
         self.counts.copy_(end - first)
 
+    def add_pass(
+        self,
+        plan: Plan,
+        kept: RowCounts,
+        layers: Hidden | None,
+        skipped: torch.Tensor | None,
+        above: torch.Tensor | None,
+    ) -> None:
+        """Add the states of a verification; if it gives none, drop those of rejected tokens.
+
+        Args:
+            kept: cached lengths of the level that remain.
+            layers, skipped: of its output.
+            above: ``[B]`` int64, cached lengths of the target, whose states replace those of the
+                level; None: it gives none.
+        """
+        if layers is None:
+            lengths = kept.on(plan.part.device)
+            most = torch.iinfo(lengths.dtype).max
+            self.cut(torch.where(plan.part > 0, lengths, most))
+            return
+        begin = plan.positions - (plan.counts - plan.lengths)
+        counts = kept.on(begin.device) - begin
+        if above is not None:
+            read = (above - begin).clamp_min(0)
+            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
+        self.add(layers, begin, torch.where(plan.part > 0, counts, 0), skipped)
+
     def states(self) -> HiddenStates:
-        """All of it, in place."""
+        """Return the states, not copied."""
         return HiddenStates(self._layers, self.begin, self.counts)
 
     def cut(self, lengths: torch.Tensor) -> None:
-        """Of row b no more than its first ``lengths[b]`` tokens stand, ``[B]`` int64."""
+        """Drop states behind the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
         end = torch.minimum(self.begin + self.counts, lengths)
         torch.minimum(self.begin, lengths, out=self.begin)
         torch.sub(end, self.begin, out=self.counts)
 
     def forget(self, part: torch.Tensor) -> None:
-        """The drafter knows the states of these rows, ``[B]`` int64 other than 0; those of others
-        are told again."""
+        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0: the drafter has them."""
         self.begin.add_(self.counts * (part != 0))
         self.counts.mul_(part == 0)
         if not self.width and not self.counts.any():
@@ -122,7 +148,7 @@ class HiddenWindow:
         self._layers = {layer: states[list(rows)] for layer, states in self._layers.items()}
 
     def fits(self, rows: Sequence[int], width: int) -> bool:
-        """Whether all of `rows` have states, and no row has more than `width`. For the host."""
+        """Return whether all of `rows` have states, and no row more than `width`."""
         return bool(self.counts[list(rows)].all()) and int(self.counts.max()) <= width
 
 

@@ -1,11 +1,22 @@
-"""A round of the target: its steps, where they are known before its tokens are, and its sizes."""
+"""The plan of a round: its steps and sizes before its tokens are known, and the rows it runs in."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
+
+import torch
+
+from ..drafters.base import TreeSize
+from .requirements import ChainConfig, Member
+from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
+
+_CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
+_TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
+_KEPT = 4  # batch sizes whose rows stay allocated
+_USEFUL = 64  # windows up to this are planned as they are to the end of a text
 
 
 class RoundPlan(NamedTuple):
@@ -16,7 +27,7 @@ class RoundPlan(NamedTuple):
         steps: the level of each step in order, n for a draft; the last is 1. None where the order
             depends on the tokens, as a level waits for its window however many blocks that takes.
         max_pending: tokens that can be pending for level 1 ... n-1.
-        asked: the levels with a part in the round, from 1 on.
+        asked: the levels of the round, from 1 on.
         tail: of those pending for level 1, tokens that the last draft of the round may add.
     """
 
@@ -31,31 +42,39 @@ class RoundPlan(NamedTuple):
         return len(self.windows) + 1
 
     @property
-    def drafts(self) -> int:
-        """Tokens of one draft."""
+    def drafts(self) -> int:  # tokens of one draft
         return self.windows[-1]
 
-    def drafts_at(self, place: int) -> int:
-        """Tokens of the draft that is the step at `place`."""
-        assert self.steps is not None
-        return self.tail if self.tail and place == len(self.steps) - 2 else self.drafts
+    def queue(self) -> list[PlannedStep]:
+        """Return the steps of a round whose order is known before its tokens are."""
+        steps = []
+        for place, level in enumerate(self.steps or ()):
+            width = self.width_at(place)
+            if level < self.levels:
+                steps.append(PlannedStep(level, self.max_pending[level - 1], width, False))
+                continue
+            last = self.tail > 0 and place == len(self.steps or ()) - 2
+            # A first draft is no row's tail; a later one may be, where a window is full early.
+            may = self.tail > 0 and place > 0
+            steps.append(PlannedStep(level, self.tail if last else self.drafts, width, may))
+        return steps
 
     @property
     def ahead(self) -> int:
-        """Tokens by which a text can run ahead of what is committed."""
+        """Return how many tokens a text can run ahead of the committed ones."""
         return self.levels + sum(self.max_pending) + self.drafts + 1
 
     def lag(self, level: int) -> int:
-        """Committed tokens that `level` has not read at most where a round begins: the last that it
-        emitted itself, the bonus of every level above it, and a tail, which only the target and the
+        """Return how many committed tokens `level` can lack where a round begins: the last that it
+        has emitted, the bonus of every level above it, and a tail, which only the target and the
         drafter have read."""
         return level + (self.tail if 1 < level < self.levels else 0)
 
     def width_at(self, place: int) -> int:
-        """Tokens that the level of the step at `place` reads at most, if it began the round with no
-        larger lag: that, and those pending for it. Of the tail's draft also those pending for the
-        target, since the drafter may read there first: with a window of 0 between the two, or where
-        the end of a text leaves no room for one. Of three levels it has drafted before."""
+        """Return how many tokens the level of the step at `place` reads at most: its lag, and those
+        pending for it. The tail's draft may be the drafter's first: with a window of 0 above it, or
+        near the end of a text. Then it reads those pending for the target too; not of three levels,
+        where it has drafted before."""
         assert self.steps is not None
         level = self.steps[place]
         if level < self.levels:
@@ -66,13 +85,13 @@ class RoundPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0) -> RoundPlan:
-    """The round of a chain with these windows, rounds and tail (`ChainConfig`)."""
+    """Return the round of a chain with these windows, rounds and tail (`ChainConfig`)."""
     count = len(windows)
     max_pending = [0] * count
     bounded = True
 
     def gather(level: int) -> list[int]:
-        """The steps that fill the window of `level`."""
+        """Return the steps that fill the window of `level`."""
         nonlocal bounded
         window = windows[level - 1]
         if window == 0:
@@ -98,7 +117,131 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:
-    """Of each level above the lowest that verifies: the rounds of the level below that fill its
-    window if everything is accepted. A verification of m tokens hands up to m + 1 up."""
+    """Return how many rounds of the level below fill each window if all tokens are accepted. A
+    verification of m tokens emits up to m + 1."""
     pairs = itertools.pairwise(windows)
     return [max(1, -(-window // (below + 1))) for window, below in pairs]
+
+
+class RoundPlanner:
+    """Plans the rounds of a chain, and provides the rows that they run in.
+
+    Args:
+        parts: levels and drafter, target first.
+        hidden: whether the drafter reads hidden states.
+        tree_size: of the drafter's trees; None: it drafts chains, or trees of any size.
+    """
+
+    def __init__(
+        self,
+        config: ChainConfig,
+        parts: Sequence[Member],
+        hidden: bool,
+        tree_size: Callable[[int], TreeSize] | None,
+    ) -> None:
+        self._config, self._parts = config, parts
+        self._hidden, self._tree_size = hidden, tree_size
+        self._kept: dict[Hashable, Rows] = {}
+
+    def plan(self, state: StateRows, active: Sequence[Row]) -> RoundPlan:
+        """Return the round with the largest windows of all rows."""
+        count = len(self._config.windows)
+        sizes = {state.windows[row.slot] for row in active}
+        largest = tuple(map(max, zip(*sizes, strict=True)))
+        windows, rounds = largest[:count], largest[count:]
+        room = max(row.room for row in active)
+        # The last token of a text needs no draft, and no window is filled past the end of all
+        # texts: in powers of two, so that few plans differ.
+        useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
+        if max(windows, default=0) > useful:
+            windows = tuple(min(window, useful) for window in windows)
+        return round_plan(windows, rounds, self._config.tail)
+
+    def tree_size(self, plan: RoundPlan) -> TreeSize:
+        """Return the size of the trees of a round."""
+        if self._tree_size is None or not plan.drafts:
+            return TreeSize(0, 0)
+        return self._tree_size(plan.drafts)
+
+    def drafted(
+        self, step: Step | PlannedStep, entries: Sequence[Entry]
+    ) -> tuple[int, list[int] | None]:
+        """Return the passes of a queued draft, and the nodes of each row's tree; None: a chain."""
+        size = self._tree_size
+        nodes = None if size is None else [size(max(entry[0], 0)).nodes for entry in entries]
+        return step.most, nodes
+
+    def can_queue(self, plan: RoundPlan, rows: Rows, active: Sequence[Row]) -> bool:
+        """Return whether a round can be queued: a text may run ahead of its end then, for which
+        every context and the window of hidden states must have room."""
+        longest = max(row.committed for row in active) + plan.ahead
+        for number in plan.asked:
+            part = self._parts[number - 1]
+            if part.max_length is not None and longest > part.max_length:
+                return False
+            if not part.capabilities.device_lengths:
+                return False
+        if not self._hidden:
+            return True
+        sizes = {rows.state.windows[row.slot][: plan.levels - 1] for row in active}
+        if min(plan.windows) == 0 or len(sizes) > 1:
+            return False  # the states of rows that do not draft would be more and more
+        slots = [row.slot for row in active]
+        return rows.hidden.width > 0 or rows.hidden.fits(slots, self._hidden_width(plan))
+
+    def _hidden_width(self, plan: RoundPlan) -> int:
+        """Return how many states of a row can wait for the drafter, where every row drafts in every
+        round that has room for it: the pending tokens, those that the level that lags most has to
+        read, and the rounds at the end of a text, too short for a token of every level."""
+        return 2 * (plan.levels - 1) + max(plan.max_pending)
+
+    def rows(self, plan: RoundPlan, on_host: bool, slots: Sequence[Row], before: Rows) -> Rows:
+        """Return rows for the rounds to come, which the host reads after each step if `on_host`, of
+        the requests `slots`, whose rows have been `before`."""
+        steps = 1 if on_host else len(plan.steps or ())
+        longest = max(row.committed for row in slots)
+        width = self._hidden_width(plan) if self._hidden and not on_host else 0
+        # (The batch and its EOS ids are as they were.)
+        if (
+            before.on_host == on_host
+            and before.state.fits(steps, longest + plan.ahead + 1)
+            and before.hidden.width >= width
+        ):
+            return before
+        # The whole text as far as is known, up to a size that is asked for on trust only.
+        capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
+        eos = max(1, *[len(row.eos) for row in slots])
+        greedy = all(row.sampling.greedy for row in slots)
+        key = (on_host, len(slots), steps, eos, greedy)
+        rows = self._kept.pop(key, None)
+        if rows is None or not rows.state.fits(steps, capacity):
+            room = _CAPACITY
+            while room < capacity:
+                room *= 2
+            device = torch.device("cpu") if on_host else self._config.device
+            made = StateRows(plan.levels, len(slots), steps, room, eos, device)
+            rows = Rows(made, on_host)
+        self._kept[key] = rows
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+        rows.write(slots, before, self._config.tail, width)
+        return rows
+
+    def lasting(
+        self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], active: Sequence[Row]
+    ) -> int:
+        """Return for how many rounds a plan holds, if no row ends and no window changes."""
+        # Where rows differ, or draft in some rounds only, caches come to lag in ways of their own.
+        steady = len({rows.state.windows[row.slot] for row in active}) == 1
+        if not steady or (min(plan.windows) == 0 and len(plan.asked) > 1):
+            return 1
+        # A round begins with room for all that can be pending, in the texts, the rows and the
+        # contexts; windows that are planned no longer than a text has room for follow it.
+        if max(plan.windows) > _USEFUL:
+            return 1
+        longest = max(row.committed for row in slots)
+        room = min(row.room for row in active)
+        limits = [self._parts[number - 1].max_length for number in plan.asked]
+        ends = [rows.state.shape.capacity - 1, *[end for end in limits if end is not None]]
+        left = min(room, min(ends) - longest) - plan.ahead
+        return 1 + max(0, left // (plan.max_pending[0] + 1))

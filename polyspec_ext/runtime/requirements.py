@@ -1,18 +1,17 @@
-"""The form of a chain, what its levels and its drafter must be able to do, and whether the host has
-to read between their steps."""
+"""The form of a chain, the abilities that it requires of levels and drafter, and whether the host
+has to read between their steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ..drafters.base import BatchedDrafter
 from ..levels.base import BatchedLevel, IdMap
 from ..ops import unchecked
-from .plan import round_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +19,8 @@ class Operators:
     """The operators that draw tokens, as a chain calls them.
 
     Attributes:
-        draw, verify, verify_tree: as of `ops.unchecked`, or what stands in for them: exact
-            enumeration and measurements of everything else put their own here, such as `ps.sample`.
+        draw, verify, verify_tree: as of `ops.unchecked`. Exact enumeration and measurements
+            replace them.
     """
 
     draw: Callable[..., Any] = unchecked.draw
@@ -57,113 +56,86 @@ class ChainConfig:
     tail: int = 0
 
     @property
-    def levels(self) -> int:
-        """n: models, the drafter included."""
+    def levels(self) -> int:  # n
         return len(self.names)
 
 
-def levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
-    """Numbers of the levels whose hidden states the drafter is told.
-
-    Raises:
-        ValueError: a level has none, or the target's are of another width than the drafter reads,
-            or of fewer layers.
-    """
-    wanted = drafter.capabilities
-    found = set()
-    for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
-        can = level.capabilities
-        if not can.hidden_states:
-            raise ValueError(
-                f"{level.name}: expected a level that gives hidden states, as "
-                f"{drafter.name} wants them, given one that does not"
-            )
-        sizes = {wanted.hidden_size, can.hidden_size} - {None}
-        deepest = max(wanted.hidden_layers)
-        deep = can.num_layers is None or can.num_layers >= deepest
-        if len(sizes) < 2 and deep:
-            found.add(number)
-        elif number == 1 and deep:
-            raise ValueError(
-                f"{level.name}: expected hidden states of {wanted.hidden_size} values, as "
-                f"{drafter.name} reads them, given {can.hidden_size}"
-            )
-        elif number == 1:
-            raise ValueError(
-                f"{level.name}: expected hidden states of layer {deepest}, as {drafter.name} reads "
-                f"them, given {can.num_layers} layers"
-            )
-    return found
-
+Member = BatchedLevel | BatchedDrafter
 
 # Attributes of a level or drafter, by the capability that states them.
 _STATED = {"continues": ("revision",), "keeps_lengths": ("reserve_span", "note_lengths")}
 
 
-def require_stated(part: BatchedLevel | BatchedDrafter) -> None:
-    """Require of `part` the attributes of the capabilities that it states.
+def _refuse(name: str, expected: str, given: str) -> NoReturn:
+    raise ValueError(f"{name}: expected {expected}, given {given}")
+
+
+def check(
+    config: ChainConfig, levels: Sequence[BatchedLevel], drafter: BatchedDrafter | None
+) -> set[int]:
+    """Refuse levels and a drafter that cannot form a chain.
+
+    Returns:
+        Numbers of the levels whose hidden states the drafter is told.
 
     Raises:
-        ValueError: names the level or drafter, the capability and the attribute.
-    """
-    for capability, names in _STATED.items():
-        lacks = [name for name in names if not hasattr(part, name)]
-        if lacks and getattr(part.capabilities, capability):
-            raise ValueError(
-                f"{part.name}: expected an attribute `{lacks[0]}` beside capabilities with "
-                f"`{capability}`, given none"
-            )
-
-
-def require_common_ids(names: Sequence[str], entries: int) -> None:
-    """Require that the drafter draws some id that the level above it has.
-
-    Args:
-        names: of the levels, drafter last.
-        entries: of the drafter's rows of logits that stand for such an id.
-
-    Raises:
-        ValueError: names the drafter.
-    """
-    if entries == 0:
-        raise ValueError(
-            f"{names[-1]}: expected a drafter that draws some id of {names[-2]}, the level above "
-            "it, given one that draws none of them"
-        )
-
-
-def require_all_ids(levels: Sequence[BatchedLevel]) -> None:
-    """Levels that verify can draw every id that they read.
-
-    Raises:
-        ValueError: names the level that cannot.
+        ValueError: names the level, the drafter or `tail`, and the missing ability.
     """
     for level in levels:
         id_map = level.capabilities.id_map
         if id_map is not None and id_map.drawn is not None:
-            raise ValueError(
-                f"{level.name}: expected a level that draws all of its {level.vocab_size} ids, "
-                f"given one that draws {len(id_map.drawn)}; only the last level of a chain may"
+            _refuse(
+                level.name,
+                f"a level that draws all of its {level.vocab_size} ids",
+                f"one that draws {len(id_map.drawn)}; only the last level of a chain may",
             )
+        _require_stated(level)
+    if drafter is None:
+        return set()
+    _require_stated(drafter)
+    if config.id_maps[-1].entries_below(config.vocab_sizes[-2]) == 0:
+        above = f"{config.names[-2]}, the level above it"
+        drawing = f"a drafter that draws some id of {above}"
+        _refuse(config.names[-1], drawing, "one that draws none of them")
+    if drafter.capabilities.trees:
+        above_it = levels[-1]
+        if not above_it.capabilities.trees:
+            reason = getattr(above_it, "no_trees", f"{type(above_it).__name__} does not")
+            reading = f"a level that reads trees, as {drafter.name} drafts them"
+            _refuse(above_it.name, reading, f"one that does not: {reason}")
+        if config.tail:
+            _refuse("tail", f"0 with {drafter.name}, which drafts trees", str(config.tail))
+    return _levels_with_hidden(levels, drafter)
 
 
-def require_trees(levels: Sequence[BatchedLevel], drafter: BatchedDrafter, tail: int) -> None:
-    """If the drafter drafts trees, the level above it reads them, and there is no tail.
+def _require_stated(part: Member) -> None:
+    """Require of `part` the attributes of the capabilities that it states."""
+    for capability, names in _STATED.items():
+        lacks = [name for name in names if not hasattr(part, name)]
+        if lacks and getattr(part.capabilities, capability):
+            stated = f"an attribute `{lacks[0]}` beside capabilities with `{capability}`"
+            _refuse(part.name, stated, "none")
 
-    Raises:
-        ValueError: names the level, or `tail`.
-    """
-    if not drafter.capabilities.trees:
-        return
-    above = levels[-1]
-    if not above.capabilities.trees:
-        reason = getattr(above, "no_trees", f"{type(above).__name__} does not")
-        raise ValueError(
-            f"{above.name}: expected a level that reads trees, as {drafter.name} drafts them, "
-            f"given one that does not: {reason}"
-        )
-    if tail:
-        raise ValueError(f"tail: expected 0 with {drafter.name}, which drafts trees, given {tail}")
+
+def _levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
+    """Return the numbers of the levels whose hidden states have the drafter's width and layers. The
+    target's must, and every level must give some."""
+    wanted, numbers = drafter.capabilities, set()
+    for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
+        can = level.capabilities
+        if not can.hidden_states:
+            giving = f"a level that gives hidden states, as {drafter.name} wants them"
+            _refuse(level.name, giving, "one that does not")
+        fits = len({wanted.hidden_size, can.hidden_size} - {None}) < 2
+        deepest = max(wanted.hidden_layers)
+        deep = can.num_layers is None or can.num_layers >= deepest
+        if fits and deep:
+            numbers.add(number)
+        elif number == 1:
+            kind = f"of {wanted.hidden_size} values" if deep else f"of layer {deepest}"
+            given = str(can.hidden_size) if deep else f"{can.num_layers} layers"
+            _refuse(level.name, f"hidden states {kind}, as {drafter.name} reads them", given)
+    return numbers
 
 
 def needs_host(
@@ -171,13 +143,15 @@ def needs_host(
     levels: Sequence[BatchedLevel],
     drafter: BatchedDrafter | None,
     telling: Collection[int],
+    bounded: bool,
 ) -> str | None:
-    """Why the host has to read what comes of each step; None: it need not.
+    """Return why the host has to read between steps; None: it need not.
 
     Args:
-        telling: of `levels_with_hidden`.
+        telling: of `check`.
+        bounded: whether the order of the steps is known before the tokens are.
     """
-    parts: list[BatchedLevel | BatchedDrafter] = [*levels, *([] if drafter is None else [drafter])]
+    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
     devices = {part.device for part in parts}
     if len(devices) > 1:
         return f"levels lie on {', '.join(sorted(map(str, devices)))}"
@@ -190,6 +164,4 @@ def needs_host(
             return f"{config.names[-1]} drafts trees of any size"
         if can.hidden_layers and len(telling) < len(levels):
             return f"{config.names[-1]} reads hidden states that not every level gives"
-    if round_plan(config.windows, config.rounds).steps is None:
-        return "rounds are not bounded"
-    return None
+    return None if bounded else "rounds are not bounded"

@@ -1,7 +1,7 @@
-"""A tree of draft tokens on its way from the drafter through the verification by the level above.
+"""Trees of draft tokens, from the drafter to the verification by the level above.
 
-A state row counts what is pending by the depth that a path can have: its text holds one of the
-longest paths until the verification says which one stands. The nodes themselves are kept here.
+A state row counts pending tokens by the depth of a path: its text has one of the longest paths
+until a verification has accepted one. `Tree` has the nodes.
 
 All but `require_tree` is tensor code whose shapes do not depend on the trees, and waits for no
 device.
@@ -18,17 +18,13 @@ from ..arguments import require_ids
 from ..drafters.base import DraftBlock, RowBuffer
 from ..drafters.trees import require_parents
 from ..kv_cache.masks import ancestors
-from ..tensors import RowParameters
-from .requirements import ChainConfig
-from .state import Step
 
 
 class Tree(NamedTuple):
     """The trees of a batch that are pending.
 
     Attributes:
-        tokens, parents: ``[B, N]`` int64, as of `DraftBlock`; what lies behind a row's own nodes is
-            0 and -1.
+        tokens, parents: ``[B, N]`` int64, as of `DraftBlock`; 0 and -1 behind the nodes of a row.
         counts: ``[B]`` int64, nodes of each row.
         longest: ``[B, D]`` int64, tokens of a longest path, then -1.
         depths: ``[B]`` int64, its length.
@@ -42,8 +38,35 @@ class Tree(NamedTuple):
     depths: torch.Tensor
     drawn: torch.Tensor | None
 
+    def proposal(
+        self, rows: RowBuffer | None, most: int, device: torch.device
+    ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]:
+        """Return the arguments of `ops.verify_tree` behind the target's logits.
+
+        Args:
+            rows: ``[B, N + 1, Vd]``, distributions of the children of the root and of each node,
+                where `drawn` does not say otherwise; None: all are deterministic.
+            most: nodes that a path may have.
+            device: of the target's logits.
+        """
+        batch, nodes = self.tokens.shape
+        pool = ids = statistics = None
+        if rows is not None:
+            # The rows of one request behind those of the other.
+            pool = rows.logits.reshape(-1, rows.logits.shape[2])
+            ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+            if self.drawn is not None:
+                ids = torch.where(self.drawn.to(device), ids, -1)
+            statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
+        return (self.tokens.to(device), self.parents.to(device), pool), {
+            "counts": self.counts.to(device),
+            "draft_rows": ids,
+            "draft_statistics": statistics,
+            "depth": min(most, nodes),
+        }
+
     def path_to(self, row: int, node: int) -> list[int]:
-        """Tokens from the root's child to `node`."""
+        """Return the tokens from the root's child to `node`."""
         tokens, parents, path = self.tokens[row], self.parents[row], []
         while node >= 0:
             path.append(int(tokens[node]))
@@ -52,15 +75,12 @@ class Tree(NamedTuple):
 
 
 def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
-    """Refuse what the level above cannot verify. Reads the tree on the host.
+    """Refuse trees that the level above, with `vocab_size` ids, cannot verify. Reads them on the
+    host.
 
     Args:
         name: of the drafter, for messages.
-        lengths: ``[B]``, nodes that a path may have; 0: the row has no part.
-        vocab_size: ids of the level above are below it.
-
-    Raises:
-        ValueError: names the drafter, what was expected and what came.
+        lengths: ``[B]``, nodes that a path may have; 0: the row takes no part.
     """
     assert block.parents is not None
     batch, nodes = block.tokens.shape
@@ -86,21 +106,21 @@ def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_siz
 
 
 def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
-    """The trees of a draft.
+    """Return the trees of a draft.
 
     Args:
-        lengths: ``[B]`` int64 on the block's device, nodes that a path may have; 0: the row has no
-            part.
+        lengths: ``[B]`` int64, nodes that a path may have; 0: the row takes no part. The trees are
+            on their device.
         most: D, the largest of these.
     """
     assert block.parents is not None
-    (batch, nodes), device = block.tokens.shape, block.tokens.device
+    (batch, nodes), device = block.tokens.shape, lengths.device
     index = torch.arange(nodes, device=device)
-    counts = torch.full_like(lengths, nodes) if block.counts is None else block.counts
+    counts = torch.full_like(lengths, nodes) if block.counts is None else block.counts.to(device)
     counts = torch.where(lengths > 0, counts, 0)
     known = index < counts[:, None]
-    tokens = torch.where(known, block.tokens, 0)
-    parents = torch.where(known, block.parents, -1)
+    tokens = torch.where(known, block.tokens.to(device), 0)
+    parents = torch.where(known, block.parents.to(device), -1)
     longest = tokens.new_full((batch, most + 1), -1)
     depths = torch.zeros_like(counts)
     if nodes:
@@ -115,7 +135,7 @@ def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
 
 
 class TreePass(NamedTuple):
-    """What a level reads of a tree: in each row first what it lags behind, a chain, then the nodes.
+    """Input of a level that reads a tree: in each row first a chain, its lag, then the nodes.
 
     Attributes:
         tokens, parents: ``[B, T]`` int64, as of `InputBlock`.
@@ -131,15 +151,12 @@ class TreePass(NamedTuple):
 
     @property
     def first(self) -> torch.Tensor:
-        """The token behind whose logits the tree begins, by row."""
+        """Return the token behind whose logits the tree begins, by row."""
         return (self.lags - 1).clamp_min(0)
 
     def in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        """``[B, lag + D, H]``: of what was read, ``[B, T, H]``, the lag and the path.
-
-        Args:
-            path: ``[B, D]`` nodes, then -1.
-        """
+        """Return lag and path of the states ``[B, T, H]`` of the pass, as ``[B, lag + D, H]``; the
+        `path` is ``[B, D]`` nodes, then -1."""
         lags = self.lags.to(states.device)[:, None]
         reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
         nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
@@ -149,11 +166,8 @@ class TreePass(NamedTuple):
     def along(
         self, logits: torch.Tensor, hidden: Mapping[int, torch.Tensor] | None, result: Any
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
-        """Logits and hidden states of the pass, of the path that stands, in text order.
-
-        Args:
-            result: of `verify_tree`.
-        """
+        """Return logits and hidden states of the accepted path, in text order; `result` is of
+        `verify_tree`."""
         drawn = result.rows.clamp_min(0)[..., None]
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
         if hidden is not None:
@@ -167,11 +181,11 @@ class TreePass(NamedTuple):
 def tree_pass(
     input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
 ) -> TreePass:
-    """The pass that verifies `tree`.
+    """Return the pass that verifies `tree`.
 
     Args:
-        input_ids: ``[B, T]`` int64, what the level has not read of each text, with one of the
-            longest paths of its tree.
+        input_ids: ``[B, T]`` int64, tokens that the level has not read, with one of the longest
+            paths of the tree.
         counts: ``[B]`` int64, tokens of each row; lengths: of these, those of the path.
         lag: no row has more tokens in front of the path.
     """
@@ -189,54 +203,3 @@ def tree_pass(
         # The root's children follow the last token of the lag.
         parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
     return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
-
-
-def verify_tree(
-    config: ChainConfig,
-    step: Step,
-    logits: torch.Tensor,
-    tree: Tree,
-    rows: RowBuffer | None,
-    parameters: RowParameters,
-    target_to_draft: torch.Tensor | None = None,
-) -> Any:
-    """A level verifies the trees that are pending for it.
-
-    Args:
-        logits: ``[B, N + 1, V]``, its own: row 0 behind the root, row i + 1 behind node i.
-        rows: ``[B, N + 1, Vd]``, what the children behind each of these were drawn from, where
-            `tree.drawn` does not say otherwise; None: they are deterministic.
-        target_to_draft: as of `steps.verify`.
-
-    Returns:
-        what `steps.verify` returns, tokens ``[B, D + 1]``, with `path` ``[B, D]``, the nodes that
-        stand, and `rows` ``[B, D + 1]``, the row of `logits` that each token was drawn from; -1
-        behind them. D, the most nodes that a path may have, is the step's `most`, or N.
-    """
-    batch, nodes = tree.tokens.shape
-    device = logits.device
-    own = step.on(device)
-    pool = None
-    ids = statistics = None
-    if rows is not None:
-        # Row i of a request's own, one request behind the other.
-        pool = rows.logits.reshape(-1, rows.logits.shape[2])
-        ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
-        if tree.drawn is not None:
-            ids = torch.where(tree.drawn.to(device), ids, -1)
-        statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
-    return config.operators.verify_tree(
-        logits,
-        tree.tokens.to(device),
-        tree.parents.to(device),
-        pool,
-        counts=tree.counts.to(device),
-        draft_rows=ids,
-        draft_statistics=statistics,
-        depth=min(step.most, nodes),
-        **parameters.on(device),
-        position=own.positions,
-        level=step.level,
-        round=own.rounds,
-        target_to_draft=None if pool is None else target_to_draft,
-    )

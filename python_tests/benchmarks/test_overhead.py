@@ -120,12 +120,12 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "budget", "files"),
     [
-        ("plain decoding", 44, 12),
-        ("plain decoding, packed", 40, 16),
-        ("three levels", 202, 15),
-        ("three levels, packed", 246, 19),
-        ("three levels, 8 prompts", 396, 17),
-        ("EAGLE tree", 299, 22),
+        ("plain decoding", 40, 10),
+        ("plain decoding, packed", 36, 14),
+        ("three levels", 196, 12),
+        ("three levels, packed", 240, 16),
+        ("three levels, 8 prompts", 394, 14),
+        ("EAGLE tree", 294, 21),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:

@@ -15,8 +15,7 @@ import toy_rows
 from proposal_kinds import FIXED, SAMPLED, Kind, Various, distance, enumerated, text_distributions
 
 import polyspec_ext as ps
-from polyspec_ext.runtime import steps
-from polyspec_ext.runtime.state import StateRows
+from polyspec_ext.runtime.rows import PendingRows, StateRows
 
 RULES = ["token", "block"]
 PROMPTS = [[0, 1], [2, 0]]
@@ -196,19 +195,19 @@ def distribution_of_the_level_below(patch: pytest.MonkeyPatch, made: Any) -> toy
 
 def rows_not_handed_up(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
     """The target finds what an earlier round has left where the tail's rows belong."""
-    patch.setattr(steps, "hand_up_tail", lambda buffer, *given: (buffer, False))
+    patch.setattr(PendingRows, "append_tail", lambda x, *_: setattr(x, "tail_has_statistics", 0))
     return toy.Enumerator()
 
 
 def rows_in_the_wrong_place(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
     """The tail's rows take the place of those of the first tokens."""
-    right = steps.hand_up_tail
+    right = PendingRows.append_tail
 
-    def wrong(buffer: Any, tokens: Any, rows: Any, slots: Any, id_map: Any) -> Any:
-        made_up, _ = right(buffer, tokens, rows, (slots - slots.min()).clamp_min(0), id_map)
-        return made_up, False
+    def wrong(self: PendingRows, tokens: Any, rows: Any, slots: Any, *rest: Any) -> None:
+        right(self, tokens, rows, (slots - slots.min()).clamp_min(0), *rest)
+        self.tail_has_statistics = False
 
-    patch.setattr(steps, "hand_up_tail", wrong)
+    patch.setattr(PendingRows, "append_tail", wrong)
     return toy.Enumerator()
 
 

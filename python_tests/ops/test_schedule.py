@@ -11,8 +11,7 @@ import torch
 
 from polyspec_ext.ops import schedule
 from polyspec_ext.ops.schedule import HostStep, Plan, RoundShape
-from polyspec_ext.runtime.request import Row
-from polyspec_ext.runtime.state import Report, StateRows, Step
+from polyspec_ext.runtime.rows import Report, Row, StateRows, Step
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats, Stats
 from polyspec_ext.tensors import RowCounts
@@ -305,8 +304,8 @@ def test_a_record_has_all_that_the_host_is_told() -> None:
     state.report(state.step(2, 3, 4), tokens, counts, status, 6)
     logprobs = torch.tensor([[-0.5, -1.5, 0.0], [0.0] * 3, [-2.25, 0.0, 0.0]])
     record = state.read(state.record(tokens, logprobs))
-    assert [own[0][0] for own in record.entries] == [2, -1, -1]
-    assert [tuple(own[1][2:4]) for own in record.entries] == [(1, 2), (0, 0), (0, 1)]
+    assert [own[0] for own in record.entries[0]] == [2, -1, -1]
+    assert [tuple(own[2:4]) for own in record.entries[1]] == [(1, 2), (0, 0), (0, 1)]
     assert record.tokens == tokens.tolist()
     assert record.logprobs == logprobs.tolist()
     assert state.text(0).tolist() == [5, 6, 7, 3, 9]

@@ -17,7 +17,7 @@ import polyspec_ext as ps
 from benchmarks.theory import accepted_distribution
 from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
-from polyspec_ext.runtime.state import StateRows
+from polyspec_ext.runtime.rows import StateRows
 
 PROMPT = 2
 EOS = 1  # where a text has room behind its end; every level has it there

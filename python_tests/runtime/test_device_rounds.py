@@ -103,13 +103,13 @@ def test_one_synchronisation_per_round(window: list[int], temperature: float) ->
 def test_a_synchronisation_is_seen() -> None:
     _, alone = chains([3])
     engine: Any = alone.engine
-    run = engine._at_once
+    run = engine._run_steps
 
     def synchronising(*arguments: Any) -> Any:
         torch.ones(1).tolist()
         return run(*arguments)
 
-    engine._at_once = synchronising
+    engine._run_steps = synchronising
     with watched(alone) as seen:
         alone.generate(PROMPTS[0], 9, eos_token_id=[])
     assert seen.synchronisations == seen.reads > 0
@@ -216,7 +216,7 @@ def test_memory_for_few_batch_sizes_stays() -> None:
         # Rows that end together, so that none leaves before the others.
         alone.generate([[1, 2]] * count, 9, 1.0, seed=[5] * count, eos_token_id=[])
     # The latest; older ones would be allocated anew.
-    assert [kept.state.batch for kept in alone.engine._kept.values()] == [4, 5, 6, 7]
+    assert [kept.state.batch for kept in alone.engine._planner._kept.values()] == [4, 5, 6, 7]
 
 
 def places_of(keys: Iterable[tuple[Any, ...]]) -> set[Place]:

@@ -319,7 +319,7 @@ def toys() -> ps.Chain:
 
 # Of each kind of chain every n-th bytecode, and more of memory that calls share.
 INTERRUPTED = {toys: 16, small: 320, sharing: 960, streaming: 960, blind: 960}
-SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "buffers.py")
+SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "rows.py")
 
 
 @pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)

@@ -12,7 +12,7 @@ from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.plan import RoundPlan
-from polyspec_ext.runtime.state import StateRows
+from polyspec_ext.runtime.rows import StateRows
 from polyspec_ext.stats import LevelStats, Stats, StatsRecorder
 
 

@@ -16,7 +16,7 @@ from toy_trees import TreeDrafter, TreeEnumerator, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput
 from polyspec_ext.runtime import trees
-from polyspec_ext.runtime.buffers import Buffers
+from polyspec_ext.runtime.rows import PendingRows
 
 V = 3
 PROMPT = [0, 1]
@@ -181,13 +181,13 @@ def rows_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
         lambda self, target, made, options: made.statistics,
     )
     # (Statistics of the right rows would show the mistake as an error.)
-    handed_up = Buffers.handed_up
+    take = PendingRows.take
 
-    def without_statistics(self: Buffers, number: int, device: torch.device) -> Any:
-        rows = handed_up(self, number, device)
+    def without_statistics(self: PendingRows, number: int, device: torch.device) -> Any:
+        rows = take(self, number, device)
         return None if rows is None else rows._replace(statistics=None)
 
-    patch.setattr(Buffers, "handed_up", without_statistics)
+    patch.setattr(PendingRows, "take", without_statistics)
 
 
 def rows_of_other_parents(patch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyspec_ext as ps
-from polyspec_ext.runtime.state import Record, StateRows
+from polyspec_ext.runtime.rows import Record, StateRows
 from polyspec_ext.stats import LevelStats
 
 
@@ -87,10 +87,12 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
     refuses operators that give it a value."""
     seen, inside = Seen(), False
     engine: Any = chain.engine
-    run, read = engine._at_once, StateRows.read
+    run, read = engine._run_steps, StateRows.read
 
     def blind(*arguments: Any) -> Any:
         nonlocal inside
+        if engine._rows.on_host:
+            return run(*arguments)
         inside = True
         with Unseeing():
             return run(*arguments)
@@ -112,7 +114,7 @@ def watched(chain: ps.Chain) -> Iterator[Seen]:
                 return real(self, *a, **k)
 
             patch.setattr(torch.Tensor, name, synchronising)
-        patch.setattr(engine, "_at_once", blind)
+        patch.setattr(engine, "_run_steps", blind)
         patch.setattr(StateRows, "read", reading)
         yield seen
     assert not inside

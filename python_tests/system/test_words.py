@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("polyspec_ext", "benchmarks", "training")
 # Docstrings of functions that do not begin with a verb, and of private functions that need none.
 # Lower the numbers, never raise them.
-WITHOUT_A_VERB = 160
-NEEDLESS = 21
+WITHOUT_A_VERB = 93
+NEEDLESS = 17
 NO_VERBS = {
     "a", "all", "an", "another", "any", "as", "at", "by", "each", "every", "for", "from", "how",
     "if", "in", "its", "no", "nothing", "of", "on", "one", "only", "see", "so", "some", "that",
