@@ -86,13 +86,17 @@ class Runner:
         settings: Sequence[Setting],
         repeats: int,
         limit: float = float("inf"),
-        whole: int = 0,
+        every: int = 1,
     ) -> list[list[Call]]:
         """Return all calls by setting, of all prompts `repeats` times.
 
         Chains take turns, so that a change in the machine's load meets all. After `limit` seconds
-        none begins another call, and calls of all but the first `whole` settings are cut short
-        where they take longer than a setting's share of them.
+        none begins another call, and one that takes longer than a setting's share of them is cut
+        short.
+
+        Args:
+            every: more than 1: the first setting is never cut short, and of so many of the others
+                in a row one runs at each prompt, in at least so many turns.
         """
         chains, groups = [setting.chain(self.parts) for setting in settings], self.groups
         share = limit / len(settings)
@@ -100,12 +104,16 @@ class Runner:
             self.call(chain, 0, _WARMING * share, max_new_tokens=16)
         calls: list[list[Call]] = [[] for _ in chains]
         start = time.perf_counter()
-        for turn in range(repeats * len(groups)):
-            if turn > 0 and time.perf_counter() - start > limit:
+        for turn in range(max(repeats * len(groups), every)):
+            over = turn > 0 and time.perf_counter() - start > limit
+            if over and turn >= every:
                 break
             for first in range(len(chains)):
                 at = (first + turn) % len(chains)
-                each = float("inf") if at < whole else share
+                # The first setting has run already when time is over.
+                if every > 1 and (over if at == 0 else at % every != turn % every):
+                    continue
+                each = share if at > 0 or every == 1 else float("inf")
                 calls[at].append(self.call(chains[at], turn, each))
         return calls
 
@@ -339,8 +347,8 @@ def measure(
     """
     began = time.perf_counter()
     runner, settings = Runner(parts, prompts, request), timed_settings(parts)
-    ran = runner.run(settings, _REPEATS, _TIMED * limit, whole=1)
-    groups, texts = runner.groups, ran[0][: len(runner.groups)]
+    ran = runner.run(settings, _REPEATS, _TIMED * limit, len(WINDOWS))
+    groups, texts = runner.groups, ran[0][: len(runner.groups)]  # of the target alone
     rates = [merged(calls).tokens_per_second for calls in ran]
     fastest = settings[int(np.nanargmax(rates))].chain(parts)
     while len(texts) < len(groups) and time.perf_counter() - began < limit:

@@ -176,7 +176,7 @@ def test_prompts_that_there_is_no_time_for(clock: Clock) -> None:
     assert found.spent < 0.4 * every.measured.spent
     for one in ran_again(plan, plan.candidates, UNEVEN, 1):
         assert one.length == pytest.approx(one.measured_length), one
-        assert one.error == pytest.approx(0, abs=0.03), one
+        assert one.error == pytest.approx(0, abs=0.1), one
 
 
 def test_any_number_of_the_first_prompts_stand_for_all() -> None:
