@@ -550,7 +550,6 @@ def _matches(
 
 
 def _share(rounds: Sequence[tuple[int, LevelStats]]) -> float:
-    """Return the accepted share of the tokens that were tested."""
     tried, passed = _tested(rounds)
     return float(passed.sum() / max(tried.sum(), 1))
 
