@@ -91,10 +91,15 @@ class RowProduct(nn.Module):
 
 class PackedLinear(RowProduct):
     """``x W^T + b`` with the weights of `layers` one below the other. The weights are copies, and
-    take their memory again."""
+    take their memory again.
+
+    Attributes:
+        dtype: of the weights, and so of inputs and outputs.
+    """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
+        self.dtype = layers[0].weight.dtype
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         self.register_buffer("bias", stacked_bias(layers))
