@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -259,14 +259,14 @@ class Engine:
         """Have the drafter draft tokens or trees, and enter them in the rows."""
         drafter, rows, level = self._drafter, self._rows, self._count
         assert drafter is not None
-        pending, plan, greedy = rows.pending, step.plan, rows.parameters.greedy
+        pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
         block = drafter.draft(
             DraftInput(
                 self._ids(step.input_ids, level),
-                step.by_row("counts"),
-                step.by_row("lengths"),
+                RowCounts(None if host is None else host.counts, plan.counts),
+                RowCounts(None if host is None else host.lengths, plan.lengths),
                 step.most,
                 plan.positions,
                 plan.rounds,
@@ -306,7 +306,6 @@ class Engine:
         if rows.on_host:
             passes = drafter.num_forward_passes - before
             self._drafts.append((passes, None if tree is None else tree.counts.tolist()))
-        # The cache is cut with the verification that follows.
         return ()
 
     def _wrong_kind(self) -> ValueError:
@@ -318,7 +317,6 @@ class Engine:
         )
 
     def _ids(self, input_ids: torch.Tensor, level: int) -> torch.Tensor:
-        """Return `input_ids` on the device of a level, without ids that it does not know."""
         device, id_map = self.parts[level - 1].device, self.config.id_maps[level - 1]
         ids = input_ids if input_ids.device == device else input_ids.to(device)
         return ids if id_map.reads_all else id_map.to_below(ids)
@@ -364,13 +362,7 @@ class Engine:
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = plan if step.table.device == device else step.on(device)
-        options: dict[str, Any] = {
-            **parameters.on(device),
-            "position": own.positions,
-            "level": number,
-            "round": own.rounds,
-            "target_to_draft": self._target_to_draft if lowest and q is not None else None,
-        }
+        entries = self._target_to_draft if lowest and q is not None else None
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
             if draft_logits is not None and draft_logits.shape[1] > step.most:
@@ -381,13 +373,26 @@ class Engine:
                 step.pending(device),
                 draft_logits,
                 draft_lengths=own.lengths,
+                **parameters.on(device),
+                position=own.positions,
+                level=number,
+                round=own.rounds,
                 rule=config.rule,
                 draft_statistics=statistics,
-                **options,
+                target_to_draft=entries,
             )
         else:
             proposed, more = tree.proposal(q, step.most, device)
-            result = config.operators.verify_tree(logits, *proposed, **more, **options)
+            result = config.operators.verify_tree(
+                logits,
+                *proposed,
+                **more,
+                **parameters.on(device),
+                position=own.positions,
+                level=number,
+                round=own.rounds,
+                target_to_draft=entries,
+            )
             logits, hidden = read.along(logits, hidden, result)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
@@ -452,14 +457,12 @@ class Engine:
         return committed
 
     def _require_distributions(self, level: int, entries: Sequence[Entry]) -> None:
-        """Refuse rows of logits without a distribution."""
         for slot, (tokens, position, accepted, emitted, _, status, _) in enumerate(entries):
             if tokens >= 0 and status & ERROR_BITS:
                 at = position + (emitted if level == self._count else accepted)
                 raise RequestError(self.slots[slot].number, level, at, status)
 
     def _stuck(self, row: Row) -> PolyspecError:
-        """Return the error of a text that got no token: the next round would bring none either."""
         windows, tail = self._rows.state.windows[row.slot], self.config.tail
         return PolyspecError(
             f"request {row.number}: expected a round of the target to commit at least one token at "

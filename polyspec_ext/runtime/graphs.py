@@ -199,7 +199,6 @@ def _places(key: _Key) -> list[Place]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the first error: ending a capture that has failed fails as well."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error

@@ -109,7 +109,6 @@ def check(
 
 
 def _require_stated(part: Member) -> None:
-    """Require of `part` the attributes of the capabilities that it states."""
     for capability, names in _STATED.items():
         lacks = [name for name in names if not hasattr(part, name)]
         if lacks and getattr(part.capabilities, capability):

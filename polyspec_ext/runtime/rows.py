@@ -315,7 +315,6 @@ class StateRows:
         return Step(level, most, width - most, tail, input_ids, table, plan, None)
 
     def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
-        """Limit the drafter's cached lengths to `unread`; return them as they were."""
         cached = self.words[:, self._drafted]
         before = cached.clone()
         cached.copy_(torch.minimum(cached, unread))
