@@ -224,7 +224,6 @@ class Models:
 
     @property
     def _head_dtype(self) -> torch.dtype:
-        """The dtype of the cheapest draft model, where there is one on the CPU."""
         names = list(self.drafts)
         level = self.draft(names[-1]) if names and self.on_cpu else self.level
         dtype: torch.dtype = level.model.dtype

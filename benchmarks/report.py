@@ -82,7 +82,6 @@ def bootstrap(
 
 
 def _ratio_of_rates(sums: Floats) -> Floats:
-    """``[B]`` of ``[B, R, 4]``: the median over repeats that have turns."""
     with np.errstate(divide="ignore", invalid="ignore"):
         each = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
     found: Floats = np.nanmedian(each[~np.isnan(each).all(1)], axis=1)
@@ -531,7 +530,6 @@ def insertions(run: Run) -> Table:
 
 
 def _pairs(run: Run) -> Iterator[tuple[str, str, int]]:
-    """Methods without and with one model between two others, and the index of that model."""
     asked = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
     for after, before in itertools.product(asked, asked):
         longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]

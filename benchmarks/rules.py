@@ -107,7 +107,6 @@ def sort_sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
 
 
 def _distributions(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return p [B, K+1, V], q [B, K, V] and p(y) / q(y) [B, K]."""
     p, q = processed(block.target, block.filters), processed(block.draft, block.filters)
     y = block.tokens[..., None]
     return p, q, (p[:, :-1].gather(-1, y) / q.gather(-1, y)).squeeze(-1)

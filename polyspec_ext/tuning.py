@@ -295,7 +295,6 @@ def _best(seconds: Mapping[LevelConfig, Mapping[int, float]]) -> LevelConfig:
 
 
 def _longest(level: Level, width: int) -> float:
-    """Return the seconds that a pass of `width` tokens takes at most on any processor."""
     model = getattr(level, "model", None)
     if not isinstance(model, torch.nn.Module):
         return math.inf

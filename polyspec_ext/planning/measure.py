@@ -506,8 +506,6 @@ def _acceptances(
 def _agreement(
     upper: torch.Tensor, lower: torch.Tensor, chosen: torch.Tensor, number: int
 ) -> Floats:
-    """Return ``[L]``, acceptance of a model's tokens: by the target (`number` 0), of the text's
-    token; by another level, on average over what it draws."""
     if number > 0:
         return np.asarray(torch.minimum(upper, lower).sum(-1).double().numpy())
     at = chosen[:, None]
@@ -568,8 +566,6 @@ def _tested(rounds: Sequence[tuple[int, LevelStats]]) -> tuple[Floats, Floats]:
 
 
 def _hazards(rounds: Sequence[tuple[int, LevelStats]], places: int) -> Proposals:
-    """Return acceptance by position in the block, or by depth in the tree, the same at every
-    position of the texts."""
     tried, passed = _tested(rounds)
     hazards = (passed + 4 * _share(rounds)) / (tried + 4)  # where few were tried, the mean
     deepest = max((len(level.draft_length_histogram) - 1 for _, level in rounds), default=MOST)

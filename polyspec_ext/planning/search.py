@@ -377,7 +377,6 @@ def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]
 
 
 def _verification(measured: Measured, expected: Expectation, level: int, part: int) -> float:
-    """Return the seconds of a verification by `level` of as many tokens as it has on average."""
     pending = expected.verified[level - 1] * expected.rounds.sum()
     pending /= expected.steps.sum(0)[level - 1]
     return measured.verify[part, False].at(round(float(pending)))

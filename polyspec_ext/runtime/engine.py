@@ -246,7 +246,6 @@ class Engine:
         return entries, record, logits
 
     def _run_queued(self, step: PlannedStep) -> Outputs:
-        """Run a queued step, which may be captured; the target's outputs are packed."""
         rows, level = self._rows, step.level
         if level == self._count:
             return self._draft(rows.fill(step))

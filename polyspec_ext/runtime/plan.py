@@ -190,9 +190,6 @@ class RoundPlanner:
         return rows.hidden.width > 0 or rows.hidden.fits(slots, self._hidden_width(plan))
 
     def _hidden_width(self, plan: RoundPlan) -> int:
-        """Return how many states of a row can wait for the drafter, where every row drafts in every
-        round that has room for it: the pending tokens, those that the level that lags most has to
-        read, and the rounds at the end of a text, too short for a token of every level."""
         return 2 * (plan.levels - 1) + max(plan.max_pending)
 
     def rows(self, plan: RoundPlan, on_host: bool, slots: Sequence[Row], before: Rows) -> Rows:

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("polyspec_ext", "benchmarks", "training")
 # Docstrings of functions that do not begin with a verb, and of private functions that need none.
 # Lower the numbers, never raise them.
-WITHOUT_A_VERB = 93
-NEEDLESS = 16
+WITHOUT_A_VERB = 92
+NEEDLESS = 0
 NO_VERBS = {
     "a", "all", "an", "another", "any", "as", "at", "by", "each", "every", "for", "from", "how",
     "if", "in", "its", "no", "nothing", "of", "on", "one", "only", "see", "so", "some", "that",
