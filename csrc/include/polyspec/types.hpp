@@ -44,7 +44,7 @@ struct PerRequest {
 // verifier above consumes it: the distribution handed up is then the distribution sampled from, bit
 // for bit (contract C1).
 //
-// The arithmetic, to recompute a mass (polyspec_ext/reference.py does so in Python). Every step is
+// The arithmetic, to recompute a mass (as reference_rules.py of the tests does). Every step is
 // one IEEE operation, rounded to nearest, in float32 unless said otherwise; logits in bfloat16 and
 // float16 widen exactly and -0 counts as 0:
 //   slope = float32(1.4426950408889634 / T) with T widened to float64 and at least 2^-126;
