@@ -138,7 +138,8 @@ def _label(chain: Chain) -> str:
 
 
 def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any], bool]:
-    """The table, and whether Ctrl-C ended it; before the first repeat ends, Ctrl-C ends all."""
+    """Return the table, and whether Ctrl-C ended it; before the first repeat ends, Ctrl-C ends
+    all."""
     target = models.levels["target"]
     generate = generate_call(target.model, frozenset(target.eos_token_ids))
     entries = [Contender.of_chain(PLAIN, Chain([target])), Contender(GENERATE, generate)]

@@ -48,7 +48,7 @@ def _png(figure: Any) -> bytes:
 def _speedups(
     run: Any, records: Records, tasks: Sequence[str], width: float, height: float
 ) -> bytes:
-    """A panel for each task: horizontal bars with intervals, and the paper's numbers.
+    """Draw a panel for each task: horizontal bars with intervals, and the paper's numbers.
 
     Args:
         width: of a panel; height: of a bar; inches.

@@ -21,7 +21,7 @@ from .timing import Clock
 
 
 def describe(device: str) -> dict[str, Any]:
-    """What the numbers are measured on. Names no path."""
+    """Describe the machine of the numbers. No path is named."""
     cpu = processor.name()
     return {
         "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
@@ -38,8 +38,8 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def header(kind: str, schema: int, device: str) -> dict[str, Any]:
-    """What the JSON report of ``bench <kind>`` begins with: `schema` is the number of its form, the
-    date is that of UTC."""
+    """Return the head of the JSON report of ``benchmarks <kind>``: `schema` is the number of its
+    form, the date is that of UTC."""
     return {
         "schema": schema,
         "command": f"bench {kind}",
@@ -76,12 +76,12 @@ def commit() -> str | None:
 
 
 def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
-    """Whether others left too few cores for `threads`, and `clock` shows it."""
+    """Return whether others left too few cores for `threads`, and `clock` shows it."""
     return clock.kind == "wall time" and processor.is_busy(load, threads, cores)
 
 
 def conditions(report: Mapping[str, Any]) -> str:
-    """Threads, torch and load of a report, in words."""
+    """Describe threads, torch and load of a report."""
     where, load = report["machine"], report["load"]["before"]
     text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}"
     text += "" if load is None else f", load average {load:.1f} before"

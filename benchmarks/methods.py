@@ -516,7 +516,7 @@ def _decode(method: Method, models: Models) -> Decode:
 
 
 def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int]) -> Decode:
-    """The call of a user's method; tokens after an EOS or `max_new_tokens` are cut."""
+    """Return the call of a user's method; tokens after an EOS or `max_new_tokens` are cut."""
 
     def call(request: Request) -> Answer:
         rows = [list(map(int, row)) for row in generate(request)]

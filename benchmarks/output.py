@@ -17,8 +17,8 @@ from polyspec_ext.files import replace_text
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """The lines of a Markdown table. Of columns whose places, from 0, are in `numbers`, cells are
-    aligned to the right."""
+    """Return the lines of a Markdown table. Of columns whose places, from 0, are in `numbers`,
+    cells are aligned to the right."""
     marks = ["---:" if column in numbers else "---" for column in range(len(heads))]
     return [_line(heads), "|" + "|".join(marks) + "|", *map(_line, rows)]
 
@@ -28,12 +28,12 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """A value in the format `form`; "-" where there is none."""
+    """Show a value in the format `form`; "-" where there is none."""
     return "-" if value is None else format(value, form)
 
 
 def token_count(count: int) -> str:
-    """ "1 token", "2 tokens"."""
+    """Write "1 token" or "2 tokens"."""
     return f"{count} token{'s' * (count > 1)}"
 
 
@@ -54,7 +54,7 @@ def add_report(
     markdown: Callable[[dict[str, Any]], str],
     status: Callable[[dict[str, Any]], int] = lambda report: 0,
 ) -> None:
-    """What a command does that prints one report, as Markdown or as JSON; and its options
+    """Have a command print a report, as Markdown or as JSON; add its options
     ``--json``, ``--json-file`` and ``--threads``.
 
     Args:

@@ -165,7 +165,7 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
 
 
 def _drafts(given: Sequence[str]) -> dict[str, str]:
-    """``NAME=MODEL``, or a path whose last part is the name."""
+    """Read ``NAME=MODEL``, or a path whose last part is the name."""
     found: dict[str, str] = {}
     for text in given:
         name, sign, path = text.partition("=")
@@ -354,7 +354,7 @@ def _facts(
     chosen: Sequence[Question],
     conversation: Conversation,
 ) -> dict[str, Any]:
-    """``run.json`` before anything is measured."""
+    """Return ``run.json`` before anything is measured."""
     about = machine.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
@@ -500,7 +500,7 @@ class Runner:
     def _measured(
         self, call: Call, prompts: Sequence[Prompt], seeds: list[int]
     ) -> list[dict[str, Any]]:
-        """The rows of a call; none where a turn before failed."""
+        """Return the rows of a call; none where a turn before failed."""
         if not prompts:
             return []
         ids, asked = [prompt.ids for prompt in prompts], self._asked
@@ -540,7 +540,7 @@ class Runner:
     def _lossless(
         self, method: Method, row: int, prompt: list[int], tokens: list[int]
     ) -> dict[str, Any] | None:
-        """How a text compares with its reference, or its likelihood with the mean."""
+        """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # whose form of the target is another model
         if self._asked.temperature > 0:
             if engine:

@@ -109,7 +109,7 @@ def _letters(name: str) -> str:
 
 
 def target_of(model: Mapping[str, Any]) -> str | None:
-    """The paper's name of a model, by its place (its name where that is null), or None.
+    """Return the paper's name of a model, by its place (its name where that is null), or None.
 
     Args:
         model: "name" and "place".
@@ -120,7 +120,7 @@ def target_of(model: Mapping[str, Any]) -> str | None:
 
 
 def system_of(method: Mapping[str, Any]) -> str | None:
-    """Which of the papers' systems a method is, or None.
+    """Return the papers' system that a method is, or None.
 
     Args:
         method: "kind", "levels", the target first, and "tree".

@@ -350,7 +350,7 @@ def overall(run: Run) -> Table:
 
 
 def _lossless(run: Run, name: str) -> Record:
-    """How texts compare with the baseline's, or their likelihood with its mean."""
+    """Compare texts with the baseline's, or their likelihood with its mean."""
     keys = ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
     turns = run.turns_of(name)
     known = [one for one in turns.lossless if isinstance(one, dict)]
@@ -539,7 +539,7 @@ def _pairs(run: Run) -> Iterator[tuple[str, str, int]]:
 
 
 def _inserted(run: Run, before: str, after: str, at: int) -> Record | None:
-    """A row of Table 1; None where a level never ran."""
+    """Return a row of Table 1; None where a level never ran."""
     old, new = run.levels_of(before)[at - 1 :], run.levels_of(after)[at - 1 :]
     if len(old) < 2 or len(new) < 3:
         return None

@@ -12,7 +12,7 @@ from polyspec_ext.planning.theory import Floats
 
 
 def accepted_distribution(accept: Sequence[float]) -> Floats:
-    """``[m + 1]``, the probability that exactly j of m tokens are accepted.
+    """Return ``[m + 1]``, the probability that exactly j of m tokens are accepted.
 
     Args:
         accept: ``accept[j]``, the probability that token j is, if those before it are.
@@ -23,8 +23,8 @@ def accepted_distribution(accept: Sequence[float]) -> Floats:
 
 
 def length_mean(acceptance: float, most: int) -> float:
-    """``E[N] = (1 - a^n) / (1 - a)`` of N = min(Geometric, n) in 1 ... n: tokens emitted by a
-    verification of n - 1 tokens, each accepted with probability a (Theorem 3.3)."""
+    """Return ``E[N] = (1 - a^n) / (1 - a)`` of N = min(Geometric, n) in 1 ... n: tokens emitted by
+    a verification of n - 1 tokens, each accepted with probability a (Theorem 3.3)."""
     return float(sum(acceptance**j for j in range(most)))
 
 
@@ -64,9 +64,9 @@ def token_length(ratios: ArrayLike, probabilities: ArrayLike) -> float:
 
 
 def block_length(ratios: ArrayLike, probabilities: ArrayLike) -> float:
-    """The same by the block rule (Sun et al. 2024, arXiv 2403.10444): ``1 + sum_i E_q[p_i]`` with
-    ``p_i = min(1, p_{i-1} r_i)``, since at least i tokens are accepted with probability p_i given
-    the first i of them."""
+    """Return the length by the block rule (Sun et al. 2024, arXiv 2403.10444): ``1 + sum_i
+    E_q[p_i]`` with ``p_i = min(1, p_{i-1} r_i)``, since at least i tokens are accepted with
+    probability p_i given the first i of them."""
     each, weights = _joint(ratios, probabilities)
     reach, total = np.ones(len(each)), 1.0
     for column in each.T:

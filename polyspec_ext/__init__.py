@@ -110,5 +110,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, for `dir` and for completion."""
+    """List the public names, for `dir` and for completion."""
     return [*__all__, "__version__"]

@@ -276,7 +276,7 @@ class Chain:
         return chain
 
     def _idle(self) -> None:
-        """What is at work between the levels; nothing has begun yet."""
+        """Make the engine and the owner of the caches; nothing has begun yet."""
         given: Sequence[Any] = self.levels
         below = [] if self.drafter is None else levels_of(self.drafter)
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
@@ -715,7 +715,7 @@ def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
 
 
 def _warn_of_order(names: Sequence[str], levels: Sequence[object]) -> None:
-    """The last word is the first level's, whatever its size: tell of a larger one below another."""
+    """Warn of a level that is larger than the level above it: the first level has the last word."""
     sizes = [num_parameters(level) for level in levels]
     for place in range(1, len(levels)):
         above, own = sizes[place - 1], sizes[place]

@@ -16,7 +16,7 @@ from ._C import build_info
 
 
 def name() -> str:
-    """Its model, as the system calls it."""
+    """Return the processor's model, as the system calls it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -43,9 +43,9 @@ def load_average() -> float | None:
 
 
 def is_busy(load: float | None, threads: int, cores: int) -> bool:
-    """Whether others left too few cores for `threads`. Wall times then measure the scheduler:
-    whoever waits for several threads in every step, as torch does, loses far more than one thread.
-    """
+    """Return whether others left too few cores for `threads`. Wall times then measure the
+    scheduler: whoever waits for several threads in every step, as torch does, loses far more than
+    one thread."""
     return load is not None and load + threads > cores + 0.5
 
 
@@ -68,8 +68,8 @@ def note_load() -> None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether it has products of bfloat16 (AVX512-BF16 or AMX) that torch may use: without them
-    they take longer than those of float32."""
+    """Return whether the processor has products of bfloat16 (AVX512-BF16 or AMX) that torch may
+    use: without them they take longer than those of float32."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
@@ -77,8 +77,8 @@ def multiplies_bfloat16() -> bool:
 
 @contextlib.contextmanager
 def bfloat16_factors() -> Iterator[None]:
-    """Inside, torch's products of float32 matrices on this processor round their factors to
-    bfloat16, if it multiplies that: half the time. Sums stay float32."""
+    """Let torch round the factors of float32 products to bfloat16 in the block, if the processor
+    multiplies that: half the time. Sums stay float32."""
     matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     if multiplies_bfloat16():
@@ -90,16 +90,16 @@ def bfloat16_factors() -> Iterator[None]:
 
 
 def instructions() -> str:
-    """The widest vectors that torch uses, as it calls them, and whether there are matrix registers:
-    "AVX512, AMX"."""
+    """Return the widest vectors that torch uses, as it calls them, and whether there are matrix
+    registers: "AVX512, AMX"."""
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     return torch.backends.cpu.get_cpu_capability() + amx
 
 
 def facts() -> dict[str, object]:
-    """Processor, instruction sets (those found, and those that the environment leaves to torch,
-    oneDNN and this package), threads and versions: where one differs, times measured earlier mean
-    nothing."""
+    """Return processor, instruction sets (those found, and those that the environment leaves to
+    torch, oneDNN and this package), threads and versions: where one differs, times measured earlier
+    mean nothing."""
     tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
     found = {} if tell is None else tell()
     caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "POLYSPEC_CPU_ISA")

@@ -25,12 +25,12 @@ _CALCULATOR = re.compile(r"<<[^>]*>>")
 
 
 def texts(folder: Path) -> list[str]:
-    """What is learnt."""
+    """Return the texts to learn."""
     return gsm8k(folder / "gsm8k_train.jsonl") + shakespeare(folder / "tinyshakespeare.txt")
 
 
 def held_out(folder: Path) -> list[str]:
-    """What models are reported on."""
+    """Return the texts that models are reported on."""
     return gsm8k(folder / "gsm8k_test.jsonl")[:300]
 
 
@@ -51,7 +51,8 @@ def shakespeare(path: Path) -> list[str]:
 
 
 def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `VOCAB_SIZE` ids; digits stay apart so that arithmetic is learnable."""
+    """Train a byte-level BPE of `VOCAB_SIZE` ids; digits stay apart so that arithmetic is
+    learnable."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -82,6 +83,6 @@ def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[Document]:
-    """``bos ... eos`` of each, all of which is learnt."""
+    """Encode ``bos ... eos`` of each, all of which is learnt."""
     rows = tokenizer(documents)["input_ids"]
     return [Document(torch.tensor([*row, tokenizer.eos_token_id])) for row in rows]

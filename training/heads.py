@@ -23,7 +23,7 @@ _RIDGE = 0.1  # of the mean square of a predictor
 def head_config(
     text: Any, version: int, draft_vocab: int | None, inner: int | None
 ) -> dict[str, Any]:
-    """The config.json of a head, as SafeAILab's checkpoints have it.
+    """Return the config.json of a head, as SafeAILab's checkpoints have it.
 
     Args:
         text: configuration of the target's decoder.
@@ -67,7 +67,8 @@ def head_config(
 
 
 def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
-    """A head of that configuration, its weights at random out of torch's generator, in float32.
+    """Make a head of that configuration, its weights at random out of torch's generator, in
+    float32.
 
     An EAGLE-3 head begins with an attention that looks at its own token, and adds that token's
     embedding to what it reads of the target: queries and keys are alike, values and output inverse
@@ -97,7 +98,7 @@ def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
 
 @torch.no_grad()
 def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
-    """A new EAGLE-3 head, whose attention adds its own token's embedding, becomes the linear
+    """Set a new EAGLE-3 head, whose attention adds the embedding of its token, to the linear
     function of features and embedding that is nearest to the target's next state, by least squares:
     what a few thousand tokens tell, and steps of an optimiser would need many more for.
 

@@ -83,8 +83,8 @@ class Stream:
 
 
 def frequent(documents: Sequence[Document], size: int, vocab_size: int) -> torch.Tensor:
-    """The `size` most frequent ids, ascending; where the documents have fewer, the lowest others as
-    well, which in vocabularies of byte pairs are about the most frequent."""
+    """Return the `size` most frequent ids, ascending; where the documents have fewer, the lowest
+    others as well, which in vocabularies of byte pairs are about the most frequent."""
     seen = Counter(chain.from_iterable(one.ids.tolist() for one in documents))
     known = [token for token, _ in seen.most_common(size)]
     rest = (token for token in range(vocab_size) if token not in seen)

@@ -191,7 +191,7 @@ class HeadTraining:
             self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value
 
     def _batches(self) -> list[torch.Tensor]:
-        """Of the block that comes next, places of rows in what is kept: its own, and as many of
+        """Yield the indices of the kept rows of the next block: its own, and as many of
         all of the last blocks as epochs say."""
         own = self._settings
         first = max(0, self._block - _BLOCKS + 1)
@@ -213,7 +213,7 @@ class HeadTraining:
         return States(*(torch.stack(field) for field in fields))
 
     def _states_of(self, number: int) -> States:
-        """Of a block: as kept in memory or in its file, else the target reads it."""
+        """Return the states of a block, kept in memory or in its file, else read by the target."""
         if number not in self._states:
             file = self._file(number)
             if file.exists():
@@ -233,7 +233,7 @@ class HeadTraining:
         return self._work / f"states{number}.safetensors"
 
     def save(self) -> None:
-        """The head as it is, and what a resumed run needs. Each file is replaced when the new one
+        """Save the head and the state of a resumed run. Each file is replaced when the new one
         is whole."""
         kept = {key: value.clone() for key, value in self._unrolled.head.state_dict().items()}
         tensors = dict(kept)

@@ -50,17 +50,17 @@ class Teacher:
         self.scale, self.gain = torch.ones(config.feature_size), torch.ones(weight.shape[1])
 
     def readout(self, states: torch.Tensor) -> torch.Tensor:
-        """``[.., Vd]``, logits of states that the output head reads."""
+        """Return ``[.., Vd]``, logits of states that the output head reads."""
         return F.linear(states, self.head.to(states.dtype))
 
     @torch.no_grad()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[.., V]``, of all ids, float32."""
+        """Return logits ``[.., V]`` of all ids, float32."""
         return F.linear(states.to(self._all.dtype), self._all).float()
 
     @torch.no_grad()
     def read(self, rows: Rows, batch: int = 4) -> States:
-        """One pass of the target over every row."""
+        """Run a pass of the target over every row."""
         features, last = self._passes(rows.tokens, batch)
         features = features / self.scale
         return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
@@ -84,7 +84,8 @@ class Teacher:
             )
 
     def _passes(self, tokens: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """``[R, T, F]`` and ``[R, T, H]``, features and last states, so many rows at a time."""
+        """Yield ``[R, T, F]`` and ``[R, T, H]``, features and last states, so many rows at a
+        time."""
         features, last = [], []
         for part in tokens.split(batch):
             out = self._model.get_decoder()(

@@ -37,7 +37,7 @@ class Steps:
         self._optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
     def step(self, loss: torch.Tensor, way: float) -> None:
-        """One step down `loss`, after so much of the way, in [0, 1]."""
+        """Take a step down `loss`, after so much of the way, in [0, 1]."""
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         rest = min(1.0, max(0.0, (way - self._stay) / (1 - self._stay)))
@@ -50,7 +50,7 @@ class Steps:
         self.count += 1
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes."""
+        """Return the state that `restore` takes."""
         return {"count": self.count, "optimizer": self._optimizer.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ class Text(NamedTuple):
 
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
-    """The texts of files: of a ``.jsonl`` one a line, of others passages between blank lines.
+    """Read the texts of files: of a ``.jsonl`` one a line, of others passages between blank lines.
 
     Raises:
         OSError: a file cannot be read.
@@ -86,7 +86,8 @@ def documents_of(
 
 
 def split(documents: Sequence[Document], length: int) -> tuple[list[Document], list[Document]]:
-    """Those that are learnt, and those held out, of which no more than `length` tokens count.
+    """Split documents into those to learn and those held out, of which no more than `length` tokens
+    count.
 
     Raises:
         ValueError: fewer than two.
@@ -125,7 +126,7 @@ def _is_message(given: Any) -> bool:
 
 
 def _passages(content: str) -> Iterable[str]:
-    """Paragraphs, put together until they have some length."""
+    """Join paragraphs until they have some length."""
     part = ""
     for paragraph in content.split("\n\n"):
         part += ("\n\n" if part else "") + paragraph
@@ -154,7 +155,7 @@ def _answers(
     temperature: float,
     seed: int,
 ) -> dict[int, list[int]]:
-    """The target's answers to `prompts`, by number."""
+    """Return the target's answers to `prompts`, by number."""
     about = f"{max_new_tokens} {temperature} {seed}"
     keys = {
         i: hashlib.sha256(f"{about} {i} {prompt}".encode()).hexdigest()[:24]

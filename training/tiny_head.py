@@ -36,7 +36,7 @@ SETTINGS = {
 
 @torch.no_grad()
 def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tensor) -> None:
-    """An EAGLE-2 head begins as the shipped drafter, a model of one layer of the same shape, and
+    """Begin an EAGLE-2 head as the shipped drafter, a model of one layer of the same shape, and
     without the target's states: most of what it has to learn is known then.
 
     Its layer has no norm in front and none behind, so both are folded into its products with the

@@ -45,7 +45,7 @@ BATCH = 16
 
 
 def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaForCausalLM:
-    """`model` with the layers that stand at `places` of it. None: a new layer that is an identity
+    """Return `model` with the layers at `places` of it. None: a new layer that is an identity
     until it has learnt something: with both output projections zero a pre-norm layer adds nothing
     to the residual stream.
 
@@ -117,7 +117,8 @@ def distillation_loss(
 def measure(
     model: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[Document]
 ) -> dict[str, float]:
-    """Held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature 1."""
+    """Measure held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature
+    1."""
     loss = overlap = agree = 0.0
     count = 0
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
@@ -177,7 +178,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def train(args: argparse.Namespace) -> int:
-    """All four stages, and the report; or the EAGLE heads."""
+    """Run all four stages, and write the report; or train the EAGLE heads."""
     if args.eagle:
         return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)

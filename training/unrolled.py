@@ -49,8 +49,8 @@ class Unrolled(nn.Module):
         self.head, self.teacher, self.steps = head, teacher, steps
 
     def outputs(self, rows: States) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Of each step: its number s, its states ``[R, T - 1 - s, H]``, and those as the output
-        head reads them, which are about the token s + 2 places behind each."""
+        """Yield of each step its number s, its states ``[R, T - 1 - s, H]``, and those as the
+        output head reads them, which are about the token s + 2 places behind each."""
         head, tokens = self.head, rows.tokens
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
         states = head.fuse(rows.features)
@@ -72,8 +72,8 @@ class Unrolled(nn.Module):
             states = head.carried(out)
 
     def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
-        """The loss of all steps: total variation, which is what acceptance loses, and forward KL,
-        which has a gradient where total variation has none.
+        """Return the loss of all steps: total variation, which is what acceptance loses, and
+        forward KL, which has a gradient where total variation has none.
 
         Returns:
             The loss, and the overlap with the target's distribution over the head's ids at each
@@ -115,8 +115,8 @@ def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> t
 
 @torch.no_grad()
 def measure_acceptance(unrolled: Unrolled, documents: Sequence[Document]) -> dict[str, Any]:
-    """By step of a draft of the text itself: overlap with the target, E[1 - TV], at temperature 1
-    over all of the target's ids, and how often both have the same argmax.
+    """Measure by step of a draft of the text itself the overlap with the target, E[1 - TV], at
+    temperature 1 over all of the target's ids, and how often both have the same argmax.
 
     Args:
         documents: that the head has not learnt from.

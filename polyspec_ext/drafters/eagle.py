@@ -274,7 +274,8 @@ class HeadPasses:
         self.features.begin(batch, capacity)
 
     def reserve_span(self, tokens: int) -> Place | None:
-        """See `FeatureCache.reserve_span`: with all that passes use beside their inputs."""
+        """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
+        inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]

@@ -473,7 +473,7 @@ class LastStateDrafter:
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
+        """Draft as `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
         heads = self._runs
 
         def logits(states: torch.Tensor, head: int) -> torch.Tensor:

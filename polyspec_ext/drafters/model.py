@@ -105,7 +105,7 @@ class DraftModel:
         cast(DeviceLengths, self._level).note_lengths(lengths)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`.
+        """Draft as `BatchedDrafter.draft`.
 
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.

@@ -103,7 +103,8 @@ class ProposalDrafter:
         self._drafters = [self._drafters[row] for row in rows]
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """See `BatchedDrafter.draft`. A proposal that the level above cannot verify is refused."""
+        """Draft as `BatchedDrafter.draft`. A proposal that the level above cannot verify is
+        refused."""
         assert inputs.eos is not None
         rounds, lengths = inputs.rounds.tolist(), list(inputs.lengths)
         vocab_size = min(self.vocab_size, inputs.vocab_size)

@@ -207,7 +207,7 @@ _WINDOW = ("window", "sinks", "slack")  # of one that streams
 
 
 def _window(streaming: Any) -> dict[str, int]:
-    """The options of a streaming cache."""
+    """Return the options of a streaming cache."""
     if not isinstance(streaming, Mapping):
         return {"window": arguments.integer("streaming", streaming, arguments.SIZE_MAX, 1)}
     if "window" not in streaming or not set(streaming) <= set(_WINDOW):

@@ -16,7 +16,7 @@ _attention = torch.ops.polyspec.attention.default
 def takes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Whether `attention` reads these."""
+    """Return whether `attention` reads these."""
     dtype = query.dtype
     if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
         return False
@@ -38,7 +38,8 @@ def attention(
     scale: float,
     causal: bool = False,
 ) -> torch.Tensor:
-    """``softmax(scale query key^T + mask) value``, where heads of queries share those of keys.
+    """Return ``softmax(scale query key^T + mask) value``, where heads of queries share those of
+    keys.
 
     Row (b, t, h) is the same, bit for bit, whatever other queries are in the call, what lies behind
     the keys that it sees, and whatever the processor and the number of threads are. Where every key

@@ -20,7 +20,7 @@ _PACKED = {2: 320, 3: 320, 6: 448, 7: 448, 8: 576, 12: 2368, 13: 3392, 14: 3392}
 
 
 def pack(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
-    """The matrix as `product` reads it; no weight changes.
+    """Pack the matrix as `product` reads it; no weight changes.
 
     Args:
         blocks: [N, bytes of a row] uint8, contiguous, as they are in the file.
@@ -38,7 +38,7 @@ def pack(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, packed: torch.Tensor, outputs: int, type: int) -> torch.Tensor:
-    """``x W^T``, [M, outputs] in the dtype of `x`.
+    """Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
     Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group
     of 32 inputs (Q6_K: 16); polyspec/blocks.hpp has the bound. Row m is the same, bit for bit,

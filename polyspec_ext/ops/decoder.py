@@ -115,7 +115,7 @@ class DecoderLayers:
         causal: bool,
         taken: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """One pass.
+        """Run a pass.
 
         Args:
             x: [B, T, N] float32 or bfloat16, as all others but integers; contiguous.

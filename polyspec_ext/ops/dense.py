@@ -11,7 +11,7 @@ LABEL_BYTES = 64  # in front of packed weights: what they are (polyspec/types.hp
 
 
 def pack(weights: torch.Tensor) -> torch.Tensor:
-    """The matrix as `product` reads it.
+    """Pack the matrix as `product` reads it.
 
     Args:
         weights: [N, K] float32 or bfloat16, unit stride along K.
@@ -29,7 +29,7 @@ def pack(weights: torch.Tensor) -> torch.Tensor:
 def product(
     x: torch.Tensor, packed: torch.Tensor, outputs: int, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x W^T + b``, [M, outputs] in the dtype of `x`.
+    """Return ``x W^T + b``, [M, outputs] in the dtype of `x`.
 
     Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count
     as zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every

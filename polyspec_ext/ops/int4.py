@@ -22,7 +22,7 @@ def round_to_nearest(
     *,
     float_scales: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A matrix as 4-bit numbers, each weight rounded by itself.
+    """Round a matrix to 4-bit numbers, each weight by itself.
 
     Each group takes the one of a few ranges with the least squared error: that of all its weights,
     and narrower ones, since cutting the largest weights may cost less than coarser steps for all.
@@ -54,7 +54,7 @@ def pack(
     *,
     float_scales: bool = False,
 ) -> torch.Tensor:
-    """The matrix as `product` reads it.
+    """Pack the matrix as `product` reads it.
 
     Args:
         values: [N, K] uint8, q in 0 to 15; K a multiple of `group`, N any.
@@ -75,7 +75,7 @@ def pack(
 def unpack(
     packed: torch.Tensor, outputs: int, inputs: int, group: int, *, float_scales: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values, scales and zeros of `pack`; N is `outputs`, K `inputs`."""
+    """Return values, scales and zeros of `pack`; N is `outputs`, K `inputs`."""
     made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.polyspec.int4_unpack(
         packed, outputs, inputs, group, float_scales
     )
@@ -85,7 +85,7 @@ def unpack(
 def product(
     x: torch.Tensor, packed: torch.Tensor, outputs: int, group: int, *, float_scales: bool = False
 ) -> torch.Tensor:
-    """``x W^T``, [M, outputs] in the dtype of `x`.
+    """Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
     Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group
     of inputs; polyspec/int4.hpp has the bound. Row m is the same, bit for bit, whatever M, the

@@ -72,7 +72,8 @@ def append(
 
 
 def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Where the layers' keys and values lie: [2, L] int64 on their device, for `compact_tree`.
+    """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
+    `compact_tree`.
 
     Make it anew when a layer's storage changes. It copies a few numbers to the device;
     `compact_tree` itself does not.
@@ -111,7 +112,7 @@ def compact_tree(
 
 
 def _fake(place: int) -> Callable[..., Appended]:
-    """Of an operator whose argument at `place` is `lengths`, like which its results are."""
+    """Return the fake of an operator whose results are like `lengths`, its argument at `place`."""
 
     def made(*arguments: torch.Tensor) -> Appended:
         return torch.empty_like(arguments[place]), torch.empty_like(

@@ -19,7 +19,7 @@ _gated = torch.ops.polyspec.gated.default
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N], by rows.
+    """Return ``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N], by rows.
 
     Args:
         x: [M, N].
@@ -36,7 +36,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x + residual`` and `rms_norm` of it, both [M, N]; `residual` is [M, N]."""
+    """Return ``x + residual`` and `rms_norm` of it, both [M, N]; `residual` is [M, N]."""
     made: tuple[torch.Tensor, torch.Tensor] = _add_rms_norm(x, residual, weight, epsilon)
     return made
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("polyspec_ext", "benchmarks", "training")
 # Docstrings of functions that do not begin with a verb, and of private functions that need none.
 # Lower the numbers, never raise them.
-WITHOUT_A_VERB = 92
+WITHOUT_A_VERB = 0
 NEEDLESS = 0
 NO_VERBS = {
     "a", "all", "an", "another", "any", "as", "at", "by", "each", "every", "for", "from", "how",
@@ -37,7 +37,7 @@ def begins_without_a_verb(node: ast.FunctionDef) -> bool:
     decorators = " ".join(map(ast.unparse, node.decorator_list))
     if text is None or "property" in decorators:
         return False
-    word = text.split()[0]
+    word = text.split()[0].rstrip(",;")
     return not word.isalpha() or not word[0].isupper() or word.lower() in NO_VERBS
 
 
