@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import polyspec_ext as ps
 hypothesis.settings.register_profile("polyspec", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("polyspec")
 
+
+# For benchmarks and training. Behind all others, so that an installed package goes first.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # Shells have their background jobs ignore Ctrl-C, and programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
