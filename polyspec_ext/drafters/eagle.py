@@ -452,6 +452,7 @@ class Eagle:
                 what came.
         """
         arguments.instance("tree", tree, Tree)
+        arguments.dtype("dtype", dtype)
         arguments.label("name", name)
         label = name or Path(str(place)).name
         return cls(load_head(place, target, dtype), tree, label)

@@ -412,6 +412,7 @@ class LastStateDrafter:
         """
         model = Target(target)
         arguments.instance("tree", tree, Tree)
+        arguments.dtype("dtype", dtype)
         kind = cls.HEADS
         folder = checkpoint.folder_of(place, (kind.FILE, "*.json"))
         if kind.FORM is not None and (folder / "config.json").is_file():
