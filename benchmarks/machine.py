@@ -1,4 +1,4 @@
-"""What a benchmark runs on and with: processor, versions, commit and load."""
+"""Describe processor, versions, commit and load of a benchmark."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """One call: prompts and how to continue them; a seed for each prompt."""
+    """A call: prompts and how to continue them; a seed for each prompt."""
 
     prompts: list[list[int]]
     max_new_tokens: int
@@ -179,7 +179,7 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
 
 
 class Call(NamedTuple):
-    """One measured call of a contender."""
+    """A measured call of a contender."""
 
     repeat: int
     tokens: int
@@ -189,7 +189,7 @@ class Call(NamedTuple):
 
 @dataclass
 class Contender:
-    """One way to generate, and what was measured of it.
+    """A way to generate, and its measurements.
 
     Attributes:
         label: for tables.

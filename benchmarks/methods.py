@@ -294,7 +294,7 @@ def shipped(times: int = 1, w4: Path | None = None, **more: Any) -> Models:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to decode, as ``run.json`` has it.
+    """A way to decode, as ``run.json`` has it.
 
     Attributes:
         name: its key; label: for tables.

@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Of the matrices of a layer."""
+        """Return the number of weights in the matrices of a layer."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.inner
 

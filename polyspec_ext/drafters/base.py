@@ -42,7 +42,7 @@ class TreeSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities(LevelCapabilities):
-    """What a drafter can do and which hidden states it reads.
+    """Capabilities of a drafter, and the hidden states that it reads.
 
     Attributes:
         batches, reads_apart, keeps_lengths: as of a level.

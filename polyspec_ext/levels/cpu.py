@@ -452,7 +452,7 @@ _LARGEST_KEPT = (32 << 20) - (64 << 10)
 
 
 class Runs(NamedTuple):
-    """What a level's passes run in place of its model.
+    """Modules that a level's passes run in place of its model.
 
     Attributes:
         model: the model or a copy of its modules.

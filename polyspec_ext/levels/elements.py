@@ -1,4 +1,4 @@
-"""What an element of a chain stands for: one table for `Chain`, `ps.plan` and the command line.
+"""Resolve the elements of a chain, by one table for `Chain`, `ps.plan` and the command line.
 
 Each kind of element has a `Loader`. The modules that know a kind register it: models and users'
 levels here, drafters and the words for what stands below a target in `drafters.named`.
@@ -119,7 +119,7 @@ class Options:
 
 
 class Loader(Protocol):
-    """One kind of element.
+    """A kind of element.
 
     Attributes:
         expects: what it loads, for messages.

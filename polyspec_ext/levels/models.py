@@ -1,4 +1,4 @@
-"""What levels ask of a model of `transformers`: its facts, whether it changed, its hidden states,
+"""Read a model of `transformers` for levels: its facts, whether it changed, its hidden states,
 and whether its cached passes give the logits that one pass over the whole text gives."""
 
 from __future__ import annotations
@@ -431,7 +431,7 @@ _SHORTEST = 14  # tokens; the context of a model that is not probed is shorter
 
 
 class Step(NamedTuple):
-    """One pass: row b appends ``counts[b]`` tokens, and then keeps ``kept[b]`` in all."""
+    """A pass: row b appends ``counts[b]`` tokens, and then keeps ``kept[b]`` in all."""
 
     counts: tuple[int, ...]
     kept: tuple[int, ...]

@@ -202,7 +202,7 @@ class Merged:
 
 
 class Part(nn.Module):
-    """One of several merged projections."""
+    """A projection among several merged projections."""
 
     def __init__(self, merged: Merged, index: int, in_features: int) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Row:
-    """One request, as the host knows it.
+    """A request, as the host knows it.
 
     Attributes:
         number: its index in the batch, for messages.
@@ -85,7 +85,7 @@ class PlannedStep(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step of a round: the tokens that its level drafts or verifies in every row.
+    """A step of a round: the tokens that its level drafts or verifies in every row.
 
     Attributes:
         level: n for a draft.

@@ -66,7 +66,7 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_demo_streams_an_answer_and_prints_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
 ) -> None:
-    """One line per phase, also where there is no terminal, and no bar; and how busy it was."""
+    """Print a line per phase, also where there is no terminal, and no bar; and how busy it was."""
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     status, out, err = call(capsys, *DEMO, "--repeats", "1")
     assert status == 0

@@ -452,7 +452,7 @@ def test_every_method_counts_up_to_the_eos(models: Models, monkeypatch: pytest.M
 
 
 def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of chains, policies and heads; cascades keep theirs. What is planned is run, tail and all."""
+    """Run planned windows of chains, policies and heads, tail and all; cascades keep theirs."""
 
     def candidate(rate: float, *levels: str, **more: Any) -> Any:
         windows = tuple(range(len(levels) + 1, 2, -1))

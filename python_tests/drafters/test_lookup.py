@@ -53,7 +53,7 @@ def test_the_automaton_finds_what_a_search_finds(letters: int) -> None:
 
 
 def test_a_text_that_repeats_one_token_costs_little() -> None:
-    """One suffix of every length is known at every place; few of them are kept up to date."""
+    """Know a suffix of every length at every place; few of them are kept up to date."""
     found = SuffixAutomaton()
     for _ in range(3000):
         found.append(7)
