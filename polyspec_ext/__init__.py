@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import trim as trim
     from polyspec_ext.scheduler import Scheduler as Scheduler
     from polyspec_ext.seeds import row_seeds as row_seeds
+    from polyspec_ext.serving import AsyncServer as AsyncServer
+    from polyspec_ext.serving import Server as Server
+    from polyspec_ext.serving import ServerFull as ServerFull
 
 # Public names by their module, which is imported when one is first asked for: most pull in
 # transformers, which the operators do not need.
@@ -88,6 +91,7 @@ _NAMES = {
     "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
     "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),
+    "serving": ("AsyncServer", "Server", "ServerFull"),
 }  # fmt: skip
 
 _MODULES = ("ops", "policies", "tiny")

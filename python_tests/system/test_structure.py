@@ -40,7 +40,7 @@ LAYERS = (
     {"inputs", "runtime"},
     {"outputs"},
     {"chain"},
-    {"integrations", "planning"},
+    {"integrations", "planning", "serving"},
     {"tiny"},
     {"cli"},
     {"__main__"},
