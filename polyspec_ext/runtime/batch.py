@@ -192,6 +192,9 @@ class Batch:
         else:
             self.stats = Stats([LevelStats(name) for name in engine.config.names])
             self.stats.num_requests = 0
+            if isolates:  # there is no end to its requests
+                for level in self.stats.levels:
+                    level.emitted_per_verification = None
             self._count(rows)
         self._recorder = StatsRecorder(self.stats)
         if self._policy is not None:
