@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +26,41 @@ class LogitsProcessors(Protocol):
             row: number of the request in its batch.
         """
         ...
+
+
+class RowProcessor(Protocol):
+    """Changes the logits of one request, as `LogitsProcessors` those of several: a function of
+    logits and prefix alone."""
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+        """Return processed logits ``[k, V]``, a new tensor; arguments as of `LogitsProcessors.apply`."""
+        ...
+
+
+class RequestProcessors:
+    """`LogitsProcessors` of requests that come and go. Rows without any get their logits back."""
+
+    def __init__(self) -> None:
+        self._of_row: dict[int, list[RowProcessor]] = {}
+
+    def add(self, row: int, processors: Sequence[RowProcessor]) -> None:
+        """Set what changes the logits of request number `row`, in the order of application: rules
+        (`LogitsRules`) before a mask of allowed tokens."""
+        self._of_row[row] = list(processors)
+
+    def remove(self, row: int) -> None:
+        """Forget a request, if it is known."""
+        self._of_row.pop(row, None)
+
+    def applies(self, row: int) -> bool:
+        """Return whether anything changes the logits of request number `row`."""
+        return bool(self._of_row.get(row))
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        """Apply the processors of a row as `LogitsProcessors.apply`."""
+        for processor in self._of_row.get(row, ()):
+            logits = processor.apply(logits, prefix)
+        return logits
 
 
 @dataclass(frozen=True, slots=True)
