@@ -33,7 +33,7 @@ class RowProcessor(Protocol):
     logits and prefix alone."""
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-        """Return processed logits ``[k, V]``, a new tensor; arguments as of `LogitsProcessors.apply`."""
+        """Return processed logits ``[k, V]``; arguments as of `LogitsProcessors.apply`."""
         ...
 
 
