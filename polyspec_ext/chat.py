@@ -252,9 +252,6 @@ class StopStrings:
 
     Attributes:
         stopped: the stop string that has ended the text, or None.
-        num_tokens: number of tokens up to the end of the stop string; so far, without a stop.
-        num_text_tokens: of these, how many the text has: in front of the stop string, unless it is
-            included. A token with the end of the text and the beginning of the stop counts.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], include: bool = False) -> None:
@@ -262,10 +259,21 @@ class StopStrings:
             if not stop:
                 raise ValueError("stop: expected strings of at least 1 character, given ''")
         self.stopped: str | None = None
-        self.num_tokens = self.num_text_tokens = 0
+        self._ends = (0, 0)  # number of tokens, of those of the text, once it has stopped
         self._decoder = TextDecoder(tokenizer)
         self._stops, self._include = tuple(stops), include
         self._text, self._waiting = "", ""  # returned, and settled but held back
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens so far, up to the end of the stop string."""
+        return len(self._decoder.tokens) if self.stopped is None else self._ends[0]
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Of these, how many the text has: in front of the stop string, unless it is included. A
+        token with the end of the text and the beginning of the stop string counts."""
+        return len(self._decoder.tokens) if self.stopped is None else self._ends[1]
 
     @property
     def tokens(self) -> list[int]:
@@ -282,9 +290,7 @@ class StopStrings:
         returned before; "" behind a stop."""
         if self.stopped is not None:
             return ""
-        piece = self._decoder.add(token)
-        self.num_tokens = self.num_text_tokens = len(self._decoder.tokens)
-        return self._show(piece, self._num_waiting)
+        return self._show(self._decoder.add(token), self._num_waiting)
 
     def rest(self) -> str:
         """Return the text that was not returned before, as no token comes any more."""
@@ -295,12 +301,12 @@ class StopStrings:
         begins = [(text.find(stop), stop) for stop in self._stops]
         ends = [(at + len(stop), at, stop) for at, stop in begins if at >= 0]
         if ends:
-            end, begin, self.stopped = min(ends)
+            end, begin, stop = min(ends)
             shown, self._waiting = text[: end if self._include else begin], ""
             through = self._text + text[:end]
             self._text += shown
-            self.num_tokens = self._num_tokens_of(through)
-            self.num_text_tokens = self._num_tokens_of(self._text)
+            self._ends = self._num_tokens_of(through), self._num_tokens_of(self._text)
+            self.stopped = stop
             return shown
         shown = text[: len(text) - num_waiting(text)]
         self._text, self._waiting = self._text + shown, text[len(shown) :]
