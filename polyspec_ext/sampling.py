@@ -128,11 +128,15 @@ def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 def likeliest(logits: torch.Tensor, sampling: Sampling, count: int) -> list[Alternatives]:
     """Return of each row of processed logits ``[e, V]`` the `count` likeliest ids with their
-    log-probabilities after temperature and filters; fewer where no other has a probability. At
-    temperature 0, where one id has all, they are of temperature 1."""
+    log-probabilities after temperature and filters, the lower id first of equally likely ones;
+    fewer where no other has a probability. At temperature 0, where an id has all of it, they are
+    those of temperature 1."""
     logprobs = processed_scores(logits, sampling).log_softmax(-1)
-    values, ids = logprobs.topk(min(count, logprobs.shape[1]))
-    return [
-        [(token, value) for token, value in zip(*row, strict=True) if value > -float("inf")]
-        for row in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+    edges = logprobs.topk(min(count, logprobs.shape[1])).values[:, -1:]
+    likely = (logprobs >= edges) & ~logprobs.isneginf()
+    alternatives = []
+    for row, chosen in zip(logprobs, likely, strict=True):
+        ids = chosen.nonzero()[:, 0]
+        values, order = row[ids].sort(descending=True, stable=True)
+        alternatives.append(list(zip(ids[order].tolist(), values.tolist(), strict=True))[:count])
+    return alternatives

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     if args.raw and args.system is not None:
         raise ValueError("system: expected no --raw beside it, which leaves out the chat template")
-    request = sampling_of(args, len(args.prompt))
+    request = sampling_of(args, len(args.prompt), args.n)
     asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
     require_text(asked)
     chain = None if args.auto else build_chain(args)
