@@ -93,6 +93,17 @@ class FeatureCache:
                 bucket=1 if self.device.type == "cpu" else _BUCKET,
             )
 
+    def admit(self, rows: Sequence[int]) -> None:
+        """Empty rows, and append rows without pairs where the numbers go on behind the last."""
+        pairs = self._on_host()
+        new = max(0, rows[-1] + 1 - len(pairs))
+        left = [0 if row in rows else n for row, n in enumerate((*pairs, *[0] * new))]
+        self._pairs = RowCounts(left)
+        more = self._states.new_zeros(new, *self._states.shape[1:])
+        self._states = torch.cat([self._states, more])
+        self._states[list(rows)] = 0
+        self.cache.admit(rows)
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         pairs = self._on_host()
@@ -446,6 +457,7 @@ class LastStateDrafter:
             device_lengths=True,
             reads_apart=True,
             keeps_lengths=True,
+            admits=True,
             continues=True,
             hidden_layers=(LAST,),
             hidden_size=self._heads.hidden_size,
@@ -464,6 +476,22 @@ class LastStateDrafter:
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
+
+    def open(self, capacity: int) -> None: ...
+
+    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
+
+    def admit(
+        self,
+        sequences: Sequence[None],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
+    ) -> None: ...
+
+    def save(self, row: int, begin: int, end: int) -> None: ...
+
+    def restore(self, sequence: None, saved: None) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 

@@ -57,7 +57,10 @@ class ProposalDrafter:
     @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
-            batches=hasattr(self.drafter, "fork"), trees=self._trees, reads_apart=True
+            batches=hasattr(self.drafter, "fork"),
+            trees=self._trees,
+            reads_apart=True,
+            admits=True,
         )
 
     @property
@@ -78,15 +81,16 @@ class ProposalDrafter:
         if prompts.counts is not None:
             rows = [row[:n] for row, n in zip(rows, prompts.counts, strict=True)]
         self._contexts = [Context(row, level=self._level) for row in rows]
-        self._drafters = [self.drafter]
-        for _ in rows[1:]:
-            fork = self.drafter.fork()  # type: ignore[attr-defined]
-            if not isinstance(fork, Drafter):
-                raise TypeError(
-                    f"{self.name}: expected fork to return a drafter, with a method propose, given "
-                    f"{kind_of(fork)}"
-                )
-            self._drafters.append(fork)
+        self._drafters = [self.drafter, *(self._fork() for _ in rows[1:])]
+
+    def _fork(self) -> Drafter:
+        fork = self.drafter.fork()  # type: ignore[attr-defined]
+        if not isinstance(fork, Drafter):
+            raise TypeError(
+                f"{self.name}: expected fork to return a drafter, with a method propose, given "
+                f"{kind_of(fork)}"
+            )
+        return fork
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
@@ -97,6 +101,33 @@ class ProposalDrafter:
             del context.tokens[length:]
             context.valid = min(context.valid, length)
         return lengths
+
+    def open(self, capacity: int) -> list[int]:
+        return []
+
+    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: tuple[int, ...]) -> None:
+        sequence += tokens[0].tolist()
+
+    def admit(
+        self,
+        sequences: Sequence[list[int]],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
+    ) -> None:
+        contexts = [Context(text, level=self._level) for text in sequences]
+        if rows is None:
+            self._contexts = contexts
+            self._drafters = [self.drafter, *(self._fork() for _ in contexts[1:])]
+            return
+        for row, context in zip(rows, contexts, strict=True):
+            self._contexts[row : row + 1] = [context]
+            self._drafters[row : row + 1] = [self._fork()]
+
+    def save(self, row: int, begin: int, end: int) -> None:
+        """Save nothing: reading costs no more."""
+
+    def restore(self, sequence: list[int], saved: None) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None:
         self._contexts = [self._contexts[row] for row in rows]

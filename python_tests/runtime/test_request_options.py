@@ -149,8 +149,10 @@ def test_processors_of_requests_come_and_go() -> None:
     assert not processors.applies(8)
     assert processors.apply(logits, prefix, 8) is logits
     assert processors.apply(logits, prefix, 7)[0, 2] == 2.0
+    assert processors
     processors.remove(7)
     processors.remove(7)
+    assert not processors
     assert not processors.applies(7)
     assert processors.apply(logits, prefix, 7) is logits
 
