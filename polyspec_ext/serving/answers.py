@@ -59,6 +59,12 @@ class Choice:
         self._ends = {*model.ends, *model.eos}
         self.ended, self.count = False, 0
         self.stats: Stats | None = None
+        self._last: int | None = None
+
+    @property
+    def _stopped(self) -> str | None:
+        found: str | None = getattr(self._text, "stopped", None)
+        return found
 
     def add(self, event: Event) -> Piece:
         """Return what an event adds.
@@ -73,23 +79,22 @@ class Choice:
         if event.finish_reason in ("error", "abort"):
             status = 503 if event.finish_reason == "abort" else 500
             raise Refusal(status, f"the request has failed: {event.error or 'aborted'}")
-        ending = event.finish_reason is not None
         for number, token in enumerate(event.tokens):
-            text = self._text.add(token)
-            if ending and number == len(event.tokens) - 1:
-                text += self._text.rest()
-            piece.tokens.append(_token(event, number, text))
-            piece.text += text
-            self.count += 1
-            piece.stop_reason = getattr(self._text, "stopped", None)
-            if piece.stop_reason is not None:
+            piece.tokens.append(_token(event, number, self._text.add(token)))
+            self.count, self._last = self.count + 1, token
+            if self._stopped is not None:
                 break
-        if piece.stop_reason is not None:
-            piece.finish_reason = "stop"
-        elif ending:
+        if event.finish_reason is not None and piece.tokens and self._stopped is None:
+            piece.tokens[-1].text += self._text.rest()
+        piece.text = "".join(token.text for token in piece.tokens)
+        if event.finish_reason is not None and not piece.tokens:
+            piece.text = self._text.rest()
+        if self._stopped is not None:
+            piece.finish_reason, piece.stop_reason = "stop", self._stopped
+        elif event.finish_reason is not None:
             piece.finish_reason = event.finish_reason
-            if event.finish_reason == "stop" and event.tokens[-1] not in self._ends:
-                piece.stop_reason = event.tokens[-1]
+            if event.finish_reason == "stop" and self._last not in self._ends:
+                piece.stop_reason = self._last
         self.ended = piece.finish_reason is not None
         return piece
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ..chat import ends_of_turn
+from ..chat import ends_of_turn, has_template
 from .answers import Answers, Choice, Piece
 from .asynchronous import AsyncServer
 from .metrics import Metrics
@@ -170,6 +170,7 @@ class Endpoint:
             "owned_by": "polyspec",
             "max_model_len": self._model.context,
             "levels": self._server.chain.names,
+            "chat": has_template(self._model.tokenizer),
         }
         name = request.path_params.get("name")
         if name is None:
