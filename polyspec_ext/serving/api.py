@@ -369,7 +369,7 @@ class _Reply:
             endpoint.active -= 1
         if late and not self._started:
             text = f"expected an answer within {seconds:g} seconds, which were over"
-            await _refused(None, Refusal(504, text))(scope, receive, send)
+            await _error(Refusal(504, text))(scope, receive, send)
         elif isinstance(results[0], Exception):
             raise results[0]
 
@@ -380,7 +380,7 @@ class _Reply:
             await answer
         except Refusal as refusal:
             if not self._started:
-                await _refused(None, refusal)(scope, receive, send)
+                await _error(refusal)(scope, receive, send)
                 return
             await self._send(send, _event(refusal.body()))
             await self._send(send, b"data: [DONE]\n\n", more=False)
@@ -454,7 +454,7 @@ def _full(text: str) -> Refusal:
     return Refusal(429, text, code="queue_full", retry_after=1)
 
 
-def _refused(request: object, refusal: Refusal) -> Any:
+def _error(refusal: Refusal) -> Any:
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -463,16 +463,23 @@ def _refused(request: object, refusal: Refusal) -> Any:
     return JSONResponse(refusal.body(), refusal.status, headers)
 
 
-def _no_route(request: Request, error: Exception) -> Any:
+# Handlers of Starlette, which calls those that are no coroutines in threads.
+
+
+async def _refused(request: Request, refusal: Refusal) -> Any:
+    return _error(refusal)
+
+
+async def _no_route(request: Request, error: Exception) -> Any:
     status = getattr(error, "status_code", 404)
     wanted = "GET" if request.method == "POST" else "POST"
     text = f"expected a {wanted} request" if status == 405 else "expected a path of the API"
-    return _refused(request, Refusal(status, f"{text}, given {request.method} {request.url.path}"))
+    return _error(Refusal(status, f"{text}, given {request.method} {request.url.path}"))
 
 
-def _gone(request: Request, error: Exception) -> Any:
+async def _gone(request: Request, error: Exception) -> Any:
     return Response(status_code=499)
 
 
-def _broken(request: Request, error: Exception) -> Any:
-    return _refused(request, Refusal(500, "the server has failed; its log says more"))
+async def _broken(request: Request, error: Exception) -> Any:
+    return _error(Refusal(500, "the server has failed; its log says more"))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from .. import arguments
 from ..chat import chat_prompt, has_template
 from ..seeds import row_seeds
+from ..validate import SEED_MAX
 
 T = TypeVar("T")
 
@@ -204,8 +205,17 @@ def _object(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, given {arguments.shown(value)}")
+    return value
+
+
 def _count(low: int, high: int) -> Callable[[str, Any], int]:
-    return lambda name, value: arguments.integer(name, value, high, low)
+    def read(name: str, value: Any) -> int:
+        return arguments.integer(name, arguments.integers(name, [value])[0], high, low)
+
+    return read
 
 
 def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
@@ -311,10 +321,10 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     if count > MOST_CHOICES:
         raise ValueError(f"n: expected at most {MOST_CHOICES} choices in all, given {count}")
     options: dict[str, Any] = {}
-    for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("priority", 0)):
-        options[name] = fields.take(name, _any, usual)
-    top_k = fields.take("top_k", _count(-1, 2**31 - 1), 0)
-    options["top_k"] = max(0, top_k)
+    for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)):
+        options[name] = fields.take(name, _number, usual)
+    options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
+    options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
     options["speculation"] = fields.take("speculation", arguments.flag, True)
     options["logprobs"] = wanted.logprobs or 0
     ends = list(model.ends if wanted.chat else model.eos)
@@ -324,8 +334,8 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     options["eos_token_id"] = ends
     _add_rules(fields, model, options)
     _add_grammar(fields, model, options)
-    seed = fields.take("seed", arguments.int64, None)
-    seeds = [None] * count if seed is None else row_seeds(seed % 2**64, count)
+    seed = fields.take("seed", _count(-(2**63), SEED_MAX), None)
+    seeds = [None] * count if seed is None else row_seeds(seed % (SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)
     wanted.options = [
         {**options, "seed": seeds[choice], "max_new_tokens": limits[choice // n]}

@@ -30,7 +30,9 @@ class Served:
     """
 
     def __init__(self, chain: ps.Chain, alone: ps.Chain, **options: Any) -> None:
-        server_options = {name: options.pop(name) for name in ("slots", "max_waiting") & options.keys()}
+        server_options = {
+            name: options.pop(name) for name in ("slots", "max_waiting") & options.keys()
+        }
         self.chain, self.alone = chain, alone
         self.tokenizer = tiny.tokenizer()
         self.server = ps.Server(chain, **server_options)
