@@ -107,6 +107,7 @@ class Endpoint:
             [one for one in getattr(target, "eos_token_ids", ()) if 0 <= one < vocab_size],
             min(lengths, default=None),
             self._limits.prompt,
+            min(128, server.slots + server.max_waiting),
         )
         self._server, self._engine = server, AsyncServer(server)
         self._metrics = Metrics(name, chain.names)
@@ -292,11 +293,10 @@ class Endpoint:
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
                     now = time.perf_counter()
-                    if event.tokens and count == 0:
-                        self._metrics.first(now - began)
-                    elif event.tokens:
-                        self._metrics.tokens(len(event.tokens), now - last)
-                    added, last, count = True, now, count + len(event.tokens)
+                    if event.tokens:
+                        self._metrics.tokens(len(event.tokens), now - last, first=count == 0)
+                        last, count = now, count + len(event.tokens)
+                    added = True
                     if event.finish_reason is not None:
                         reason, stats = event.finish_reason, event.stats
                         reason = "stop" if event.request in self._complete else reason

@@ -78,13 +78,14 @@ class Metrics:
         self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
         self._sum = Stats([LevelStats(name) for name in names])
 
-    def first(self, seconds: float) -> None:
-        """Count the first token of a request, after so many seconds."""
-        self._histograms["time_to_first_token_seconds"].add(seconds)
-
-    def tokens(self, count: int, seconds: float) -> None:
-        """Count tokens that came so many seconds after those before them."""
-        self._histograms["inter_token_latency_seconds"].add(seconds / count, count)
+    def tokens(self, count: int, seconds: float, first: bool) -> None:
+        """Count tokens that came so many seconds after those before them, or, the first of a
+        request, after its arrival."""
+        self._tokens["generation"] += count
+        if first:
+            self._histograms["time_to_first_token_seconds"].add(seconds)
+        else:
+            self._histograms["inter_token_latency_seconds"].add(seconds / count, count)
 
     def finished(
         self, reason: str, prompt: int, new: int, seconds: float, stats: Stats | None
@@ -92,7 +93,6 @@ class Metrics:
         """Count a request that has ended, with tokens of its prompt and its answer."""
         self._reasons[reason] += 1
         self._tokens["prompt"] += prompt
-        self._tokens["generation"] += new
         for name, value in (
             ("e2e_request_latency_seconds", seconds),
             ("request_prompt_tokens", prompt),

@@ -16,34 +16,15 @@ from ..validate import SEED_MAX
 
 T = TypeVar("T")
 
-MOST_CHOICES = 128  # of a request: its prompts times its `n`
 MOST_ALTERNATIVES = 20
+MOST_TEXTS = 64  # stop strings, and bad words
 _NOTHING: dict[str, Any] = {}
 _UNBOUNDED = 4096  # new tokens of a chat answer where neither request nor context bounds them
 # Fields that clients send and that change no answer.
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "skip_special_tokens", "spaces_between_special_tokens",
+    "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-# Fields that would change the answer, with the values that ask for nothing.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "audio": (),
-    "suffix": ("",),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "prompt_logprobs": (0,),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "web_search_options": (),
-    "logit_processors": ([],),
-}
 _RULES = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
     "min_new_tokens",
@@ -93,6 +74,7 @@ class Model:
         eos: ids that end other texts.
         context: tokens that prompt and answer may have; None: any number.
         prompt_limit: tokens that a prompt may have.
+        choices: that a request may have, its prompts times its `n`.
     """
 
     name: str
@@ -101,6 +83,7 @@ class Model:
     eos: Sequence[int]
     context: int | None = None
     prompt_limit: int | None = None
+    choices: int = 128
 
 
 @dataclass
@@ -171,11 +154,10 @@ class _Body:
     def end(self) -> None:
         """Refuse the fields that nobody has read."""
         for name, value in self._left.items():
-            if name in _IGNORED or any(value == plain for plain in _REFUSED.get(name, ())):
+            if name in _IGNORED or value in ([], {}, "") or value is False:  # asks for nothing
                 continue
             near = difflib.get_close_matches(name, self._names, 1, 0.8)
-            hint = "; it is not supported" if name in _REFUSED else ""
-            hint = f"; did you mean {near[0]}?" if near and not hint else hint
+            hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(
                 f"{name}: expected no such field, given {arguments.shown(value)}{hint}"
             )
@@ -196,7 +178,13 @@ def _text(name: str, value: Any) -> str:
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    return [_text(name, one) for one in arguments.strings(name, value)]
+    found = [_text(name, one) for one in arguments.strings(name, value)]
+    if len(found) > MOST_TEXTS or "" in found:
+        given = "''" if "" in found else len(found)
+        raise ValueError(
+            f"{name}: expected at most {MOST_TEXTS} strings, none empty, given {given}"
+        )
+    return found
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
@@ -234,6 +222,8 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
         wanted = (_read_chat if chat else _read_text)(fields, model)
         _read_options(fields, model, wanted)
         fields.end()
+    except RecursionError:
+        raise Refusal(400, "body: expected JSON that is nested less deeply") from None
     except (TypeError, ValueError) as error:
         raise Refusal(400, str(error)) from error
     return wanted
@@ -314,12 +304,10 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     extras.end()
     wanted.levels = fields.take("polyspec", arguments.flag, False)
     wanted.stop = fields.take("stop", _texts, [])
-    if "" in wanted.stop:
-        raise ValueError("stop: expected strings of at least one character, given ''")
-    n = fields.take("n", _count(1, MOST_CHOICES), 1)
+    n = fields.take("n", _count(1, model.choices), 1)
     count = n * len(wanted.prompts)
-    if count > MOST_CHOICES:
-        raise ValueError(f"n: expected at most {MOST_CHOICES} choices in all, given {count}")
+    if count > model.choices:
+        raise ValueError(f"n: expected at most {model.choices} choices in all, given {count}")
     options: dict[str, Any] = {}
     for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)):
         options[name] = fields.take(name, _number, usual)
