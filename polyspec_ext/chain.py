@@ -36,7 +36,9 @@ from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.plan import default_rounds
 from .runtime.requirements import ChainConfig, Operators
+from .runtime.rows import Row
 from .sampling import LogitsProcessors, Sampling
+from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
 
 
@@ -494,12 +496,44 @@ class Chain:
         encoded = inputs.encoded(
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
         )
+        rows = self.requests(
+            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        )
+        inputs.require_batches(self.names, self.engine.parts, len(rows))
+        for row in rows:
+            row.encoded = encoded
+        return Batch(
+            self.engine,
+            self.owner,
+            rows,
+            policy=self.policy,
+            processors=processors,
+            observe=observe,
+            cache_prompt=cache_prompt,
+        )
+
+    def requests(
+        self,
+        prompts: Tokenized,
+        max_new_tokens: Ints = 256,
+        temperature: Floats = 0.0,
+        top_k: Ints = 0,
+        top_p: Floats = 1.0,
+        min_p: Floats = 0.0,
+        seed: Ints | None = None,
+        eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+    ) -> list[Row]:
+        """Return the checked requests of a batch, which has not begun; the arguments are those of
+        `batch`.
+
+        Raises:
+            TypeError, ValueError: as of `generate`.
+        """
         vocab_size = self.vocab_sizes[0]
         if not isinstance(prompts, inputs.Prompts):
             ids, mask = inputs.unwrapped("prompts", prompts)
             prompts = inputs.prompts("prompts", inputs.rows_of("prompts", ids), vocab_size, mask)
         count = len(prompts)
-        inputs.require_batches(self.names, self.engine.parts, count)
         limits = [
             arguments.integer("max_new_tokens", limit)
             for limit in arguments.per_row("max_new_tokens", max_new_tokens, count)
@@ -520,20 +554,14 @@ class Chain:
             own = getattr(self.levels[0], "eos_token_ids", ())
             eos_token_id = [token for token in own if 0 <= token < vocab_size]
         sampling = [Sampling(*own) for own in zip(*values, strict=True)]
-        return Batch(
-            self.engine,
-            self.owner,
-            [list(prompt) for prompt in prompts],
-            max_new_tokens=limits,
-            sampling=sampling,
-            seeds=inputs.seeds(seed, sampling),
-            eos=inputs.eos_sets(eos_token_id, count, vocab_size),
-            policy=self.policy,
-            processors=processors,
-            observe=observe,
-            encoded=encoded,
-            cache_prompt=cache_prompt,
-        )
+        seeds = inputs.seeds(seed, sampling)
+        ends = inputs.eos_sets(eos_token_id, count, vocab_size)
+        rows = []
+        for number, prompt in enumerate(prompts):
+            stats = Stats([LevelStats(name) for name in self.names], len(prompt))
+            parameters = limits[number], sampling[number], seeds[number], ends[number]
+            rows.append(Row(number, list(prompt), *parameters, stats))
+        return rows
 
     def generate(
         self,

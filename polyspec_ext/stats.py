@@ -236,6 +236,12 @@ class StatsRecorder:
         for stats in self._all():
             stats.levels[index].prefill_seconds += seconds
 
+    def read_beside(self, row: Stats, index: int, seconds: float) -> None:
+        """Add the seconds in which a level read the text of one request beside the batch."""
+        self.prefill_seconds += seconds
+        for stats in (row,) if row is self._total else (row, self._total):
+            stats.levels[index].prefill_seconds += seconds
+
     def spent(self, index: int, seconds: float, passes: int) -> None:
         """Add the passes in which a level read what it lagged behind."""
         for stats in self._all():

@@ -472,6 +472,7 @@ class Eagle:
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
             keeps_lengths=True,
+            admits=True,
             continues=True,
             device_lengths=self._head.features.in_one_place,
             id_map=self._head.id_map,
@@ -490,6 +491,25 @@ class Eagle:
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Read nothing: the states come with the next draft."""
+
+    def open(self, capacity: int) -> None: ...
+
+    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
+
+    @torch.inference_mode()
+    def admit(
+        self, sequences: Sequence[None], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        self.revision += 1
+        if fresh:
+            self._head.begin(len(sequences), capacity)
+        else:
+            self._head.features.add_rows(len(sequences))
+
+    def save(self, row: int, begin: int, end: int) -> None:
+        """Save nothing: the states of the verifier are not kept."""
+
+    def restore(self, sequence: None, saved: None) -> None: ...
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:

@@ -93,6 +93,13 @@ class FeatureCache:
                 bucket=1 if self.device.type == "cpu" else _BUCKET,
             )
 
+    def add_rows(self, count: int) -> None:
+        """Append `count` rows without pairs."""
+        self._pairs = RowCounts([*self._on_host(), *[0] * count])
+        more = self._states.new_zeros(count, *self._states.shape[1:])
+        self._states = torch.cat([self._states, more])
+        self.cache.add_rows(count)
+
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
         pairs = self._on_host()
@@ -446,6 +453,7 @@ class LastStateDrafter:
             device_lengths=True,
             reads_apart=True,
             keeps_lengths=True,
+            admits=True,
             continues=True,
             hidden_layers=(LAST,),
             hidden_size=self._heads.hidden_size,
@@ -464,6 +472,18 @@ class LastStateDrafter:
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
+
+    def open(self, capacity: int) -> None: ...
+
+    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
+
+    def admit(
+        self, sequences: Sequence[None], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None: ...
+
+    def save(self, row: int, begin: int, end: int) -> None: ...
+
+    def restore(self, sequence: None, saved: None) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 

@@ -13,6 +13,7 @@ from ..errors import ERROR_BITS, RequestError
 from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel, IdMap
 from ..levels.base import (
+    Admitting,
     BatchedLevel,
     Continuing,
     DeviceLengths,
@@ -73,6 +74,7 @@ class DraftModel:
             can.reads_apart,
             keeps_lengths=can.keeps_lengths,
             continues=can.continues,
+            admits=can.admits,
             id_map=can.id_map,
         )
 
@@ -97,6 +99,23 @@ class DraftModel:
 
     def select(self, rows: Sequence[int]) -> None:
         self._level.select(rows)
+
+    def open(self, capacity: int) -> Any:
+        return cast(Admitting, self._level).open(capacity)
+
+    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> object:
+        return cast(Admitting, self._level).extend(sequence, tokens, ())
+
+    def admit(
+        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        cast(Admitting, self._level).admit(sequences, lengths, capacity, fresh)
+
+    def save(self, row: int, begin: int, end: int) -> Any:
+        return cast(Admitting, self._level).save(row, begin, end)
+
+    def restore(self, sequence: Any, saved: Any) -> None:
+        cast(Admitting, self._level).restore(sequence, saved)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
         return cast(DeviceLengths, self._level).reserve_span(tokens)

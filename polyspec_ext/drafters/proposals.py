@@ -57,7 +57,10 @@ class ProposalDrafter:
     @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
-            batches=hasattr(self.drafter, "fork"), trees=self._trees, reads_apart=True
+            batches=hasattr(self.drafter, "fork"),
+            trees=self._trees,
+            reads_apart=True,
+            admits=True,
         )
 
     @property
@@ -77,9 +80,14 @@ class ProposalDrafter:
         rows: list[list[int]] = prompts.tokens.tolist()
         if prompts.counts is not None:
             rows = [row[:n] for row, n in zip(rows, prompts.counts, strict=True)]
-        self._contexts = [Context(row, level=self._level) for row in rows]
-        self._drafters = [self.drafter]
-        for _ in rows[1:]:
+        self._drafters, self._contexts = [], []
+        self._begin(rows)
+
+    def _begin(self, texts: Sequence[list[int]]) -> None:
+        self._contexts += [Context(text, level=self._level) for text in texts]
+        if not self._drafters:
+            self._drafters = [self.drafter]
+        for _ in self._contexts[len(self._drafters) :]:
             fork = self.drafter.fork()  # type: ignore[attr-defined]
             if not isinstance(fork, Drafter):
                 raise TypeError(
@@ -97,6 +105,24 @@ class ProposalDrafter:
             del context.tokens[length:]
             context.valid = min(context.valid, length)
         return lengths
+
+    def open(self, capacity: int) -> list[int]:
+        return []
+
+    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: tuple[int, ...]) -> None:
+        sequence += tokens[0].tolist()
+
+    def admit(
+        self, sequences: Sequence[list[int]], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        if fresh:
+            self._drafters, self._contexts = [], []
+        self._begin(sequences)
+
+    def save(self, row: int, begin: int, end: int) -> None:
+        """Save nothing: reading costs no more."""
+
+    def restore(self, sequence: list[int], saved: None) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None:
         self._contexts = [self._contexts[row] for row in rows]

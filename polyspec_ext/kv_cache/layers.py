@@ -6,7 +6,6 @@ a cache is freed the moment it is dropped.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from typing import Any
 
@@ -75,6 +74,30 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             keys[:, :, : old_keys.shape[2]] = old_keys
             values[:, :, : old_values.shape[2]] = old_values
             self._hold(keys, values)
+
+    def add_rows(self, count: int) -> None:
+        """Append empty rows, in the memory of rows that left or in more."""
+        if not self.is_initialized:
+            return
+        batch, (keys, values) = self.keys.shape[0], self._all
+        if keys.shape[0] < batch + count:
+            size = max(batch + count, 2 * batch)
+            keys, values = (x.new_zeros(size, *x.shape[1:]) for x in self._all)
+            keys[:batch], values[:batch] = self.keys, self.values
+            self._hold(keys, values)
+        self.keys, self.values = keys[: batch + count], values[: batch + count]
+        self.rows.moves += 1
+        # A NaN in a hidden slot would spread.
+        self.keys[batch:].zero_()
+        self.values[batch:].zero_()
+
+    def put(self, keys: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+        """Write keys and values ``[H, N, D]`` to the slots of the only row from `begin` on."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys[None], values[None])
+        self.grow()
+        self.keys[0, :, begin : begin + keys.shape[1]] = keys
+        self.values[0, :, begin : begin + values.shape[1]] = values
 
     def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
         """Copy the rows of `other` to the rows `rows` (int64 indices)."""
@@ -180,18 +203,12 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
         self.rows.moves += 1
 
-    def clear(self, rows: torch.Tensor) -> None:
-        """Fill the rows `rows` (int64 indices) with zeros, as at the beginning of a batch."""
-        if self.is_initialized:
-            for states in (self.keys, self.values):
-                states.index_fill_(0, rows.to(states.device), 0)
-
     def select(self, indices: torch.Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
         if not self.is_initialized:
             return
         kept = indices.tolist() if self.on_cpu else []
-        if kept and all(a < b for a, b in itertools.pairwise(kept)):
+        if kept and all(row >= place for place, row in enumerate(kept)):
             # Rows move up in the memory they are in, which the next batch finds again.
             for place, row in enumerate(kept):
                 if place != row:

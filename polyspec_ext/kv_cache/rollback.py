@@ -517,23 +517,36 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.reset()
         return True
 
-    def admit(self, slots: Sequence[int]) -> None:
-        """Empty the rows `slots`; the others stay as they are.
-
-        Raises:
-            TypeError, ValueError: no rows of this batch, or one of them twice.
-        """
-        given = list(arguments.row_integers("slots", slots))
-        if len(set(given)) < len(given) or not all(0 <= row < self.rows.batch for row in given):
-            raise ValueError(
-                f"slots: expected different rows of {self.rows.batch}, given {list(slots)}"
-            )
-        self.rows.clear(given)
-        index = torch.tensor(given, dtype=torch.int64)
+    def add_rows(self, count: int) -> range:
+        """Append `count` empty rows; returns their numbers. The others stay as they are, and where
+        there is memory for more rows no bytes move."""
+        batch = self.rows.batch
+        added = range(batch, batch + count)
+        self.rows.select(torch.tensor([*range(batch), *[0] * count], dtype=torch.int64))
+        self.rows.clear(added)
         for layer in self.layers:
-            layer.clear(index)
-        for row in given:
-            self._longest[row] = 0
+            layer.add_rows(count)
+        self._longest += [0] * count
+        return added
+
+    def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
+        each, by layer."""
+        return [
+            (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
+            for layer in self.layers
+        ]
+
+    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Append keys and values of `save` to a cache of one row, whose length the host knows."""
+        rows = self.rows
+        assert rows.host is not None, "the length is on the device"
+        begin = rows.host[0]
+        end = begin + saved[0][0].shape[1]
+        rows.capacity = max(rows.capacity, round_up(end, rows.step))
+        for layer, (keys, values) in zip(self.layers, saved, strict=True):
+            layer.put(keys, values, begin)
+        rows.place(RowCounts([end]))
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
         """Replace row ``rows[b]`` by row b of `other`, a cache of the same model.

@@ -167,7 +167,7 @@ class LevelCapabilities:
         trees: it can read a block whose tokens have parents.
         keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
-        admits: prompts can join the batch at hand: it has the method of `Admitting`.
+        admits: rows can join the batch at hand: it has the methods of `Admitting`.
         continues: the batch at hand can go on with other prompts, behind what both have in common
             (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
             the text alone, up to rounding, and not on the passes that have read it.
@@ -339,16 +339,38 @@ class BatchedLevel(Protocol):
 
 
 class Admitting(Protocol):
-    """The method of a level to whose batch prompts can join (`LevelCapabilities.admits`)."""
+    """The methods of a level or drafter whose batch rows can join (`LevelCapabilities.admits`). The
+    text of a row is read beside the batch first, into a *sequence*: whatever the level keeps of one
+    row. A level that keeps nothing of its own has sequences that are None."""
 
-    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
-        """Have the rows ``slots[i]`` of the batch at hand forget everything and read row i of
-        `prompts`; no other row changes. `prefill` is the case where all slots are new. Returns
-        hidden states ``[len(slots), T, H]`` where `prompts` asks for them.
+    def open(self, capacity: int) -> Any:
+        """Return an empty sequence, for about `capacity` tokens."""
+        ...
+
+    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
+        """Append tokens ``[1, T]`` to a sequence. Returns hidden states where `layers` asks for
+        them."""
+        ...
+
+    def admit(
+        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        """Append sequences to the batch, as its last rows.
 
         Args:
-            slots: different rows of the batch, one for each prompt.
+            lengths: tokens of each.
+            capacity: the longest row that the batch will have.
+            fresh: forget all rows of the batch first.
         """
+        ...
+
+    def save(self, row: int, begin: int, end: int) -> Any:
+        """Return a copy of what is kept of the tokens [begin, end) of a row of the batch; None:
+        nothing that is worth a copy."""
+        ...
+
+    def restore(self, sequence: Any, saved: Any) -> None:
+        """Append a copy of `save` to a sequence, behind the tokens in front of it."""
         ...
 
 
@@ -520,8 +542,23 @@ class CheckedLevel(_Wrapper):
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         return self._states(self.level.prefill(prompts), prompts)
 
-    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
-        return self._states(self.level.admit(slots, prompts), prompts)
+    def open(self, capacity: int) -> Any:
+        return self.level.open(capacity)
+
+    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
+        asked = PromptBatch(tokens, hidden_layers=layers)
+        return self._states(self.level.extend(sequence, tokens, layers), asked)
+
+    def admit(
+        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        returned.call(self.name, self.level, "admit", sequences, lengths, capacity, fresh)
+
+    def save(self, row: int, begin: int, end: int) -> Any:
+        return self.level.save(row, begin, end)
+
+    def restore(self, sequence: Any, saved: Any) -> None:
+        returned.call(self.name, self.level, "restore", sequence, saved)
 
     def _states(self, hidden: Hidden | None, asked: PromptBatch | InputBlock) -> Hidden | None:
         if asked.hidden_layers:

@@ -103,7 +103,7 @@ class HuggingFaceLevel(ModelLevel):
         ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
             C7), weights on the meta device, logits of a type or on a device that the operators do
             not read, or a few short passes (`levels.models`) show that the model's logits behind a
-            cache are not those of one pass over the text. Also of `prefill` and `admit`, where the
+            cache are not those of one pass over the text. Also of `prefill` and `extend`, where the
             model changed since (`levels.models`). The message names the level and the reason.
     """
 
@@ -282,7 +282,7 @@ class HuggingFaceLevel(ModelLevel):
             trees=self.no_trees is None,
             keeps_lengths=True,
             checked=True,
-            admits=batches and self._member is None and bool(cache.takes_rows),
+            admits=batches and bool(cache.takes_rows),
             continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
             sharded=is_sharded(self.model),
             hidden_size=self.hidden_size,
@@ -340,41 +340,65 @@ class HuggingFaceLevel(ModelLevel):
             hidden = self._read_prompts(tokens[:, :longest], counts, layers)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
-    @torch.inference_mode()
-    def admit(self, slots: Sequence[int], prompts: PromptBatch) -> Hidden | None:
-        """Have prompts join the batch (`Admitting.admit`).
+    # ---- rows that join the batch (`Admitting`) ---------------------------------------
 
-        Raises:
-            TypeError, ValueError: its capabilities are without `admits`, or these are no slots of
-                the batch; names the level.
-        """
-        if not self.capabilities.admits:
-            raise ValueError(
-                f"{self.name}: expected a level with batches and a cache of its own that keeps "
-                "every token in one run of slots per row, given another to admit rows to"
-            )
-        self._calls[0] += 1
+    def open(self, capacity: int) -> Any:
+        self._require_admitting()
+        return self._make(1, capacity) if self._owns_cache else None
+
+    @torch.inference_mode()
+    def extend(
+        self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...] = ()
+    ) -> Hidden | None:
+        if sequence is None:  # the owner of the cache has read them
+            return None
         self._unchanged.require()
-        tokens, counts, capacity, layers = prompts[:4]
         if layers:
             self._states.require(layers, self.name)
-        if len(slots) != tokens.shape[0]:
-            raise ValueError(
-                f"{self.name}: slots: expected {tokens.shape[0]}, one for each prompt, given "
-                f"{list(slots)}"
-            )
         whole = self._cache
-        whole.admit(slots)
-        # As a batch apart would: no other row has a share in its passes.
-        self.adopt(self._make(len(slots), max(capacity, tokens.shape[1])))
+        # As a batch apart would: no other row has a part in its passes.
+        self.adopt(sequence)
         try:
-            hidden = self._read_prompts(tokens, counts, layers)
-            apart = self._cache
+            hidden = self.append(tokens, None, layers)
         finally:
             self.adopt(whole)
-        if tokens.shape[1]:
-            whole.take(apart, slots)
-        return self.padded_states(hidden, layers, tokens) if layers else None
+        return hidden if layers else None
+
+    @torch.inference_mode()
+    def admit(
+        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        self._require_admitting()
+        self._calls[0] += 1
+        self._weights = None if fresh else self._weights
+        if self._owns_cache:
+            if fresh:
+                self.adopt(self.fresh(len(sequences), capacity))
+            rows = range(len(sequences)) if fresh else self._cache.add_rows(len(sequences))
+            for row, sequence in zip(rows, sequences, strict=True):
+                if sequence.rows.bound:
+                    self._cache.take(sequence, [row])
+        if self._member is not None:
+            self._member.admit(lengths, fresh)
+
+    @torch.inference_mode()
+    def save(self, row: int, begin: int, end: int) -> Any:
+        return self._cache.save(row, begin, end) if self._owns_cache else None
+
+    @torch.inference_mode()
+    def restore(self, sequence: Any, saved: Any) -> None:
+        sequence.restore(saved)
+
+    @property
+    def _owns_cache(self) -> bool:
+        return self._member is None or self._member.rank == 0
+
+    def _require_admitting(self) -> None:
+        if not self.capabilities.admits:
+            raise ValueError(
+                f"{self.name}: expected a level with batches and a cache that keeps every token in "
+                "one run of slots per row, given another to admit rows to"
+            )
 
     def _read_prompts(
         self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]

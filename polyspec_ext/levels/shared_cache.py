@@ -242,6 +242,20 @@ class Member:
             shared.record = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
+    def admit(self, lengths: Sequence[int], fresh: bool) -> None:
+        """Count rows that have joined the cache, the owner's call first."""
+        shared, count = self.shared, len(lengths)
+        if self.rank == 0:
+            cache = self.level.cache
+            if fresh:
+                shared.forget(0)
+            for member in shared.members:
+                member.level.adopt(cache)
+                member.lengths = [*member.lengths, *[0] * count]
+            shared.record = None
+        self.lengths = [*self.lengths[: len(self.lengths) - count], *lengths]
+        self.ready, self.moves = True, len(shared.selected)
+
     def _go_on(
         self, tokens: torch.Tensor, counts: list[int], layers: tuple[int, ...]
     ) -> Hidden | None:

@@ -13,21 +13,18 @@ class RoundRecorder(StatsRecorder):
 
     Args:
         total: of the batch.
-        rows: of each request; of a single one it is the total.
         timed: the steps' seconds are told; else they are 0, as not measured.
     """
 
-    def __init__(self, total: Stats, rows: Sequence[Stats], timed: bool = True) -> None:
+    def __init__(self, total: Stats, timed: bool = True) -> None:
         super().__init__(total)
         self._timed = timed
-        self._number = {id(stats): number for number, stats in enumerate(rows)}
         self._levels = len(total.levels)
-        self._steps: list[list[StepReport]] = [[] for _ in rows]
+        self._steps: dict[int, list[StepReport]] = {}
 
-    def take(self, request: int) -> Sequence[StepReport]:
-        """Take the steps of a row since the last call."""
-        steps, self._steps[request] = self._steps[request], []
-        return steps
+    def take(self, row: Stats) -> Sequence[StepReport]:
+        """Take the steps of a row, by its statistics, since the last call."""
+        return self._steps.pop(id(row), [])
 
     def drafted(
         self,
@@ -64,4 +61,4 @@ class RoundRecorder(StatsRecorder):
         for place, at in enumerate(took):
             tokens, accepted, _ = found[at]
             step = StepReport(level, tokens, accepted, width, len(took), seconds, place > 0)
-            self._steps[self._number[id(self._rows[at])]].append(step)
+            self._steps.setdefault(id(self._rows[at]), []).append(step)

@@ -10,18 +10,19 @@ import operator
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from .. import arguments
-from ..levels.base import EncodedInput
 from ..policies.base import RoundReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
-from ..sampling import LogitsProcessors, Sampling
+from ..sampling import LogitsProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
+from .prefill import Reading
 from .rows import Row
 
 _ENDED = operator.attrgetter("ended")
@@ -149,26 +150,24 @@ class CacheOwner:
 
 
 class Batch:
-    """B requests of a chain. The chain's caches belong to its latest batch.
+    """Requests of a chain. The chain's caches belong to its latest batch.
 
     Args:
         engine: of the chain.
         owner: says which batch the caches belong to.
-        prompts: token ids, at least one each; the lists grow by what is generated.
-        max_new_tokens: upper bounds of new tokens, >= 0.
-        sampling: parameters, the same on every level of a row's chain.
-        seeds: key the draws; in [0, 2**64).
-        eos: ids that end each text.
+        rows: requests that begin together; others may `join`.
         policy: chooses the windows before each round of the target. None: they stay.
         processors: change logits before they become a distribution, on every level alike
-            (contract C1).
-        encoded: what the encoder of an encoder-decoder target reads, of one request.
+            (contract C1). Falsy while they change those of no request.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
         cache_prompt: whether to reuse the caches of the batch before (`Engine.reuse_prefix`).
+        isolates: an error in a round ends the request at fault alone (`Row.error`); else it is
+            raised, and ends the batch.
+        traces: note which level proposed each token (`Row.origins`).
 
     Attributes:
-        rows: one per request, in the order given.
+        rows: in the order given, those that joined behind them.
         stats: the whole batch: counts added up, times and forward passes counted once.
     """
 
@@ -176,61 +175,99 @@ class Batch:
         self,
         engine: Engine,
         owner: CacheOwner,
-        prompts: Sequence[list[int]],
+        rows: Sequence[Row],
         *,
-        max_new_tokens: Sequence[int],
-        sampling: Sequence[Sampling],
-        seeds: Sequence[int],
-        eos: Sequence[frozenset[int]],
         policy: WindowPolicy | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
-        encoded: EncodedInput | None = None,
         cache_prompt: bool = False,
+        isolates: bool = False,
+        traces: bool = False,
     ) -> None:
-        self._engine, self._owner = engine, owner
+        self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
-        names = engine.config.names
-        self.stats = Stats([LevelStats(name) for name in names])
-        single = len(prompts) == 1
-        self.rows: list[Row] = []
-        for number, prompt in enumerate(prompts):
-            stats = self.stats if single else Stats([LevelStats(name) for name in names])
-            stats.num_prompt_tokens = len(prompt)
-            self.rows.append(
-                Row(
-                    number,
-                    prompt,
-                    max_new_tokens[number],
-                    sampling[number],
-                    seeds[number],
-                    eos[number],
-                    stats,
-                    encoded,
-                )
-            )
-        if not single:
-            self.stats.num_prompt_tokens = sum(map(len, prompts))
-            self.stats.num_requests = len(prompts)
+        self._isolates = isolates
+        if len(rows) == 1 and not isolates:
+            self.stats = rows[0].stats
+        else:
+            self.stats = Stats([LevelStats(name) for name in engine.config.names])
+            self.stats.num_requests = 0
+            self._count(rows)
         self._recorder = StatsRecorder(self.stats)
         if self._policy is not None:
             # Processes that share a level must choose the same windows.
             timed = not any(part.capabilities.sharded for part in engine.parts)
-            self._recorder = RoundRecorder(self.stats, [row.stats for row in self.rows], timed)
-        self._before = [len(row.tokens) for row in self.rows]
+            self._recorder = RoundRecorder(self.stats, timed)
         with owner.work():
             owner.begin(self)
             reused = engine.reuse_prefix(self.rows) if cache_prompt else {}
             if not reused:
                 owner.forget()
+            engine.recovers, engine.traces = isolates, traces
             engine.begin(self.rows, self._recorder, processors, observe, reused)
-        if not single:
+        if len(rows) > 1:
             self.stats.num_cached_tokens = sum(row.stats.num_cached_tokens for row in self.rows)
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        self.stats.num_requests += len(rows)
+        for row in rows:
+            self.stats.num_prompt_tokens += row.stats.num_prompt_tokens
 
     @property
     def seeds(self) -> list[int]:
         """Return the seed of each row."""
         return [row.seed for row in self.rows]
+
+    @property
+    def admits(self) -> bool:
+        """Return whether texts can be read beside the batch (`Caches.admits`)."""
+        return self._engine.caches.admits
+
+    # ---- requests that join and leave ------------------------------------------------------------
+
+    def open(self, row: Row, saved: Mapping[int, Sequence[Any]], tokens: int) -> Reading:
+        """Return the reading of the text of a request that will `join`.
+
+        Args:
+            saved: copies of `save` by level, each of so many `tokens`, from the first token on.
+        """
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            reading = self._engine.caches.open(row, saved, tokens)
+        row.stats.num_cached_tokens = reading.lengths[1]
+        self.stats.num_cached_tokens += reading.lengths[1]
+        return reading
+
+    def read(self, reading: Reading, most: int) -> None:
+        """Have every level read at most so many tokens of a text (`Caches.extend`)."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.caches.extend(reading, most, self._recorder)
+
+    def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
+        """Have requests join the batch, with the readings of their texts, or without: then all
+        texts are read anew (`Engine.join`)."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.join(rows, readings)
+        self.rows += rows
+        self._count(rows)
+
+    def leave(self, row: Row) -> None:
+        """Remove a row that has ended from `rows`."""
+        self.rows.remove(row)
+        if isinstance(self._recorder, RoundRecorder):
+            self._recorder.take(row.stats)
+
+    def save(self, row: Row, level: int, begin: int, end: int) -> Any:
+        """Return a copy of what a level keeps of tokens of a row (`Admitting.save`)."""
+        return self._engine.caches.save(level, row.slot, begin, end)
+
+    def cached(self, row: Row) -> list[int]:
+        """Return how many tokens of a row each level has in its cache."""
+        return self._engine.cached(row)
+
+    # ---- rounds ----------------------------------------------------------------------------------
 
     def advance(self) -> Committed:
         """Run one round of the target; return the tokens that it commits, by the number of their
@@ -259,7 +296,7 @@ class Batch:
             if not all(map(_ENDED, self.rows)):
                 if self._policy is not None:
                     self._choose_windows(self._policy)
-                committed = self._engine.round()
+                committed = self._round_apart() if self._isolates else self._engine.round()
             seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
             recorder.decoded(seconds)
         except BaseException:
@@ -267,9 +304,40 @@ class Batch:
             raise
         return committed
 
+    def _round_apart(self) -> Committed:
+        """Run a round; if it fails, run it once more row by row, so that the request at fault ends
+        alone. Draws are keyed, so that the others have the tokens that they would have had."""
+        engine = self._engine
+        try:
+            return engine.round()
+        except Exception as error:
+            failure = error
+        rows = [row for row in engine.slots if row.active]
+        engine.begin_again()
+        if len(rows) == 1:
+            self._fail(rows[0], failure)
+            return []
+        committed: Committed = []
+        for row in rows:
+            engine.pause([other for other in rows if other is not row])
+            try:
+                committed += engine.round()
+            except Exception as error:
+                self._fail(row, error)
+                engine.begin_again()
+        engine.pause([])
+        return committed
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        row.error = error
+        self.end(row)
+
     def stop(self, number: int) -> None:
         """End row `number`, whatever is pending for it."""
-        row = self.rows[number]
+        self.end(self.rows[number])
+
+    def end(self, row: Row) -> None:
+        """End a row, whatever is pending for it."""
         if not row.ended:
             row.ended = True
             self._engine.end(row)
@@ -278,11 +346,10 @@ class Batch:
         assert isinstance(self._recorder, RoundRecorder)
         rows = [row for row in self._engine.slots if not row.ended]
         for row in rows:
-            now = self._engine.windows(row.slot)
-            before, self._before[row.number] = self._before[row.number], len(row.tokens)
-            steps = self._recorder.take(row.number)
-            new = len(row.tokens) - before
-            report = RoundReport(row.number, now, row.tokens, new, steps, len(rows))
+            now = self._engine.windows(row)
+            new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
+            steps = self._recorder.take(row.stats)
+            report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
             name = f"policy ({type(policy).__name__})"
             windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
-            self._engine.set_windows(row.slot, windows)
+            self._engine.set_windows(row, windows)

@@ -8,7 +8,7 @@ result of each step before the next; or the steps are queued, and it reads once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -22,10 +22,12 @@ from ..stats import StatsRecorder
 from ..tensors import RowCounts
 from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
+from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches
+from .prefill import REVISION, Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
+from .trace import origins
 from .trees import tree_pass
 
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -47,7 +49,10 @@ class Engine:
 
     Attributes:
         parts: levels and drafter, target first.
+        caches: of the levels.
         slots: the requests in the caches.
+        recovers: note before each round what `begin_again` needs.
+        traces: note the origins of committed tokens (`Row.origins`).
 
     Raises:
         ValueError: levels and drafter do not fit (`requirements.check`); or `sync_each_step` is
@@ -83,7 +88,8 @@ class Engine:
         wanted = config.device.type == "cpu" if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
         self._planner = RoundPlanner(config, self.parts, bool(self._layers), can.tree_size)
-        self._caches = Caches(config, self.parts, self._layers)
+        self.caches = Caches(config, self.parts, self._layers)
+        self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
@@ -99,9 +105,9 @@ class Engine:
         Returns:
             Cached lengths by level; empty: nothing can be reused.
         """
-        if self._caches.settled is None:
+        if self.caches.settled is None:
             return {}
-        return self._caches.reuse_prefix(self.slots, self._rows, rows)
+        return self.caches.reuse_prefix(self.slots, self._rows, rows)
 
     def begin(
         self,
@@ -112,28 +118,88 @@ class Engine:
         reused: Mapping[int, list[int]],
     ) -> None:
         """Begin a batch with the cached lengths that `reuse_prefix` has returned for it."""
-        self._caches.begin(reused)
+        self.caches.begin(reused)
         self._at_work = None
         for row, length in zip(slots, reused.get(1, ()), strict=False):
             row.stats.num_cached_tokens = length
         self._recorder, self._processors, self._observe = recorder, processors, observe
-        self._on_host = self._sync_each_step or processors is not None
         self._rows = Rows(StateRows(self._count, len(slots)))
-        for slot in range(len(slots)):
-            self._rows.state.set_windows(slot, (*self.config.windows, *self.config.rounds))
+        for row in slots:
+            self._begin_windows(row)
         self._follow(slots)
 
     def _follow(self, slots: Sequence[Row]) -> None:
         self.slots, self._rounds = list(slots), 0
         self._recorder.follow([row.stats for row in slots])
 
-    def windows(self, slot: int) -> Sequence[int]:
-        """Return the windows of one row."""
-        return self._rows.state.windows[slot][: self._count - 1]
+    @torch.inference_mode()
+    def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
+        """Have requests join the batch, behind its rows.
 
-    def set_windows(self, slot: int, windows: Sequence[int]) -> None:
+        Args:
+            readings: of their texts, which every level has read beside the batch but for the last
+                token; empty: all levels read all texts anew.
+        """
+        self._drop_complete()
+        before = [row for row in self.slots if not row.ended]
+        slots = [*self.slots, *new] if before else list(new)
+        if before:
+            self._rows = self._rows.select(range(len(self.slots)), len(new))
+        else:
+            self._rows = Rows(StateRows(self._count, len(new)))
+            self.caches.begin({})
+        for slot, row in enumerate(new, len(slots) - len(new)):
+            row.slot = slot
+            self._begin_windows(row)
+        if readings and (not before or self.caches.begun):
+            self.caches.join(readings, slots, self._rows)
+        else:
+            self._begin_caches()
+        self._follow(slots)
+
+    def _begin_windows(self, row: Row) -> None:
+        sizes, rounds = self.config.windows, self.config.rounds
+        self._rows.state.set_windows(row.slot, (*sizes, *rounds))
+        if row.window_bound is not None:
+            self.set_windows(row, sizes)
+
+    def _begin_caches(self) -> None:
+        self.caches.begin({})
+        self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
+
+    @torch.inference_mode()
+    def begin_again(self) -> None:
+        """Return to the beginning of a round that has failed (`recovers`), so that it may be run
+        again, with the same draws. All levels read the texts anew."""
+        slots, counts = self._before  # rows may have left since
+        places = {id(row): place for place, row in enumerate(slots)}
+        self._rows = self._rows.select(range(len(self.slots)))
+        self._rows.state.begin_again(counts[[places[id(row)] for row in self.slots]])
+        self._begin_caches()
+        self._rounds, self._at_work = 0, None
+
+    @torch.inference_mode()
+    def pause(self, paused: Collection[Row]) -> None:
+        """Have these rows, and no others, take no part in the rounds to come."""
+        for row in self.slots:
+            row.paused = any(row is other for other in paused)
+        self._rows = self._rows.select(range(len(self.slots)))
+        self._rounds = 0
+
+    def windows(self, row: Row) -> Sequence[int]:
+        """Return the windows of one row."""
+        return self._rows.state.windows[row.slot][: self._count - 1]
+
+    def cached(self, row: Row) -> list[int]:
+        """Return how many tokens of a row each level has in its cache."""
+        state = self._rows.state
+        return [state.cached(number)[row.slot] for number in range(1, len(self.parts) + 1)]
+
+    def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of one row from the next round on; bounded rounds follow them."""
-        sizes, rounds = tuple(windows), self.config.rounds
+        sizes, rounds, slot = tuple(windows), self.config.rounds, row.slot
+        if row.window_bound is not None:
+            sizes = tuple(min(size, row.window_bound) for size in sizes)
         if sizes != self.config.windows:
             fitting = [*default_rounds(sizes), 0]
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
@@ -152,8 +218,10 @@ class Engine:
 
     def round(self) -> Committed:
         """Run one round of the target; return the tokens that it commits, by request."""
-        self._caches.settled = None
+        self.caches.settled = None
         try:
+            if self.recovers:
+                self._before = self.slots, self._rows.state.round_counts
             if not self._rounds:
                 self._prepare_rounds()
             self._rounds -= 1
@@ -165,17 +233,17 @@ class Engine:
                 at = range(len(self.slots)) if host is None else host.group
                 name_place(error, self.config.names, level - 1, [self.slots[slot] for slot in at])
             raise
-        self._caches.settled = list(map(REVISION, self._caches.continuing))
+        self.caches.settled = list(map(REVISION, self.caches.continuing))
         return committed
 
     def _prepare_rounds(self) -> None:
         """Plan the next rounds, prefill caches, and grow caches and rows for them."""
         self._drop_complete()
-        active = [row for row in self.slots if not row.ended]
+        active = [row for row in self.slots if row.active]
         planner, rows = self._planner, self._rows
         plan = planner.plan(rows.state, active)
         nodes = planner.tree_size(plan).nodes
-        self._caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
+        self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
         on_host = self._on_host or plan.steps is None
         # For this round alone, after which it is asked again.
         forced = not on_host and not planner.can_queue(plan, rows, active)
@@ -184,17 +252,23 @@ class Engine:
         self._plan, self._rows, self._clock = plan, rows, Clock.of(rows.state.device)
         self._rounds = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
+    @property
+    def _on_host(self) -> bool:
+        return self._sync_each_step or bool(self._processors)
+
     def _drop_complete(self) -> None:
-        """Drop complete rows from the caches once they are a quarter of them: the others are copied
-        then. Captured steps keep them, so that the graphs of the batch serve to its end."""
-        slots = self.slots
-        staying = [row for row in slots if not row.ended]
-        if len(staying) == len(slots) or not staying or len(staying) * 4 > len(slots) * 3:
+        """Drop complete rows from the caches, where the last rows take their slots. Captured steps
+        keep them, so that the graphs of the batch serve to its end."""
+        staying = [row for row in self.slots if not row.ended]
+        if len(staying) == len(self.slots) or not staying:
             return
         if self.graphs is not None and not self._on_host:
             return
+        count = len(staying)
+        last = [row for row in staying if row.slot >= count]
+        staying = [row if not row.ended else last.pop() for row in self.slots[:count]]
         keep = [row.slot for row in staying]
-        self._caches.select(keep, staying)
+        self.caches.select(keep, staying)
         self._rows = self._rows.select(keep)
         for slot, row in enumerate(staying):
             row.slot = slot
@@ -216,7 +290,7 @@ class Engine:
         while level != 1:
             step = state.next(rows.hidden.begin if self._layers else None)
             if step is None:
-                raise self._stuck(next(row for row in self.slots if not row.ended))
+                raise self._stuck(next(row for row in self.slots if row.active))
             level = step.level
             if isinstance(step, PlannedStep):
                 outputs = self._queue.run(step, rows, partial(self._run_queued, step))
@@ -231,6 +305,10 @@ class Engine:
             record = Record(state.log, emitted[0].tolist(), emitted[1].tolist())
         else:  # here the host waits for the round
             record = state.read(*emitted)
+        if self.traces:
+            numbers = [step.level for step in steps]
+            for slot, row in enumerate(self.slots):
+                row.origins += origins(len(self.parts), numbers, record.entries, slot)
         drafts, entries = iter(self._drafts), record.entries[0]
         times = map(elapsed, ticks[1:], ticks)
         for step, entries, spent in zip(steps, record.entries, times, strict=False):
@@ -275,7 +353,7 @@ class Engine:
                 rows.requests,
                 rows=pending.tables.get(level - 1),
                 eos=rows.eos,
-                processors=self._processors,
+                processors=self._processors or None,
                 text=rows.text,
                 hidden=rows.hidden.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
@@ -356,7 +434,7 @@ class Engine:
         logits, hidden, skipped = level.forward(block)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
             logits = logits[..., : config.vocab_sizes[number - 1]]
-        if self._processors is not None:
+        if self._processors:
             logits = rows.process(self._processors, logits, step, tree)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
@@ -441,7 +519,7 @@ class Engine:
         committed = []
         for slot, (row, entry) in enumerate(zip(self.slots, entries, strict=True)):
             asked, _, _, emitted, ended, _, _ = entry
-            if emitted == 0 and not row.ended and (asked >= 0 or not self._rows.on_host):
+            if emitted == 0 and row.active and (asked >= 0 or not self._rows.on_host):
                 raise self._stuck(row)
             if asked < 0:
                 continue

@@ -142,10 +142,14 @@ class HiddenWindow:
         if not self.width and not self.counts.any():
             self._layers = {}  # those of a prompt may be large
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
-        self.begin, self.counts = self.begin[list(rows)], self.counts[list(rows)]
-        self._layers = {layer: states[list(rows)] for layer, states in self._layers.items()}
+    def select(self, rows: Sequence[int], new: int = 0) -> None:
+        """Keep these rows, in that order, and append `new` ones without states."""
+
+        def selected(x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x[list(rows)], x.new_zeros(new, *x.shape[1:])])
+
+        self.begin, self.counts = selected(self.begin), selected(self.counts)
+        self._layers = {layer: selected(states) for layer, states in self._layers.items()}
 
     def fits(self, rows: Sequence[int], width: int) -> bool:
         """Return whether all of `rows` have states, and no row more than `width`."""

@@ -1,4 +1,5 @@
-"""The committed tokens in the caches of a chain: prefilling, catching up, and reusing a prefix.
+"""The committed tokens in the caches of a chain: prefilling, catching up, and reusing a prefix;
+prompts that are read beside a batch, and join it.
 
 A level reads all committed tokens but the last, whose logits are wanted. Levels on several devices
 read at the same time, and so do those of one CUDA device, as far as it has room: each level below
@@ -11,19 +12,21 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import cast
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
 from ..errors import named
-from ..levels.base import Continuing, Hidden, PromptBatch
+from ..levels.base import Admitting, Continuing, Hidden, PromptBatch
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, padded
 from .graphs import SideStreams
-from .plan import RoundPlan
+from .plan import RoundPlan, round_plan
 from .requirements import ChainConfig, Member
-from .rows import Row, Rows
+from .rows import Row, Rows, StateRows
 
+_AHEAD = 512  # new tokens that a row which joins is given room for at once
 REVISION = operator.attrgetter("revision")
 
 
@@ -82,6 +85,28 @@ def prefill(
     return states
 
 
+@dataclass(slots=True)
+class Reading:
+    """A text that is read beside a batch, which its request will join.
+
+    Attributes:
+        row: the request.
+        sequences: of each level, by number (`levels.base.Admitting`).
+        lengths: tokens that each level has read of the text but for its last token.
+        hidden: the target's states of these tokens, by pass, where the drafter reads them.
+    """
+
+    row: Row
+    sequences: dict[int, Any]
+    lengths: dict[int, int]
+    hidden: list[Hidden] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Return how many tokens some level has yet to read."""
+        return self.row.committed - 1 - min(self.lengths.values())
+
+
 class Caches:
     """The caches of a chain's levels and drafter (`parts`, target first).
 
@@ -106,6 +131,100 @@ class Caches:
         """Begin a batch with these cached lengths by level (`reuse_prefix`)."""
         self.settled, self._reused = None, dict(reused)
         self._begun = [False] * self._count
+
+    # ---- rows that join a batch ------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Return whether every level has read the texts of the batch."""
+        return all(self._begun[: len(self._parts)])
+
+    @property
+    def admits(self) -> bool:
+        """Return whether texts can be read beside the batch: every level and the drafter can have
+        rows join."""
+        return all(part.capabilities.admits for part in self._parts)
+
+    def open(self, row: Row, saved: Mapping[int, Sequence[Any]], tokens: int) -> Reading:
+        """Return the reading of a request's text.
+
+        Args:
+            saved: copies of `save` by level, each of so many `tokens`, from the first token on. Not
+                used where the drafter reads the target's hidden states, of which there is no copy.
+        """
+        parts = [cast(Admitting, part) for part in self._parts]
+        sequences = {number: part.open(row.committed) for number, part in enumerate(parts, 1)}
+        reading = Reading(row, sequences, dict.fromkeys(sequences, 0))
+        if self._layers:
+            return reading
+        for number, part in enumerate(parts, 1):
+            # A level without sequences of its own has read what the target has.
+            own = 1 if sequences[number] is None else number
+            for copy in saved.get(own, ()):
+                if own == number:
+                    part.restore(sequences[number], copy)
+                reading.lengths[number] += tokens
+        return reading
+
+    def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
+        """Have every level read the text as far as `most` tokens behind the level that has read the
+        least."""
+        row, lengths = reading.row, reading.lengths
+        end = min(min(lengths.values()) + most, row.committed - 1)
+        for number, begin in lengths.items():
+            if begin >= end:
+                continue
+            part, began = self._parts[number - 1], time.perf_counter()
+            layers = self._layers if number == 1 else ()
+            with named(self._config.names, number - 1, [row]):
+                tokens = torch.tensor([row.tokens[begin:end]]).to(part.device)
+                tokens = self._config.id_maps[number - 1].to_below(tokens)
+                sequence = reading.sequences[number]
+                hidden = cast(Admitting, part).extend(sequence, tokens, layers)
+            lengths[number] = end
+            if layers and hidden is not None:
+                reading.hidden.append(hidden)
+            recorder.read_beside(row.stats, number - 1, time.perf_counter() - began)
+
+    def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
+        """Have the requests of these readings join the batch as its last rows, `slots` and `rows`
+        with them.
+
+        A batch with other rows must have `begun`.
+        """
+        fresh = len(readings) == len(slots)
+        capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
+        for number, part in enumerate(self._parts, 1):
+            lengths = [one.lengths[number] for one in readings]
+            sequences = [one.sequences[number] for one in readings]
+            with named(self._config.names, number - 1, [one.row for one in readings]):
+                cast(Admitting, part).admit(sequences, lengths, capacity, fresh)
+            cached = rows.state.cached(number)
+            rows.state.set_cached(number, [*cached[: len(slots) - len(readings)], *lengths])
+        self._begun = [True] * self._count
+        if self._layers:
+            self._join_hidden(readings, len(slots), rows)
+
+    def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
+        counts = [0] * (batch - len(readings)) + [one.lengths[1] for one in readings]
+        if not max(counts):
+            return
+        states: dict[int, torch.Tensor] = {}
+        for slot, reading in enumerate(readings, batch - len(readings)):
+            for layer in self._layers if reading.hidden else ():
+                of_row = torch.cat([one[layer] for one in reading.hidden], 1)
+                if layer not in states:
+                    shape = batch, max(counts), of_row.shape[2]
+                    states[layer] = of_row.new_zeros(shape)
+                states[layer][slot, : of_row.shape[1]] = of_row[0]
+        begin = torch.zeros(batch, dtype=torch.int64)
+        rows.hidden.add(states, begin, torch.tensor(counts))
+
+    def save(self, number: int, slot: int, begin: int, end: int) -> Any:
+        """Return a copy of what level `number` keeps of tokens of a row (`Admitting.save`)."""
+        return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
+
+    # ---- a batch ---------------------------------------------------------------------------------
 
     def reuse_prefix(
         self, before: Sequence[Row], kept: Rows, rows: Sequence[Row]
@@ -199,7 +318,8 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            if max(row.committed - cached[row.slot] for row in active) > plan.lag(number):
+            lagging = [row for row in active if row.committed - cached[row.slot] > plan.lag(number)]
+            if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()
                 with named(self._config.names, number - 1, slots):
                     state.set_cached(number, self._read_rest(number, slots, cached))
@@ -207,6 +327,11 @@ class Caches:
         self.continuing = [
             cast(Continuing, part) for part in self._parts if part.capabilities.continues
         ]
+
+    def _asked(self, state: StateRows, row: Row) -> Sequence[int]:
+        """Return the levels that the windows of one row ask."""
+        sizes, count = state.windows[row.slot], len(self._config.windows)
+        return round_plan(sizes[:count], sizes[count:], self._config.tail).asked
 
     def _read_rest(self, number: int, slots: Sequence[Row], cached: Sequence[int]) -> list[int]:
         """Have a level read all committed tokens but the last; return its cached lengths."""

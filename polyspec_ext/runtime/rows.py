@@ -40,6 +40,12 @@ class Row:
         slot: its row in the caches, another one when neighbours leave.
         logprobs: of the committed tokens, under the target's processed distribution.
         ended: the text is complete.
+        paused: the row takes no part in the rounds to come.
+        origins: of the committed tokens (`trace.origins`), where they are traced.
+        window_bound: no window of the row is larger; None: no bound.
+        policy_number: by which a policy knows the row; numbers of rows that left are used again.
+        num_reported: committed tokens that the policy has been told of.
+        error: why the request has failed.
     """
 
     number: int
@@ -53,9 +59,16 @@ class Row:
     slot: int = 0
     logprobs: list[float] = field(default_factory=list)
     ended: bool = False
+    paused: bool = False
+    origins: list[Any] = field(default_factory=list)
+    window_bound: int | None = None
+    policy_number: int = 0
+    num_reported: int = 0
+    error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.slot = self.number
+        self.slot = self.policy_number = self.number
+        self.num_reported = len(self.tokens)
         self.ended = self.max_new_tokens == 0
 
     @property
@@ -63,8 +76,12 @@ class Row:
         return len(self.tokens)
 
     @property
+    def active(self) -> bool:
+        return not self.ended and not self.paused
+
+    @property
     def room(self) -> int:  # new tokens that are left
-        return 0 if self.ended else self.max_new_tokens - len(self.logprobs)
+        return 0 if self.ended or self.paused else self.max_new_tokens - len(self.logprobs)
 
 
 # ---- steps ---------------------------------------------------------------------------------------
@@ -229,12 +246,23 @@ class StateRows:
         self.words.copy_(table, non_blocking=True)
         self.eos.copy_(on_device(ends, torch.int64, self.device).view_as(self.eos))
 
-    def select(self, rows: Sequence[int]) -> StateRows:
-        """Return windows, cached lengths and round counts of these rows, in that order."""
-        made = StateRows(self.shape.levels, len(rows))
-        made.head[:] = self.head[list(rows)]
-        made.windows = [self.windows[row] for row in rows]
+    def select(self, rows: Sequence[int], new: int = 0) -> StateRows:
+        """Return windows, cached lengths and round counts of these rows, in that order, and `new`
+        rows behind them."""
+        made = StateRows(self.shape.levels, len(rows) + new)
+        made.head[: len(rows)] = self.head[list(rows)]
+        made.windows[: len(rows)] = [self.windows[row] for row in rows]
         return made
+
+    @property
+    def round_counts(self) -> npt.NDArray[np.int64]:
+        """Return a copy of the round counts of each level, by row, as the host knows them."""
+        return self.head[:, [at + self.shape.ROUND for at in self._levels]]
+
+    def begin_again(self, round_counts: npt.NDArray[np.int64]) -> None:
+        """Set the round counts of each level, and empty all caches."""
+        self.head[:, [at + self.shape.ROUND for at in self._levels]] = round_counts
+        self.head[:, [at + self.shape.CACHED for at in self._levels]] = 0
 
     def set_windows(self, slot: int, sizes: Sequence[int]) -> None:
         """Set `windows` of one row from its next step on."""
@@ -570,12 +598,13 @@ class Rows:
         width = max(width, self.hidden.width + 1)
         return self.state.step(level, most, width, tail, self.hidden.begin)
 
-    def select(self, keep: Sequence[int]) -> Rows:
-        """Return windows, cached lengths and hidden states of these rows, in that order."""
-        rows = Rows(self.state.select(keep))
+    def select(self, keep: Sequence[int], new: int = 0) -> Rows:
+        """Return windows, cached lengths and hidden states of these rows, in that order, and `new`
+        rows behind them. What was pending is forgotten."""
+        rows = Rows(self.state.select(keep, new))
         window = HiddenWindow(self.state.batch, _CPU)
         window.write(self.hidden)
-        window.select(keep)
+        window.select(keep, new)
         rows.hidden = window
         return rows
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -13,7 +15,14 @@ from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
 from ..runtime.batch import Batch
+from ..runtime.prefill import Reading
+from ..runtime.rows import Row
 from ..stats import Stats
+from .prefix import PrefixCache
+
+_CHUNK = 512  # tokens of a prompt that one step reads at most
+_LEAST = 16  # and beside other requests at least
+_WEIGHT = 0.2  # of the latest measurement in the mean of a time
 
 
 class ServerFull(PolyspecError):
@@ -50,31 +59,68 @@ class Event:
 
 
 class Server:
-    """Serves requests with one chain.
+    """Serves requests with one chain. `step` runs one round of the target for all of them; requests
+    join and leave between steps. The text of a request does not depend on the others.
 
     Args:
         chain: nobody else uses it meanwhile.
         slots: requests that run at a time.
         max_waiting: requests that wait for a slot at most.
+        max_tokens: tokens that the running requests may have together, prompts and answers; a
+            request waits until there is room. None: as many as the slots take.
+        cache_tokens: tokens of finished and running requests whose keys and values are kept for
+            requests that begin alike. 0: none.
 
-    Attributes:
-        running, waiting: number of requests.
+    Raises:
+        TypeError, ValueError: an argument is none of these; a level takes one request at a time,
+            and there are more slots.
     """
 
-    def __init__(self, chain: Chain, slots: int = 8, *, max_waiting: int = 256) -> None:
-        self.chain, self.slots, self.max_waiting = chain, slots, max_waiting
+    def __init__(
+        self,
+        chain: Chain,
+        slots: int = 8,
+        *,
+        max_waiting: int = 256,
+        max_tokens: int | None = None,
+        cache_tokens: int = 16384,
+    ) -> None:
+        arguments.instance("chain", chain, Chain)
+        self.chain = chain
+        self.slots = arguments.integer("slots", slots, arguments.SIZE_MAX, 1)
+        self.max_waiting = arguments.integer("max_waiting", max_waiting, arguments.SIZE_MAX)
+        if max_tokens is not None:
+            arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1)
+        self.max_tokens = max_tokens
+        self.cache = PrefixCache(arguments.integer("cache_tokens", cache_tokens))
+        inputs.require_batches(chain.names, chain.engine.parts, slots)
         self._lock = threading.Lock()
         self._ids = itertools.count()
-        self._waiting: dict[int, Batch] = {}
-        self._aborted: list[int] = []
-
-    @property
-    def waiting(self) -> int:
-        return max(0, len(self._waiting) - self.slots)
+        self._waiting: list[tuple[int, int, Row]] = []  # a heap, by priority and id
+        self._aborted: set[int] = set()
+        self._readings: list[Reading] = []
+        self._running: dict[int, Row] = {}  # those that are read among them
+        self._numbers = list(range(slots))  # that no running request has, for the policy
+        # Seconds of a round, and of reading a token, as measured.
+        self._round_seconds = self._token_seconds = 0.0
+        self._batch = Batch(
+            chain.engine, chain.owner, [], policy=chain.policy, isolates=True, traces=True
+        )
 
     @property
     def running(self) -> int:
-        return min(self.slots, len(self._waiting))
+        """Return the number of requests that have a slot."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def stats(self) -> Stats:
+        """Return the statistics of all requests that have run."""
+        return self._batch.stats
 
     def add(
         self,
@@ -87,66 +133,206 @@ class Server:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         *,
-        speculation: bool = True,
+        speculation: bool | int = True,
         priority: int = 0,
         logprobs: int = 0,
         **others: NoReturn,
     ) -> int:
         """Add a request, which joins the batch in a step to come. Threads may call it.
 
+        Args:
+            prompt: one, as of `Chain.stream`.
+            max_new_tokens ... eos_token_id: as of `Chain.stream`.
+            speculation: False decodes with the target alone; a number bounds every window.
+            priority: requests of a higher one leave the queue first.
+
         Returns:
             The request's id.
 
         Raises:
-            TypeError, ValueError: as of `Chain.generate`.
+            TypeError, ValueError: as of `Chain.stream`; more tokens than `max_tokens`.
             ServerFull: too many requests wait.
         """
         inputs.refuse(self.add, others)
-        arguments.flag("speculation", speculation)
+        bound = _window_bound(speculation)
+        priority = arguments.integer("priority", priority, arguments.SIZE_MAX, -arguments.SIZE_MAX)
+        rows = self.chain.requests(
+            prompt, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        )
+        if len(rows) != 1:
+            raise ValueError(f"prompt: expected one, given {len(rows)}")
+        row = rows[0]
+        row.window_bound = bound
+        if self.max_tokens is not None and _size(row) > self.max_tokens:
+            raise ValueError(
+                f"max_new_tokens: expected a prompt and an answer of at most {self.max_tokens} "
+                f"tokens together, given {_size(row)}"
+            )
         with self._lock:
-            if self.waiting >= self.max_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 raise ServerFull(
                     f"expected at most {self.max_waiting} waiting requests, given one more"
                 )
-            number = next(self._ids)
-            self._waiting[number] = self.chain.batch(
-                prompt, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
-            )
-        return number
+            row.number = next(self._ids)
+            heapq.heappush(self._waiting, (-priority, row.number, row))
+        return row.number
 
     def abort(self, request: int) -> None:
         """End a request. Threads may call it. A request that has finished stays as it is."""
         with self._lock:
-            if request in self._waiting:
-                self._aborted.append(request)
+            self._aborted.add(request)
 
     def step(self) -> list[Event]:
-        """Run one round of the target for all requests that run.
+        """Give free slots to waiting requests, read a piece of their prompts, and run one round of
+        the target.
 
         Returns:
-            An event for each request with new tokens, and one that finishes each request.
+            An event for each request with new tokens or that has finished.
         """
+        events = self._end_aborted()
+        self._leave()
+        self._open(events)
+        self._read(events)
+        self._join(events)
+        rows = [row for row in self._batch.rows if not row.ended]
+        if rows:
+            began = time.perf_counter()
+            before = {row.number: len(row.logprobs) for row in rows}
+            self._batch.advance()
+            self._round_seconds = _mean(self._round_seconds, time.perf_counter() - began)
+            events += [self._event(row, before[row.number]) for row in rows]
+        self._leave()
+        return events
+
+    # ---- the parts of a step ---------------------------------------------------------------------
+
+    def _end_aborted(self) -> list[Event]:
         with self._lock:
-            aborted, self._aborted = self._aborted, []
-            events = [
-                Event(number, finish_reason="abort")
-                for number in aborted
-                if self._waiting.pop(number, None) is not None
-            ]
-            first = next(iter(self._waiting.items()), None)
-        if first is None:
-            return events
-        number, batch = first
-        row = batch.rows[0]
-        before = len(row.logprobs)
-        self.chain.owner.begin(batch)
-        tokens = [token for _, new in batch.advance() for token in new]
-        event = Event(number, tokens, row.logprobs[before:])
-        event.levels, event.corrected = [1] * len(tokens), [False] * len(tokens)
-        event.alternatives = [[] for _ in tokens]
-        if row.ended:
+            aborted, self._aborted = self._aborted, set()
+            gone = [row for _, number, row in self._waiting if number in aborted]
+            if gone:
+                self._waiting = [one for one in self._waiting if one[1] not in aborted]
+                heapq.heapify(self._waiting)
+        for number in aborted & self._running.keys():
+            row = self._running[number]
+            self._batch.end(row)
+            gone.append(row)
+        return [Event(row.number, finish_reason="abort", stats=row.stats) for row in gone]
+
+    def _open(self, events: list[Event]) -> None:
+        """Give free slots to the requests that wait."""
+        while (row := self._next()) is not None:
+            self._running[row.number] = row
+            row.policy_number = self._numbers.pop()
+            if row.ended:  # of no new tokens
+                events.append(self._event(row, 0))
+                continue
+            saved = self.cache.find(row.tokens[:-1])
+            try:
+                if self._batch.admits:
+                    self._readings.append(self._batch.open(row, saved, self.cache.block))
+                else:
+                    self._batch.join([row])
+            except Exception as error:
+                self._fail(row, error, events)
+
+    def _next(self) -> Row | None:
+        """Return the next request that has room, and take it from the queue."""
+        with self._lock:
+            if not self._waiting or not self._numbers:
+                return None
+            if self.max_tokens is not None:
+                taken = sum(map(_size, self._running.values()))
+                if taken + _size(self._waiting[0][2]) > self.max_tokens:
+                    return None
+            return heapq.heappop(self._waiting)[2]
+
+    def _read(self, events: list[Event]) -> None:
+        """Read a piece of the prompts, of which the running requests wait for no longer than for a
+        round."""
+        budget = _CHUNK
+        if self._token_seconds and any(not row.ended for row in self._batch.rows):
+            fitting = int(self._round_seconds / self._token_seconds)
+            budget = min(max(fitting, _LEAST), _CHUNK)
+        for reading in list(self._readings):
+            if reading.row.ended:
+                self._readings.remove(reading)
+                continue
+            count = min(budget, reading.left)
+            if count == 0:
+                continue
+            began = time.perf_counter()
+            try:
+                self._batch.read(reading, count)
+            except Exception as error:
+                self._readings.remove(reading)
+                self._fail(reading.row, error, events)
+                continue
+            self._token_seconds = _mean(self._token_seconds, (time.perf_counter() - began) / count)
+            budget -= count
+            if budget <= 0:
+                return
+
+    def _join(self, events: list[Event]) -> None:
+        """Have the requests whose prompts are read join the batch."""
+        ready = [reading for reading in self._readings if reading.left == 0]
+        if not ready:
+            return
+        self._readings = [reading for reading in self._readings if reading.left]
+        rows = [reading.row for reading in ready]
+        self._batch.join(rows, ready)
+        for row in rows:
+            self._save(row)
+
+    def _event(self, row: Row, begin: int) -> Event:
+        """Return the event of a request whose tokens from `begin` on are new."""
+        tokens = row.tokens[len(row.tokens) - len(row.logprobs) + begin :]
+        origins = row.origins[begin:]
+        event = Event(
+            row.number,
+            tokens,
+            row.logprobs[begin:],
+            [origin.level for origin in origins],
+            [origin.corrected for origin in origins],
+        )
+        if row.error is not None:
+            event.finish_reason, event.error = "error", row.error
+        elif row.ended:
             event.finish_reason = "stop" if tokens and tokens[-1] in row.eos else "length"
-            event.stats = batch.stats
-            with self._lock:
-                del self._waiting[number]
-        return [*events, event]
+        event.stats = row.stats if row.ended else None
+        return event
+
+    def _fail(self, row: Row, error: Exception, events: list[Event]) -> None:
+        row.error, row.ended = error, True
+        events.append(self._event(row, 0))
+
+    def _leave(self) -> None:
+        """Free the slots of requests that have ended."""
+        for row in [row for row in self._running.values() if row.ended]:
+            if any(other is row for other in self._batch.rows):
+                if row.error is None:
+                    self._save(row)
+                self._batch.leave(row)
+            del self._running[row.number]
+            self._numbers.append(row.policy_number)
+
+    def _save(self, row: Row) -> None:
+        """Keep what the levels have read of a text."""
+        if not self._batch.admits:
+            return
+        lengths = [min(n, row.committed) for n in self._batch.cached(row)]
+        self.cache.add(row.tokens, lengths, lambda level, a, b: self._batch.save(row, level, a, b))
+
+
+def _size(row: Row) -> int:
+    return row.stats.num_prompt_tokens + row.max_new_tokens
+
+
+def _mean(mean: float, latest: float) -> float:
+    return latest if mean == 0 else (1 - _WEIGHT) * mean + _WEIGHT * latest
+
+
+def _window_bound(speculation: bool | int) -> int | None:
+    if isinstance(speculation, bool):
+        return None if speculation else 0
+    return arguments.integer("speculation", speculation, arguments.SIZE_MAX)

@@ -1,0 +1,418 @@
+"""Requests that join a batch and leave it: their texts are those of a chain that serves each of
+them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_rows
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from random_chains import Row, Shape, rows, run, shapes
+from small_models import V, make, rough
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.levels import LevelCapabilities
+from polyspec_ext.serving import Event
+
+VOCAB = 7
+
+
+class Admitting(toy_rows.Staying):
+    """A toy level whose batch rows can join."""
+
+    capabilities = LevelCapabilities(
+        batches=True, device_lengths=True, keeps_lengths=True, admits=True
+    )
+
+    most = 0
+
+    def open(self, capacity: int) -> list[int]:
+        return []
+
+    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+        sequence += tokens[0].tolist()
+
+    def admit(
+        self, sequences: Sequence[list[int]], lengths: Sequence[int], capacity: int, fresh: bool
+    ) -> None:
+        assert [len(one) for one in sequences] == list(lengths)
+        self.caches = [*([] if fresh else self.caches), *map(list, sequences)]
+
+    def save(self, row: int, begin: int, end: int) -> list[int]:
+        return self.caches[row][begin:end]
+
+    def restore(self, sequence: list[int], saved: list[int]) -> None:
+        sequence += saved
+
+
+class Anew(toy_rows.Staying):
+    """A toy level that reads all texts anew when a row joins."""
+
+
+class Lookup(PromptLookup):
+    """A drafter whose proposals every row has for itself."""
+
+
+def serve(
+    server: ps.Server, requests: Sequence[dict[str, Any]], joins: Sequence[int] = ()
+) -> list[list[Event]]:
+    """Return the events of each request; request i is added before step ``joins[i]``."""
+    events: dict[int, list[Event]] = {}
+    ids: list[int] = []
+    pending = list(zip([*joins, *[0] * (len(requests) - len(joins))], requests, strict=True))
+    step = 0
+    while pending or server.running or server.waiting:
+        for at, request in list(pending):
+            if at <= step:
+                pending.remove((at, request))
+                ids.append(server.add(**request))
+                events[ids[-1]] = []
+        for one in server.step():
+            events[one.request].append(one)
+        step += 1
+        assert server.running <= server.slots
+        assert step < 10_000
+    assert all(len([e for e in own if e.finish_reason]) == 1 for own in events.values())
+    return [events[one] for one in ids]
+
+
+def sound(events: Sequence[Event]) -> Sequence[Event]:
+    """Raise the error of a request that has failed."""
+    for one in events:
+        if one.error is not None:
+            raise one.error
+    return events
+
+
+def tokens_of(events: Sequence[Event]) -> list[int]:
+    return [token for one in events for token in one.tokens]
+
+
+def logprobs_of(events: Sequence[Event]) -> list[float]:
+    return [value for one in events for value in one.logprobs]
+
+
+def request_of(row: Row) -> dict[str, Any]:
+    request = {"prompt": row.prompt, "max_new_tokens": row.max_new_tokens}
+    return {**request, "eos_token_id": row.eos, **row.sampling}
+
+
+PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes(),
+    rows(PROMPTS, 30),
+    st.lists(st.integers(0, 8), min_size=5, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from([0, 16, 64]),
+    st.sampled_from(["join", "anew", "mixed", "lookup"]),
+)
+def test_texts_do_not_depend_on_who_shares_the_steps(
+    shape: Shape, batch: list[Row], joins: list[int], slots: int, cached: int, kind: str
+) -> None:
+    count = len(shape.window) + 1
+    kinds: dict[str, list[Any]] = {
+        "anew": [Anew],
+        "mixed": [Admitting, Anew],
+    }
+    chosen = kinds.get(kind, [Admitting])
+    levels: list[Any] = [chosen[i % len(chosen)](VOCAB, 11 + i, 1.2) for i in range(count)]
+    if kind == "lookup" and count > 1:
+        levels[-1] = Lookup(2, 1)
+        shape = shape._replace(sync_each_step=None)
+    options = shape.options()
+    chain = ps.Chain(levels, **options, check_vocabulary=False)
+    alone = [run(chain, [row])[0] for row in batch]
+    server = ps.Server(chain, slots, cache_tokens=cached)
+    joins = sorted(joins[: len(batch)])
+    event(f"{kind}, {count} levels")
+    for row, wanted, events in zip(
+        batch, alone, serve(server, [request_of(r) for r in batch], joins), strict=True
+    ):
+        assert tokens_of(sound(events)) == wanted.tokens[len(row.prompt) :]
+        assert logprobs_of(events) == wanted.logprobs
+        ended = bool(tokens_of(events)) and tokens_of(events)[-1] in row.eos
+        assert events[-1].finish_reason == ("stop" if ended else "length")
+        stats = events[-1].stats
+        assert stats is not None
+        assert stats.num_new_tokens == len(wanted.logprobs)
+        assert [x.num_accepted_tokens for x in stats.levels] == [
+            x.num_accepted_tokens for x in wanted.stats.levels
+        ]
+        proposed = [level for one in events for level in one.levels]
+        assert len(proposed) == len(wanted.logprobs)
+        accepted = wanted.stats.levels[0].num_accepted_tokens
+        assert sum(level > 1 for level in proposed) == accepted
+
+
+MIXED: list[dict[str, Any]] = [
+    {"prompt": [5, 17, 80, 3] * 12, "max_new_tokens": 24, "temperature": 1.0, "seed": 3},
+    {"prompt": [9], "max_new_tokens": 9, "temperature": 0.0, "seed": 4},
+    {"prompt": [5, 17, 80, 3] * 12 + [7], "max_new_tokens": 30, "temperature": 0.8, "seed": 5},
+    {"prompt": list(range(90)), "max_new_tokens": 1, "temperature": 1.0, "seed": 6},
+    {"prompt": [5, 17, 80, 3] * 20, "max_new_tokens": 12, "temperature": 1.0, "seed": 7},
+    {"prompt": [5, 17, 80, 3] * 12, "max_new_tokens": 24, "temperature": 1.0, "seed": 3},
+]
+
+
+def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
+    return chain.generate(
+        [request["prompt"]],
+        request["max_new_tokens"],
+        request["temperature"],
+        seed=request["seed"],
+        eos_token_id=[],
+    )
+
+
+@pytest.mark.parametrize("policy", [None, "joint"])
+def test_packed_levels_give_the_same_bits(policy: str | None) -> None:
+    """Cached prefixes, chunks of prompts and other batches are other passes."""
+    chain = tiny.chain(pack=True)
+    assert chain.levels[0].varies == ()
+    wanted = [alone(chain, request) for request in MIXED]
+    chain.policy = None if policy is None else ps.policies.POLICIES[policy]()
+    server = ps.Server(chain, 3)
+    served = serve(server, [{**one, "eos_token_id": []} for one in MIXED], [0, 0, 1, 2, 3, 9])
+    if policy is None:
+        for out, events in zip(wanted, served, strict=True):
+            assert tokens_of(events) == out.new_tokens[0]
+            assert logprobs_of(events) == out.logprobs[0]
+    cached = [events[-1].stats.num_cached_tokens for events in served if events[-1].stats]
+    assert cached[-1] == 32  # two requests of the same prompt, of which whole blocks are kept
+    assert server.stats.num_cached_tokens == sum(cached)
+    assert server.stats.num_requests == len(MIXED)
+
+
+FAMILIES = ["llama", "gpt2", "gemma2, sliding window", "shared", "eagle"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    """Float products may round differently in other passes; greedy texts of sharp models do not
+    feel it."""
+    target: Any = make("llama" if family in ("shared", "eagle") else family)
+    if family == "shared":
+        level = ps.Level(target)
+        levels: list[Any] = [level, ps.Level(rough(target), shares_cache_with=level)]
+    elif family == "eagle":
+        from eagle_heads import Variant, save, weights_of
+
+        sizes: dict[str, Any] = {"hidden": 32, "inner": 12, "heads": 2, "kv_heads": 2}
+        variant = Variant("first", vocab=V, own_head=True, **sizes)
+        levels = [
+            target,
+            ps.Eagle.from_pretrained(save(variant, weights_of(variant, 2), tmp_path), target),
+        ]
+    else:
+        levels = [target, rough(target), rough(target, 0.1)]
+    chain = ps.Chain(levels, check_vocabulary=False)
+    requests = [{**one, "temperature": 0.0} for one in MIXED[:4]]
+    wanted = [alone(chain, request).new_tokens[0] for request in requests]
+    server = ps.Server(chain, 2)
+    assert server._batch.admits
+    served = serve(server, [{**one, "eos_token_id": []} for one in requests], [0, 1, 2, 3])
+    assert [tokens_of(events) for events in served] == wanted
+
+
+# ---- requests that fail --------------------------------------------------------------------------
+
+
+class Broken(Admitting):
+    """A level that fails behind a token, or has no distribution there."""
+
+    def __init__(self, *given: Any, how: str) -> None:
+        super().__init__(*given)
+        self.how = how
+
+    def row(self, text: Sequence[int]) -> torch.Tensor:
+        logits = super().row(text)
+        if text[-1] == 6 and self.how == "raises":
+            raise ArithmeticError("behind token 6")
+        return torch.full_like(logits, float("nan")) if text[-1] == 6 else logits
+
+
+class Unwilling:
+    """A drafter that fails for some texts."""
+
+    def fork(self) -> Unwilling:
+        return Unwilling()
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        if context.tokens[0] == 6:
+            raise LookupError("no")
+        return Proposal([1] * k)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan", "drafter", "draft level"])
+def test_a_request_that_fails_ends_alone(how: str) -> None:
+    def chain(broken: bool) -> ps.Chain:
+        levels: list[Any] = [Admitting(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)]
+        if broken and how == "draft level":
+            levels[1] = Broken(VOCAB, 12, 1.2, how="nan")
+        elif broken and how != "drafter":
+            levels[0] = Broken(VOCAB, 11, 1.2, how=how)
+        if how == "drafter":
+            levels[1] = Unwilling()
+        return ps.Chain(levels, [3], check_vocabulary=False)
+
+    requests = [
+        {"prompt": [6 if i == 2 else i, 6 if i == 2 else 1], "seed": i, "max_new_tokens": 20}
+        for i in range(5)
+    ]
+    requests = [{**one, "temperature": 1.0, "eos_token_id": []} for one in requests]
+    if how == "drafter":
+        sound = chain(True)
+        wanted = [
+            alone(sound, one).new_tokens[0] if i != 2 else [] for i, one in enumerate(requests)
+        ]
+    else:
+        wanted = [alone(chain(False), one).new_tokens[0] for one in requests]
+    served = serve(ps.Server(chain(True), 3), requests, [0, 0, 1, 1, 2])
+    failed = []
+    for number, events in enumerate(served):
+        tokens = tokens_of(events)
+        if events[-1].finish_reason == "error":
+            failed.append(number)
+            assert events[-1].error is not None
+            assert tokens == wanted[number][: len(tokens)]
+            continue
+        assert tokens == wanted[number]
+    assert 2 in failed
+    assert how != "drafter" or failed == [2]
+
+
+def test_a_request_whose_prompt_cannot_be_read_ends_alone() -> None:
+    class Refusing(Admitting):
+        def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+            if tokens[0, 0] == 6:
+                raise MemoryError("no room")
+            super().extend(sequence, tokens, layers)
+
+    chain = ps.Chain([Refusing(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)], [3])
+    requests = [{"prompt": [i, 1], "max_new_tokens": 9, "seed": i} for i in (1, 6, 2)]
+    first, broken, last = serve(ps.Server(chain, 2), requests)
+    assert isinstance(broken[-1].error, MemoryError)
+    assert len(tokens_of(first)) == len(tokens_of(last)) == 9
+
+
+# ---- the queue -----------------------------------------------------------------------------------
+
+
+def server_of(slots: int = 2, **options: Any) -> ps.Server:
+    return ps.Server(
+        ps.Chain([Admitting(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)], [3]), slots, **options
+    )
+
+
+def test_a_request_that_is_aborted() -> None:
+    server = server_of(1)
+    running, waiting, last = (server.add([i], max_new_tokens=30, eos_token_id=[]) for i in range(3))
+    before = tokens_of(server.step())
+    assert before
+    server.abort(running)
+    server.abort(waiting)
+    server.abort(99)
+    events = server.step()
+    reasons = {one.request: one.finish_reason for one in events if one.request != last}
+    assert reasons == {running: "abort", waiting: "abort"}
+    assert tokens_of([one for one in events if one.request == last])
+    server.abort(last)
+    assert [one.finish_reason for one in server.step()] == ["abort"]
+    server.abort(last)
+    assert server.step() == []
+    assert server.running == server.waiting == 0
+
+
+def test_the_queue_is_bounded_and_goes_by_priority() -> None:
+    server = server_of(1, max_waiting=3)
+    ids = [server.add([1], max_new_tokens=2, priority=n) for n in (0, 0, 5)]
+    with pytest.raises(ps.ServerFull, match="expected at most 3 waiting requests"):
+        server.add([1])
+    order = []
+    while server.running or server.waiting:
+        order += [one.request for one in server.step() if one.finish_reason]
+    assert order == [ids[2], ids[0], ids[1]]
+
+
+def test_tokens_are_bounded() -> None:
+    server = server_of(4, max_tokens=20)
+    with pytest.raises(ValueError, match=r"max_new_tokens: expected .* at most 20 tokens"):
+        server.add([1, 2], max_new_tokens=19)
+    for _ in range(3):
+        server.add([1, 2], max_new_tokens=8, eos_token_id=[])
+    seen = []
+    while server.running or server.waiting:
+        server.step()
+        seen.append(server.running)
+    assert max(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("speculation", 1.5), ("priority", "high"), ("seed", -1)],
+)
+def test_bad_parameters(name: str, value: Any) -> None:
+    server = server_of()
+    with pytest.raises((TypeError, ValueError), match=f"^{name}: expected"):
+        server.add([1], **{name: value})
+    assert server.step() == []
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_windows_are_bounded_by_request(bound: int) -> None:
+    """As in a chain with such windows, whatever those of the others are."""
+    levels: list[Any] = [Admitting(VOCAB, 11 + i, 1.2) for i in range(3)]
+    chain = ps.Chain(levels, [5, 3], check_vocabulary=False)
+    narrow = ps.Chain(
+        [Admitting(VOCAB, 11 + i, 1.2) for i in range(3)],
+        [min(5, bound), min(3, bound)],
+        check_vocabulary=False,
+    )
+    request: dict[str, Any] = {"max_new_tokens": 25, "temperature": 1.0, "seed": 1}
+    wanted = alone(narrow, {"prompt": [1, 2], **request}).new_tokens[0]
+    free = alone(chain, {"prompt": [3], **request}).new_tokens[0]
+    both = [
+        {"prompt": [1, 2], "speculation": bound or False, "eos_token_id": [], **request},
+        {"prompt": [3], "eos_token_id": [], **request},
+    ]
+    served = serve(ps.Server(chain, 2), both)
+    assert [tokens_of(own) for own in served] == [wanted, free]
+
+
+def test_a_policy_chooses_by_request() -> None:
+    class Odd:
+        """Windows that follow the text."""
+
+        def next(self, report: Any) -> list[int]:
+            return [report.text[-1] % 4]
+
+    def chain() -> ps.Chain:
+        levels: list[Any] = [Admitting(VOCAB, 11 + i, 1.2) for i in range(2)]
+        return ps.Chain(levels, [3], policy=Odd())
+
+    requests: list[dict[str, Any]] = [
+        {"prompt": [i], "max_new_tokens": 20, "temperature": 1.0, "seed": i, "eos_token_id": []}
+        for i in range(5)
+    ]
+    wanted = [alone(chain(), one).new_tokens[0] for one in requests]
+    served = serve(ps.Server(chain(), 2), requests)
+    assert [tokens_of(own) for own in served] == wanted
+
+
+def test_slots_that_a_level_cannot_serve_are_refused() -> None:
+    class Single(toy_rows.Rows):
+        supports_batches = False
+
+    chain = ps.Chain([Single(VOCAB, 11, 1.2), Single(VOCAB, 12, 1.2)], [3])
+    with pytest.raises(ValueError, match="expected one prompt, given 2"):
+        ps.Server(chain, 2)
