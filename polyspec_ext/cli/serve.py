@@ -47,6 +47,14 @@ def add_command(commands: Any) -> None:
     group.add_argument("--name", metavar="NAME", help="of the model (default: the target)")
     options.add_count(group, "--slots", 8, "requests that run at a time")
     options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
+    group.add_argument(
+        "--max-tokens",
+        type=options.COUNT,
+        metavar="N",
+        help="of prompts and answers that run, together (default: as many as the slots take)",
+    )
+    text = "of texts whose keys and values are kept for prompts that begin alike"
+    options.add(group, "--cache-tokens", options.COUNT_OR_NONE, 16384, "N", text)
     options.add_count(group, "--max-body", 2 * 2**20, "bytes of a request")
     group.add_argument(
         "--max-prompt", type=options.COUNT, metavar="N", help="tokens (default: the context)"
@@ -79,7 +87,13 @@ def run(args: argparse.Namespace) -> int:
     listener = _listen(args.host, args.port)  # before models are loaded, which takes long
     chain = build_chain(args)
     endpoint = Endpoint(
-        Server(chain, args.slots, max_waiting=args.max_waiting),
+        Server(
+            chain,
+            args.slots,
+            max_waiting=args.max_waiting,
+            max_tokens=args.max_tokens,
+            cache_tokens=args.cache_tokens,
+        ),
         tokenizer_of(args),
         args.name or args.target or "polyspec-tiny",
         api_key=key,

@@ -97,7 +97,7 @@ class Endpoint:
         hosts: Sequence[str] | None = _LOOPBACK,
     ) -> None:
         chain = server.chain
-        lengths = [part.max_length for part in chain.engine.parts if part.max_length is not None]
+        lengths = [server.max_tokens, *(part.max_length for part in chain.engine.parts)]
         target, vocab_size = chain.levels[0], chain.vocab_sizes[0]
         self._limits = limits or Limits()
         self._model = Model(
@@ -105,7 +105,7 @@ class Endpoint:
             tokenizer,
             ends_of_turn(tokenizer, target),
             [one for one in getattr(target, "eos_token_ids", ()) if 0 <= one < vocab_size],
-            min(lengths, default=None),
+            min((length for length in lengths if length is not None), default=None),
             self._limits.prompt,
             min(128, server.slots + server.max_waiting),
         )

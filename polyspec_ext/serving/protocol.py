@@ -199,6 +199,15 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
+def _window(name: str, value: Any) -> bool | int:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, int) or value < 0:
+        given = arguments.shown(value)
+        raise TypeError(f"{name}: expected a bool or the most tokens of a window, given {given}")
+    return value
+
+
 def _count(low: int, high: int) -> Callable[[str, Any], int]:
     def read(name: str, value: Any) -> int:
         return arguments.integer(name, arguments.integers(name, [value])[0], high, low)
@@ -313,7 +322,7 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
         options[name] = fields.take(name, _number, usual)
     options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
     options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
-    options["speculation"] = fields.take("speculation", arguments.flag, True)
+    options["speculation"] = fields.take("speculation", _window, True)
     options["logprobs"] = wanted.logprobs or 0
     ends = list(model.ends if wanted.chat else model.eos)
     if fields.take("ignore_eos", arguments.flag, False):
