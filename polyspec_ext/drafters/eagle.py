@@ -498,13 +498,17 @@ class Eagle:
 
     @torch.inference_mode()
     def admit(
-        self, sequences: Sequence[None], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[None],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
         self.revision += 1
-        if fresh:
+        if rows is None:
             self._head.begin(len(sequences), capacity)
         else:
-            self._head.features.add_rows(len(sequences))
+            self._head.features.admit(rows)
 
     def save(self, row: int, begin: int, end: int) -> None:
         """Save nothing: the states of the verifier are not kept."""

@@ -93,12 +93,16 @@ class FeatureCache:
                 bucket=1 if self.device.type == "cpu" else _BUCKET,
             )
 
-    def add_rows(self, count: int) -> None:
-        """Append `count` rows without pairs."""
-        self._pairs = RowCounts([*self._on_host(), *[0] * count])
-        more = self._states.new_zeros(count, *self._states.shape[1:])
+    def admit(self, rows: Sequence[int]) -> None:
+        """Empty rows, and append rows without pairs where the numbers go on behind the last."""
+        pairs = self._on_host()
+        new = max(0, rows[-1] + 1 - len(pairs))
+        left = [0 if row in rows else n for row, n in enumerate((*pairs, *[0] * new))]
+        self._pairs = RowCounts(left)
+        more = self._states.new_zeros(new, *self._states.shape[1:])
         self._states = torch.cat([self._states, more])
-        self.cache.add_rows(count)
+        self._states[list(rows)] = 0
+        self.cache.admit(rows)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
@@ -478,7 +482,11 @@ class LastStateDrafter:
     def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
 
     def admit(
-        self, sequences: Sequence[None], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[None],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None: ...
 
     def save(self, row: int, begin: int, end: int) -> None: ...

@@ -107,9 +107,13 @@ class DraftModel:
         return cast(Admitting, self._level).extend(sequence, tokens, ())
 
     def admit(
-        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[Any],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
-        cast(Admitting, self._level).admit(sequences, lengths, capacity, fresh)
+        cast(Admitting, self._level).admit(sequences, lengths, capacity, rows)
 
     def save(self, row: int, begin: int, end: int) -> Any:
         return cast(Admitting, self._level).save(row, begin, end)

@@ -80,21 +80,17 @@ class ProposalDrafter:
         rows: list[list[int]] = prompts.tokens.tolist()
         if prompts.counts is not None:
             rows = [row[:n] for row, n in zip(rows, prompts.counts, strict=True)]
-        self._drafters, self._contexts = [], []
-        self._begin(rows)
+        self._contexts = [Context(row, level=self._level) for row in rows]
+        self._drafters = [self.drafter, *(self._fork() for _ in rows[1:])]
 
-    def _begin(self, texts: Sequence[list[int]]) -> None:
-        self._contexts += [Context(text, level=self._level) for text in texts]
-        if not self._drafters:
-            self._drafters = [self.drafter]
-        for _ in self._contexts[len(self._drafters) :]:
-            fork = self.drafter.fork()  # type: ignore[attr-defined]
-            if not isinstance(fork, Drafter):
-                raise TypeError(
-                    f"{self.name}: expected fork to return a drafter, with a method propose, given "
-                    f"{kind_of(fork)}"
-                )
-            self._drafters.append(fork)
+    def _fork(self) -> Drafter:
+        fork = self.drafter.fork()  # type: ignore[attr-defined]
+        if not isinstance(fork, Drafter):
+            raise TypeError(
+                f"{self.name}: expected fork to return a drafter, with a method propose, given "
+                f"{kind_of(fork)}"
+            )
+        return fork
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
@@ -113,11 +109,20 @@ class ProposalDrafter:
         sequence += tokens[0].tolist()
 
     def admit(
-        self, sequences: Sequence[list[int]], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[list[int]],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
-        if fresh:
-            self._drafters, self._contexts = [], []
-        self._begin(sequences)
+        contexts = [Context(text, level=self._level) for text in sequences]
+        if rows is None:
+            self._contexts = contexts
+            self._drafters = [self.drafter, *(self._fork() for _ in contexts[1:])]
+            return
+        for row, context in zip(rows, contexts, strict=True):
+            self._contexts[row : row + 1] = [context]
+            self._drafters[row : row + 1] = [self._fork()]
 
     def save(self, row: int, begin: int, end: int) -> None:
         """Save nothing: reading costs no more."""

@@ -7,6 +7,7 @@ a cache is freed the moment it is dropped.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,21 +76,23 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             values[:, :, : old_values.shape[2]] = old_values
             self._hold(keys, values)
 
-    def add_rows(self, count: int) -> None:
-        """Append empty rows, in the memory of rows that left or in more."""
+    def admit(self, rows: Sequence[int], new: int) -> None:
+        """Empty rows, of which `new` come behind the last: in the memory of rows that left, or in
+        more."""
         if not self.is_initialized:
             return
-        batch, (keys, values) = self.keys.shape[0], self._all
-        if keys.shape[0] < batch + count:
-            size = max(batch + count, 2 * batch)
-            keys, values = (x.new_zeros(size, *x.shape[1:]) for x in self._all)
-            keys[:batch], values[:batch] = self.keys, self.values
-            self._hold(keys, values)
-        self.keys, self.values = keys[: batch + count], values[: batch + count]
-        self.rows.moves += 1
-        # A NaN in a hidden slot would spread.
-        self.keys[batch:].zero_()
-        self.values[batch:].zero_()
+        if new:
+            batch, (keys, values) = self.keys.shape[0], self._all
+            if keys.shape[0] < batch + new:
+                size = max(batch + new, 2 * batch)
+                keys, values = (x.new_zeros(size, *x.shape[1:]) for x in self._all)
+                keys[:batch], values[:batch] = self.keys, self.values
+                self._hold(keys, values)
+            self.keys, self.values = keys[: batch + new], values[: batch + new]
+            self.rows.moves += 1
+        for row in rows:  # a NaN in a hidden slot would spread
+            self.keys[row].zero_()
+            self.values[row].zero_()
 
     def put(self, keys: torch.Tensor, values: torch.Tensor, begin: int) -> None:
         """Write keys and values ``[H, N, D]`` to the slots of the only row from `begin` on."""

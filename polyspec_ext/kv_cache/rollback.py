@@ -517,17 +517,19 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.reset()
         return True
 
-    def add_rows(self, count: int) -> range:
-        """Append `count` empty rows; returns their numbers. The others stay as they are, and where
-        there is memory for more rows no bytes move."""
+    def admit(self, rows: Sequence[int]) -> None:
+        """Empty rows, and append empty ones where the numbers go on behind the last. The others
+        stay as they are; where there is memory for more rows no bytes move."""
         batch = self.rows.batch
-        added = range(batch, batch + count)
-        self.rows.select(torch.tensor([*range(batch), *[0] * count], dtype=torch.int64))
-        self.rows.clear(added)
+        new = sum(row >= batch for row in rows)
+        if new:
+            self.rows.select(torch.tensor([*range(batch), *[0] * new], dtype=torch.int64))
+            self._longest += [0] * new
+        self.rows.clear(rows)
         for layer in self.layers:
-            layer.add_rows(count)
-        self._longest += [0] * count
-        return added
+            layer.admit(rows, new)
+        for row in rows:
+            self._longest[row] = 0
 
     def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``

@@ -21,7 +21,7 @@ class SequenceState:
 
     Attributes:
         batches: it holds rows of different lengths, and has `inputs` and `select`.
-        takes_rows: rows can be put in, and of a tree a path can stay: it has `add_rows`, `take`,
+        takes_rows: rows can be put in, and of a tree a path can stay: it has `admit`, `take`,
             `save`, `restore` and `keep_path`, as `RollbackCache` has them.
         in_one_place: its lengths can stay on the device for a whole round: it has `reserve_span`
             and `note_lengths`, as `RollbackCache` has them.

@@ -353,14 +353,19 @@ class Admitting(Protocol):
         ...
 
     def admit(
-        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[Any],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
-        """Append sequences to the batch, as its last rows.
+        """Have sequences become rows of the batch.
 
         Args:
             lengths: tokens of each.
             capacity: the longest row that the batch will have.
-            fresh: forget all rows of the batch first.
+            rows: their numbers, in increasing order: of rows that are replaced, then of new ones
+                behind the last. None: a batch of these rows alone begins.
         """
         ...
 
@@ -550,9 +555,13 @@ class CheckedLevel(_Wrapper):
         return self._states(self.level.extend(sequence, tokens, layers), asked)
 
     def admit(
-        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[Any],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
-        returned.call(self.name, self.level, "admit", sequences, lengths, capacity, fresh)
+        returned.call(self.name, self.level, "admit", sequences, lengths, capacity, rows)
 
     def save(self, row: int, begin: int, end: int) -> Any:
         return self.level.save(row, begin, end)

@@ -366,20 +366,26 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def admit(
-        self, sequences: Sequence[Any], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[Any],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
         self._require_admitting()
         self._calls[0] += 1
-        self._weights = None if fresh else self._weights
         if self._owns_cache:
-            if fresh:
+            if rows is None:
+                self._weights = None
                 self.adopt(self.fresh(len(sequences), capacity))
-            rows = range(len(sequences)) if fresh else self._cache.add_rows(len(sequences))
-            for row, sequence in zip(rows, sequences, strict=True):
+            else:
+                self._cache.admit(rows)
+            numbers = range(len(sequences)) if rows is None else rows
+            for row, sequence in zip(numbers, sequences, strict=True):
                 if sequence.rows.bound:
                     self._cache.take(sequence, [row])
         if self._member is not None:
-            self._member.admit(lengths, fresh)
+            self._member.admit(lengths, rows)
 
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> Any:

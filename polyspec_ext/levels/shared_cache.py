@@ -242,18 +242,21 @@ class Member:
             shared.record = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
-    def admit(self, lengths: Sequence[int], fresh: bool) -> None:
-        """Count rows that have joined the cache, the owner's call first."""
-        shared, count = self.shared, len(lengths)
-        if self.rank == 0:
-            cache = self.level.cache
-            if fresh:
+    def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
+        """Count the tokens of rows that have joined the cache, the owner's call first."""
+        shared = self.shared
+        if rows is None:
+            rows = range(len(lengths))
+            if self.rank == 0:
                 shared.forget(0)
+        if self.rank == 0:
+            new = sum(row >= len(self.lengths) for row in rows)
             for member in shared.members:
-                member.level.adopt(cache)
-                member.lengths = [*member.lengths, *[0] * count]
+                member.level.adopt(self.level.cache)
+                member.lengths = [*member.lengths, *[0] * new]
             shared.record = None
-        self.lengths = [*self.lengths[: len(self.lengths) - count], *lengths]
+        joined = dict(zip(rows, lengths, strict=True))
+        self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
         self.ready, self.moves = True, len(shared.selected)
 
     def _go_on(

@@ -8,6 +8,7 @@ result of each step before the next; or the steps are queued, and it reads once 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import cast
@@ -30,6 +31,7 @@ from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
 from .trees import tree_pass
 
+_ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
 # tokens were emitted. They are valid until it returns.
 Observer = Callable[[int, torch.Tensor], None]
@@ -134,24 +136,30 @@ class Engine:
 
     @torch.inference_mode()
     def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
-        """Have requests join the batch, behind its rows.
+        """Have requests join the batch, behind its rows; where steps are captured, in place of rows
+        that are complete, so that the graphs serve on.
 
         Args:
             readings: of their texts, which every level has read beside the batch but for the last
                 token; empty: all levels read all texts anew.
         """
         self._drop_complete()
-        before = [row for row in self.slots if not row.ended]
-        slots = [*self.slots, *new] if before else list(new)
-        if before:
-            self._rows = self._rows.select(range(len(self.slots)), len(new))
+        slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
+        free = [row.slot for row in slots if row.ended] if self._captures else []
+        joined = [*free[: len(new)], *range(len(slots), len(slots) + len(new) - len(free))]
+        for slot, row in zip(joined, new, strict=True):
+            row.slot = slot
+            slots[slot : slot + 1] = [row]
+        if len(slots) > len(new):
+            gone = set(joined)
+            keep = [None if slot in gone else slot for slot in range(len(slots))]
+            self._rows = self._rows.select(keep)
         else:
             self._rows = Rows(StateRows(self._count, len(new)))
             self.caches.begin({})
-        for slot, row in enumerate(new, len(slots) - len(new)):
-            row.slot = slot
+        for row in new:
             self._begin_windows(row)
-        if readings and (not before or self.caches.begun):
+        if readings and (len(slots) == len(new) or self.caches.begun):
             self.caches.join(readings, slots, self._rows)
         else:
             self._begin_caches()
@@ -256,13 +264,17 @@ class Engine:
     def _on_host(self) -> bool:
         return self._sync_each_step or bool(self._processors)
 
+    @property
+    def _captures(self) -> bool:
+        return self.graphs is not None and not self._on_host
+
     def _drop_complete(self) -> None:
         """Drop complete rows from the caches, where the last rows take their slots. Captured steps
         keep them, so that the graphs of the batch serve to its end."""
         staying = [row for row in self.slots if not row.ended]
         if len(staying) == len(self.slots) or not staying:
             return
-        if self.graphs is not None and not self._on_host:
+        if self._captures:
             return
         count = len(staying)
         last = [row for row in staying if row.slot >= count]

@@ -142,14 +142,13 @@ class HiddenWindow:
         if not self.width and not self.counts.any():
             self._layers = {}  # those of a prompt may be large
 
-    def select(self, rows: Sequence[int], new: int = 0) -> None:
-        """Keep these rows, in that order, and append `new` ones without states."""
-
-        def selected(x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([x[list(rows)], x.new_zeros(new, *x.shape[1:])])
-
-        self.begin, self.counts = selected(self.begin), selected(self.counts)
-        self._layers = {layer: selected(states) for layer, states in self._layers.items()}
+    def select(self, rows: Sequence[int | None]) -> None:
+        """Keep these rows, in that order; None: one without states."""
+        index = [0 if row is None else row for row in rows]
+        fresh = torch.tensor([row is None for row in rows])
+        self.begin = self.begin[index].masked_fill(fresh, 0)
+        self.counts = self.counts[index].masked_fill(fresh, 0)
+        self._layers = {layer: states[index] for layer, states in self._layers.items()}
 
     def fits(self, rows: Sequence[int], width: int) -> bool:
         """Return whether all of `rows` have states, and no row more than `width`."""

@@ -187,30 +187,33 @@ class Caches:
             recorder.read_beside(row.stats, number - 1, time.perf_counter() - began)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
-        """Have the requests of these readings join the batch as its last rows, `slots` and `rows`
-        with them.
-
-        A batch with other rows must have `begun`.
-        """
-        fresh = len(readings) == len(slots)
+        """Have the requests of these readings join the batch, `slots` and `rows` with them. A batch
+        with other rows must have `begun`."""
+        joined = [one.row.slot for one in readings]
+        numbers = None if len(readings) == len(slots) else joined
         capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
         for number, part in enumerate(self._parts, 1):
             lengths = [one.lengths[number] for one in readings]
             sequences = [one.sequences[number] for one in readings]
             with named(self._config.names, number - 1, [one.row for one in readings]):
-                cast(Admitting, part).admit(sequences, lengths, capacity, fresh)
+                cast(Admitting, part).admit(sequences, lengths, capacity, numbers)
             cached = rows.state.cached(number)
-            rows.state.set_cached(number, [*cached[: len(slots) - len(readings)], *lengths])
+            for slot, length in zip(joined, lengths, strict=True):
+                cached[slot] = length
+            rows.state.set_cached(number, cached)
         self._begun = [True] * self._count
         if self._layers:
             self._join_hidden(readings, len(slots), rows)
 
     def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
-        counts = [0] * (batch - len(readings)) + [one.lengths[1] for one in readings]
+        counts = [0] * batch
+        for reading in readings:
+            counts[reading.row.slot] = reading.lengths[1]
         if not max(counts):
             return
         states: dict[int, torch.Tensor] = {}
-        for slot, reading in enumerate(readings, batch - len(readings)):
+        for reading in readings:
+            slot = reading.row.slot
             for layer in self._layers if reading.hidden else ():
                 of_row = torch.cat([one[layer] for one in reading.hidden], 1)
                 if layer not in states:

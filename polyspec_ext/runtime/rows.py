@@ -246,12 +246,14 @@ class StateRows:
         self.words.copy_(table, non_blocking=True)
         self.eos.copy_(on_device(ends, torch.int64, self.device).view_as(self.eos))
 
-    def select(self, rows: Sequence[int], new: int = 0) -> StateRows:
-        """Return windows, cached lengths and round counts of these rows, in that order, and `new`
-        rows behind them."""
-        made = StateRows(self.shape.levels, len(rows) + new)
-        made.head[: len(rows)] = self.head[list(rows)]
-        made.windows[: len(rows)] = [self.windows[row] for row in rows]
+    def select(self, rows: Sequence[int | None]) -> StateRows:
+        """Return windows, cached lengths and round counts of these rows, in that order; None: of a
+        row that begins."""
+        made = StateRows(self.shape.levels, len(rows))
+        for place, row in enumerate(rows):
+            if row is not None:
+                made.head[place] = self.head[row]
+                made.windows[place] = self.windows[row]
         return made
 
     @property
@@ -598,13 +600,13 @@ class Rows:
         width = max(width, self.hidden.width + 1)
         return self.state.step(level, most, width, tail, self.hidden.begin)
 
-    def select(self, keep: Sequence[int], new: int = 0) -> Rows:
-        """Return windows, cached lengths and hidden states of these rows, in that order, and `new`
-        rows behind them. What was pending is forgotten."""
-        rows = Rows(self.state.select(keep, new))
+    def select(self, keep: Sequence[int | None]) -> Rows:
+        """Return windows, cached lengths and hidden states of these rows, in that order; None: of
+        a row that begins. What was pending is forgotten."""
+        rows = Rows(self.state.select(keep))
         window = HiddenWindow(self.state.batch, _CPU)
         window.write(self.hidden)
-        window.select(keep, new)
+        window.select(keep)
         rows.hidden = window
         return rows
 

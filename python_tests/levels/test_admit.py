@@ -66,12 +66,12 @@ def test_rows_join_and_leave(kind: str, left: list[int]) -> None:
     level.select(staying)
     other.select(staying)
     before = [keys_of(level, row, lengths[old]) for row, old in enumerate(staying)]
+    count = len(staying)
     sequences = [sequence_of(level, NEW[0], [2, 3]), sequence_of(level, NEW[1])]
-    level.admit(sequences, [len(text) for text in NEW], 64, False)
+    level.admit(sequences, [len(text) for text in NEW], 64, [count, count + 1])
     fresh.prefill(prompts_of(NEW))
     for row, keys in enumerate(before):
         assert all(map(torch.equal, keys_of(level, row, keys[0].shape[1]), keys))
-    count = len(staying)
     assert level.cache.lengths.tolist() == [*(lengths[row] for row in staying), *map(len, NEW)]
     # Rows that joined go on as in a batch of their own, the others as without them.
     for _ in range(2):
@@ -88,7 +88,7 @@ def test_rows_join_and_leave(kind: str, left: list[int]) -> None:
 def test_a_batch_that_begins_with_sequences() -> None:
     level, _ = running("llama")
     fresh = HuggingFaceLevel(make("llama"))
-    level.admit([sequence_of(level, text) for text in NEW], [7, 1], 64, True)
+    level.admit([sequence_of(level, text) for text in NEW], [7, 1], 64, None)
     fresh.prefill(prompts_of(NEW))
     block = torch.tensor([[5], [6]])
     close(level.forward(InputBlock(block, 1)).logits, fresh.forward(InputBlock(block, 1)).logits)
@@ -108,25 +108,27 @@ def test_hidden_states_of_a_sequence(layers: tuple[int, ...]) -> None:
 def test_saved_tokens_are_those_that_were_read(kind: str) -> None:
     level, _ = running(kind)
     text = (torch.arange(120) % V).tolist()
-    level.admit([sequence_of(level, text)], [120], 64, False)
+    level.admit([sequence_of(level, text)], [120], 64, [3])
     sequence = level.open(10)
     level.restore(sequence, level.save(3, 0, 80))
     level.restore(sequence, level.save(3, 80, 110))
     level.extend(sequence, torch.tensor([text[110:]]), ())
-    level.admit([sequence], [120], 64, False)
+    level.admit([sequence], [120], 64, [4])
     for one, other in zip(keys_of(level, 3, 120), keys_of(level, 4, 120), strict=True):
         assert torch.equal(one[:, :110], other[:, :110])
         close(one, other)
 
 
-def test_nothing_of_the_row_before_is_left() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_nothing_of_the_row_before_is_left(leaves: bool) -> None:
     """A NaN in a slot that the mask hides would still spread."""
     level, fresh = running("llama")[0], HuggingFaceLevel(make("llama"))
     with torch.inference_mode():
         for layer in level.cache.layers:
             layer.keys[2], layer.values[2] = float("nan"), float("nan")
-    level.select([0, 1])
-    level.admit([sequence_of(level, [4, 4])], [2], 64, False)
+    if leaves:
+        level.select([0, 1])
+    level.admit([sequence_of(level, [4, 4])], [2], 64, [2])
     fresh.prefill(prompts_of([[4, 4]]))
     got = level.forward(InputBlock(torch.tensor([[5], [6], [7]]), 1)).logits[2]
     close(got, fresh.forward(InputBlock(torch.tensor([[7]]), 1)).logits[0])

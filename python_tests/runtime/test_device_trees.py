@@ -153,7 +153,8 @@ def test_rounds_that_the_host_follows_in_between(heads: Heads) -> None:
             for number in range(12):
                 if number in (4, 8):
                     with torch.inference_mode():
-                        chain.engine.set_windows(1, [6, 3] if number == 8 else [3, 2])
+                        windows = [6, 3] if number == 8 else [3, 2]
+                        chain.engine.set_windows(batch.rows[1], windows)
                 batch.advance()
         if sync is False:
             assert len(rounds) in (7, 8)

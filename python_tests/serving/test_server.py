@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import captured_chains
 import pytest
 import torch
 import toy_rows
@@ -40,10 +41,16 @@ class Admitting(toy_rows.Staying):
         sequence += tokens[0].tolist()
 
     def admit(
-        self, sequences: Sequence[list[int]], lengths: Sequence[int], capacity: int, fresh: bool
+        self,
+        sequences: Sequence[list[int]],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
     ) -> None:
         assert [len(one) for one in sequences] == list(lengths)
-        self.caches = [*([] if fresh else self.caches), *map(list, sequences)]
+        self.caches = [] if rows is None else self.caches
+        for row, sequence in zip(rows or range(len(lengths)), sequences, strict=True):
+            self.caches[row : row + 1] = [list(sequence)]
 
     def save(self, row: int, begin: int, end: int) -> list[int]:
         return self.caches[row][begin:end]
@@ -416,3 +423,27 @@ def test_slots_that_a_level_cannot_serve_are_refused() -> None:
     chain = ps.Chain([Single(VOCAB, 11, 1.2), Single(VOCAB, 12, 1.2)], [3])
     with pytest.raises(ValueError, match="expected one prompt, given 2"):
         ps.Server(chain, 2)
+
+
+# ---- captured rounds -----------------------------------------------------------------------------
+
+
+def test_captured_rounds_serve_on_while_rows_join_and_leave() -> None:
+    """A recorder stands in for CUDA: graphs replay operators on the memory of their capture."""
+    requests = [
+        {"prompt": [1 + i, 2, 3], "max_new_tokens": 12, "temperature": 1.0, "seed": i}
+        for i in range(14)
+    ]
+    requests = [{**one, "eos_token_id": []} for one in requests]
+    plain, _ = captured_chains.make([4, 2], False)
+    wanted = [alone(plain, one).new_tokens[0] for one in requests]
+    chain, graphs = captured_chains.make([4, 2], True)
+    assert graphs is not None
+    server = ps.Server(chain, 3)
+    first = serve(server, requests[:7], [0, 0, 0, 1, 2, 3, 4])
+    captures = graphs.num_captures
+    assert captures > 0
+    second = serve(server, requests[7:], [0, 0, 1, 1, 2, 3, 4])
+    assert [tokens_of(sound(own)) for own in (*first, *second)] == wanted
+    assert graphs.num_captures == captures
+    assert graphs.num_replays > 4 * captures
