@@ -524,7 +524,7 @@ class Runner:
                         "name": name,
                         "passes": level.num_forward_passes,
                         "seconds": level.seconds / count,
-                        "accepted": list(level.emitted_per_verification),
+                        "accepted": list(level.emitted_per_verification or ()),
                     }
                     for own in answer.rows[row : row + 1]
                     for name, level in zip(call.method.levels, own.levels, strict=True)

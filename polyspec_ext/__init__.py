@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import quantize_w8 as quantize_w8
     from polyspec_ext.quantization import save_w4 as save_w4
     from polyspec_ext.quantization import trim as trim
+    from polyspec_ext.rules import LogitsRules as LogitsRules
     from polyspec_ext.scheduler import Scheduler as Scheduler
     from polyspec_ext.seeds import row_seeds as row_seeds
     from polyspec_ext.serving import AsyncServer as AsyncServer
@@ -89,6 +90,7 @@ _NAMES = {
     "outputs": ("Output", "Stream"),
     "planning.planner": ("Plan", "plan"),
     "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
+    "rules": ("LogitsRules",),
     "scheduler": ("Scheduler",),
     "seeds": ("row_seeds",),
     "serving": ("AsyncServer", "Server", "ServerFull"),

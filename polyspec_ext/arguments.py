@@ -8,6 +8,7 @@ range.
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,17 @@ def _scalar(name: str, value: Any) -> Any:
 def real(name: str, value: Any, high: float = 1.0) -> float:
     """Require a number in [0, high]."""
     return float(_checks.real(name, _scalar(name, value), _ANYWHERE, high)[0])
+
+
+def between(name: str, value: Any, low: float, high: float) -> float:
+    """Require a number in [low, high]."""
+    plain = _scalar(name, value)
+    if isinstance(plain, bool) or not isinstance(plain, numbers.Real):
+        raise TypeError(f"{name}: expected a number, given {shown(value)}")
+    number = float(plain)
+    if not low <= number <= high:
+        raise ValueError(f"{name}: expected a number in [{low:g}, {high:g}], given {number:g}")
+    return number
 
 
 def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from . import arguments, chain_file, inputs, validate
-from .chat import ends_of_turn, fitted_prompt, has_template, prompt_of_text
+from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
@@ -29,17 +29,20 @@ from .levels import (
 )
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
-from .outputs import Answer, Output, Stream, TargetTokenizer
+from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
+from .rules import LogitsRules
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.plan import default_rounds
 from .runtime.requirements import ChainConfig, Operators
 from .runtime.rows import Row
-from .sampling import LogitsProcessors, Sampling
+from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
 from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
+
+Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each
 
 
 class Prediction(NamedTuple):
@@ -357,6 +360,8 @@ class Chain:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         *,
+        rules: LogitsRules | None = None,
+        stop: str | Sequence[str] | None = None,
         cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Stream:
@@ -365,7 +370,9 @@ class Chain:
 
         Args:
             input_ids: one prompt, ``[N]`` or ``[1, N]``.
-            max_new_tokens ... eos_token_id: as of `generate`, one value each.
+            max_new_tokens ... eos_token_id, rules: as of `generate`, one value each.
+            stop: as of `generate`. The tokens of a stop string come as well, and tokens behind it
+                where only they settle its last character.
             cache_prompt: as of `batch`.
 
         Raises:
@@ -381,19 +388,26 @@ class Chain:
                 f"input_ids: expected one prompt to stream, given {len(prompts)}; use batch() for "
                 "several"
             )
-        return Stream(
-            self.batch(
-                prompts,
-                max_new_tokens,
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                seed,
-                eos_token_id,
-                cache_prompt=cache_prompt,
-            )
+        [reader] = self._readers(stop, 1)
+        batch = self.batch(
+            prompts,
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            eos_token_id,
+            rules=rules,
+            cache_prompt=cache_prompt,
         )
+        return Stream(batch, reader)
+
+    def _readers(self, stop: Any, count: int) -> list[StopStrings | None]:
+        stops = arguments.strings("stop", stop)
+        if not stops:
+            return [None] * count
+        return [StopStrings(self._tokenizer.require("stop"), stops) for _ in range(count)]
 
     def chat(
         self,
@@ -406,6 +420,8 @@ class Chain:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         *,
+        rules: LogitsRules | None = None,
+        stop: str | Sequence[str] | None = None,
         system: str | None = None,
         cache_prompt: bool = True,
         **others: NoReturn,
@@ -420,8 +436,9 @@ class Chain:
         Args:
             messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
                 and "content", a string.
-            max_new_tokens ... eos_token_id, cache_prompt: as of `stream`. Without `eos_token_id`,
-                the tokenizer's end of a text is an end as well.
+            max_new_tokens ... eos_token_id, rules, cache_prompt: as of `stream`. Without
+                `eos_token_id`, the tokenizer's end of a text is an end as well.
+            stop: strings that end the answer, and are no part of it.
             system: a system prompt in front of them.
 
         Raises:
@@ -449,9 +466,11 @@ class Chain:
             min_p=min_p,
             seed=seed,
             eos_token_id=eos_token_id,
+            rules=rules,
+            stop=stop,
             cache_prompt=cache_prompt,
         )
-        return Answer(tokenizer, fitted, stream)
+        return Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
     def batch(
         self,
@@ -465,6 +484,7 @@ class Chain:
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
         encoder_input_ids: Tokenized | EncodedInput | None = None,
+        rules: Rules = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
         cache_prompt: bool = False,
@@ -474,9 +494,9 @@ class Chain:
 
         Args:
             prompts: as `input_ids` of `generate`; the lists are copied.
-            max_new_tokens ... eos_token_id: as of `generate`.
+            max_new_tokens ... eos_token_id, rules: as of `generate`.
             encoder_input_ids: as of `generate`, or an `EncodedInput`, which has a mask as well.
-            processors, observe: as of `Batch`.
+            processors, observe: as of `Batch`. Processors come behind the rules.
             cache_prompt: keep what the chain's last call has left in the caches of the beginning of
                 the prompt, and read the rest only. Tokens and draws are those of reading all of it:
                 with packed weights bit for bit (`HuggingFaceLevel.varies`), else up to the rounding
@@ -497,7 +517,7 @@ class Chain:
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
         )
         rows = self.requests(
-            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, rules
         )
         inputs.require_batches(self.names, self.engine.parts, len(rows))
         for row in rows:
@@ -522,6 +542,7 @@ class Chain:
         min_p: Floats = 0.0,
         seed: Ints | None = None,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        rules: Rules = None,
     ) -> list[Row]:
         """Return the checked requests of a batch, which has not begun; the arguments are those of
         `batch`.
@@ -556,11 +577,17 @@ class Chain:
         sampling = [Sampling(*own) for own in zip(*values, strict=True)]
         seeds = inputs.seeds(seed, sampling)
         ends = inputs.eos_sets(eos_token_id, count, vocab_size)
+        checked = arguments.per_row("rules", rules, count)
         rows = []
         for number, prompt in enumerate(prompts):
             stats = Stats([LevelStats(name) for name in self.names], len(prompt))
             parameters = limits[number], sampling[number], seeds[number], ends[number]
-            rows.append(Row(number, list(prompt), *parameters, stats))
+            row = Row(number, list(prompt), *parameters, stats)
+            rule = checked[number]
+            arguments.instance("rules", rule, LogitsRules)
+            if rule is not None and rule.changes:
+                row.processors.append(rule.for_request(len(prompt), row.eos, vocab_size))
+            rows.append(row)
         return rows
 
     def generate(
@@ -577,6 +604,10 @@ class Chain:
         attention_mask: torch.Tensor | None = None,
         pad_token_id: int | None = None,
         encoder_input_ids: Tokenized | None = None,
+        rules: Rules = None,
+        stop: str | Sequence[str] | None = None,
+        n: int = 1,
+        logprobs: int = 0,
         **others: NoReturn,
     ) -> Output:
         """Continue prompts with exactly the target's distribution.
@@ -602,6 +633,13 @@ class Chain:
             encoder_input_ids: where the target is an encoder-decoder model, what the encoders read,
                 one text ``[S]`` or ``[1, S]``, or a mapping as of `input_ids`; `input_ids` is then
                 what the decoders begin with.
+            rules: penalties, biases, bad words and a least length: `LogitsRules` for all rows, or
+                for each prompt.
+            stop: strings that end a text, by the tokenizer beside the target's weights. A row
+                keeps the tokens of its stop string; `Output.text` is the text in front of it.
+            n: texts for each prompt, which follow each other in the output. What has a value per
+                prompt has it for each of its texts; seeds have a value per text.
+            logprobs: how many of the likeliest ids `Output.alternatives` has for each new token.
 
         Raises:
             TypeError, ValueError: bad input; begins with the argument's name, then what was
@@ -615,31 +653,55 @@ class Chain:
         prompts = inputs.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
+        n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
+        logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
+        count = len(prompts)
+        given = [row for row in given for _ in range(n)]
+        prompts = inputs.Prompts(prompt for prompt in prompts for _ in range(n))
+        readers = self._readers(stop, len(prompts))
+        alternatives: list[list[Alternatives]] = [[] for _ in prompts]
+
+        def observe(row: int, logits: torch.Tensor) -> None:
+            alternatives[row] += likeliest(logits, batch.rows[row].sampling, logprobs)
+
         batch = self.batch(
             prompts,
-            max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
+            inputs.repeated("max_new_tokens", max_new_tokens, count, n),
+            inputs.repeated("temperature", temperature, count, n),
+            inputs.repeated("top_k", top_k, count, n),
+            inputs.repeated("top_p", top_p, count, n),
+            inputs.repeated("min_p", min_p, count, n),
             seed,
-            eos_token_id,
+            inputs.repeated_ends(eos_token_id, count, n),
             encoder_input_ids=encoder_input_ids,
+            rules=inputs.repeated("rules", rules, count, n),
+            observe=observe if logprobs else None,
         )
+        rows = [StoppedRow(batch, number, reader) for number, reader in enumerate(readers)]
         try:
-            batch.complete()
+            if any(readers):
+                while batch.advance():
+                    for row in rows:
+                        row.read()
+            else:
+                batch.complete()
         finally:
             self.owner.end(batch)
         if pad_token_id is None:
             pad_token_id = min(batch.rows[0].eos, default=0)
+        new = [row.tokens for row in rows]
+        texts = [prompt + tokens for prompt, tokens in zip(prompts, new, strict=True)]
         return Output(
-            inputs.padded(ids, given, prompts, [row.tokens for row in batch.rows], pad_token_id),
+            inputs.padded(ids, given, prompts, texts, pad_token_id),
             batch.stats,
             [row.stats for row in batch.rows],
-            [row.logprobs for row in batch.rows],
+            [row.logprobs[: len(tokens)] for row, tokens in zip(batch.rows, new, strict=True)],
             batch.seeds,
-            [row.tokens[len(p) :] for row, p in zip(batch.rows, prompts, strict=True)],
+            new,
             self._tokenizer,
+            [str(row.finish_reason) for row in rows],
+            [row[: len(tokens)] for row, tokens in zip(alternatives, new, strict=True) if logprobs],
+            [reader.text for reader in readers if reader is not None] or None,
         )
 
     def generate_text(
@@ -653,6 +715,10 @@ class Chain:
         seed: Ints | None = None,
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         *,
+        rules: Rules = None,
+        stop: str | Sequence[str] | None = None,
+        n: int = 1,
+        logprobs: int = 0,
         system: str | None = None,
         raw: bool = False,
         **others: NoReturn,
@@ -661,7 +727,7 @@ class Chain:
 
         Args:
             prompt: read through the chat template of the target's tokenizer, where it has one.
-            max_new_tokens ... eos_token_id: as of `generate`.
+            max_new_tokens ... eos_token_id, rules, stop, n, logprobs: as of `generate`.
             system: a system prompt for the template.
             raw: leave out the template, and continue the text itself.
 
@@ -682,6 +748,10 @@ class Chain:
             min_p,
             seed,
             eos_token_id,
+            rules=rules,
+            stop=stop,
+            n=n,
+            logprobs=logprobs,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import arguments
@@ -186,7 +186,7 @@ class TextDecoder:
     @property
     def text(self) -> str:
         """Of all tokens, without the special ones."""
-        return self._decoded(0)
+        return self.decoded(0)
 
     def add(self, token: int) -> str:
         """Return the text that is settled with this token and was not returned before."""
@@ -195,11 +195,11 @@ class TextDecoder:
         # not end it.
         if _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             self._in_bytes = True
-        elif self._in_bytes and self._decoded(-1):
+        elif self._in_bytes and self.decoded(-1):
             self._in_bytes = False
         if self._in_bytes or len(self.tokens) < self._due:
             return ""
-        text = self._decoded(self._begin)
+        text = self.decoded(self._begin)
         piece = self._show(text[: self._num_settled(text)])
         size = len(self.tokens) - self._begin
         if size >= 2 * _WINDOW and not self._move_window(text):
@@ -208,10 +208,11 @@ class TextDecoder:
 
     def rest(self) -> str:
         """Return the text that was not returned before, settled or not."""
-        return self._show(self._decoded(self._begin))
+        return self._show(self.decoded(self._begin))
 
-    def _decoded(self, begin: int) -> str:
-        return str(self._tokenizer.decode(self.tokens[begin:], skip_special_tokens=True))
+    def decoded(self, begin: int, end: int | None = None) -> str:
+        """Return the text of a span of tokens, without the special ones."""
+        return str(self._tokenizer.decode(self.tokens[begin:end], skip_special_tokens=True))
 
     def _num_settled(self, text: str) -> int:
         settled = len(text.rstrip("\ufffd"))  # which unfinished characters show as
@@ -231,11 +232,101 @@ class TextDecoder:
         from before what is held back on. Its beginning may be another: decoders strip spaces."""
         held = len(text) - len(self._shown)
         begin = len(self.tokens) - _WINDOW
-        short = self._decoded(begin)
+        short = self.decoded(begin)
         if not 0 <= held < len(text) or not short.endswith(text[-held - 1 :]):
             return False
         self._begin, self._shown = begin, short[: len(short) - held]
         return True
+
+
+class StopStrings:
+    """Text of tokens as they come, as of `TextDecoder`, up to a stop string: the stop string that
+    is complete first; of several that end there, the longest.
+
+    Text that may be the beginning of a stop string is held back until it cannot be.
+
+    Args:
+        tokenizer: of transformers.
+        stops: none of them empty; none at all: the whole text.
+        include: whether the stop string is a part of the text.
+
+    Attributes:
+        stopped: the stop string that has ended the text, or None.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], include: bool = False) -> None:
+        for stop in stops:
+            if not stop:
+                raise ValueError("stop: expected strings of at least 1 character, given ''")
+        self.stopped: str | None = None
+        self._ends = (0, 0)  # number of tokens, of those of the text, once it has stopped
+        self._decoder = TextDecoder(tokenizer)
+        self._stops, self._include = tuple(stops), include
+        self._text, self._waiting = "", ""  # returned, and settled but held back
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens so far, up to the end of the stop string."""
+        return len(self._decoder.tokens) if self.stopped is None else self._ends[0]
+
+    @property
+    def num_text_tokens(self) -> int:
+        """Of these, how many the text has: in front of the stop string, unless it is included. A
+        token with the end of the text and the beginning of the stop string counts."""
+        return len(self._decoder.tokens) if self.stopped is None else self._ends[1]
+
+    @property
+    def tokens(self) -> list[int]:
+        """So far, those of the stop string among them."""
+        return self._decoder.tokens[: self.num_tokens]
+
+    @property
+    def text(self) -> str:
+        """So far, returned or not, without the special tokens."""
+        return self._text if self.stopped is not None else self._decoder.text
+
+    def add(self, token: int) -> str:
+        """Return the text that is settled with this token, is not part of a stop string and was not
+        returned before; "" behind a stop."""
+        if self.stopped is not None:
+            return ""
+        return self._show(self._decoder.add(token), self._num_waiting)
+
+    def rest(self) -> str:
+        """Return the text that was not returned before, as no token comes any more."""
+        return "" if self.stopped is not None else self._show(self._decoder.rest(), lambda text: 0)
+
+    def _show(self, piece: str, num_waiting: Callable[[str], int]) -> str:
+        text = self._waiting + piece
+        begins = [(text.find(stop), stop) for stop in self._stops]
+        ends = [(at + len(stop), at, stop) for at, stop in begins if at >= 0]
+        if ends:
+            end, begin, stop = min(ends)
+            shown, self._waiting = text[: end if self._include else begin], ""
+            through = self._text + text[:end]
+            self._text += shown
+            self._ends = self._num_tokens_of(through), self._num_tokens_of(self._text)
+            self.stopped = stop
+            return shown
+        shown = text[: len(text) - num_waiting(text)]
+        self._text, self._waiting = self._text + shown, text[len(shown) :]
+        return shown
+
+    def _num_waiting(self, text: str) -> int:
+        # The longest end of the text that a stop string begins with.
+        longest = max(map(len, self._stops), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-size:]) for stop in self._stops):
+                return size
+        return 0
+
+    def _num_tokens_of(self, text: str) -> int:
+        decoder = self._decoder  # the least number whose text begins with `text`
+        return bisect.bisect_left(
+            range(len(decoder.tokens)),
+            True,
+            key=lambda count: decoder.decoded(0, count).startswith(text),
+        )
 
 
 def _conversation(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -12,6 +13,7 @@ import torch
 from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
+from .rules import LogitsRules
 from .sampling import Sampling
 from .seeds import fresh_seed, row_seeds
 from .validate import SEED_MAX
@@ -20,6 +22,16 @@ from .validate import SEED_MAX
 _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
                 "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "synced_gpus",
                 "token_streamer", "tokenizer")  # fmt: skip
+
+# Options of transformers by their name here.
+_RULES = tuple(field.name for field in dataclasses.fields(LogitsRules))
+_HERE = {
+    "stop_strings": "stop=...",
+    "num_return_sequences": "n=...",
+    **{name: f"rules=ps.LogitsRules({name}=...)" for name in _RULES},
+    "bad_words_ids": "rules=ps.LogitsRules(bad_words=...)",
+    "sequence_bias": "rules=ps.LogitsRules(logit_bias=...)",
+}
 
 # One value for all rows, or one per row.
 Ints = int | Sequence[int] | torch.Tensor
@@ -65,7 +77,9 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
     own = [one for one in inspect.signature(call).parameters if one not in ("self", "others")]
     near = difflib.get_close_matches(name, own, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(own)}"
-    if name in _OF_GENERATE or hasattr(GenerationConfig(), name):
+    if _HERE.get(name, "").partition("=")[0] in own:
+        hint = f"; here {_HERE[name]}"
+    elif name in _OF_GENERATE or hasattr(GenerationConfig(), name):
         taken = "token_streamer" if name == "streamer" else name
         hint = (
             f"; model.generate(..., custom_generate=ps.custom_generate, chain=chain, {taken}=...) "
@@ -200,6 +214,20 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
         return row_seeds(seed, count)
     given = arguments.per_row("seed", seed, count)
     return [arguments.integer("seed", own, SEED_MAX) for own in given]
+
+
+def repeated(name: str, value: Any, count: int, n: int) -> Any:
+    """Return the values of `count` prompts for `n` rows of each; a value for all stays."""
+    if n == 1 or arguments.entries(name, value) is None:
+        return value
+    return [value for value in arguments.per_row(name, value, count) for _ in range(n)]
+
+
+def repeated_ends(value: Any, count: int, n: int) -> Any:
+    """Return `repeated` ids that end texts, where each prompt has its ids."""
+    rows = arguments.entries("eos_token_id", value) or []
+    by_prompt = any(arguments.entries("eos_token_id", row) is not None for row in rows)
+    return repeated("eos_token_id", value, count, n) if by_prompt else value
 
 
 def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .chat import FittedPrompt, TextDecoder
+from .chat import FittedPrompt, StopStrings
 from .runtime.batch import Batch
+from .sampling import Alternatives
 from .stats import Stats
 
 
@@ -59,8 +60,12 @@ class Output:
         logprobs: of the new tokens of each row, under the target's processed distribution.
         seeds: of each row; as `seed` of the same call they give the same tokens. Where no row
             samples, those of seed 0.
-        new_tokens: of each row, without prompt and padding.
+        new_tokens: of each row, without prompt and padding; up to the end of a stop string.
         tokenizer: of the target, for `text`.
+        finish_reasons: of each row: "stop" at an end-of-text id or a stop string, else "length".
+        alternatives: of each new token of each row the likeliest ids with their log-probabilities
+            (`sampling.likeliest`), as many as `logprobs` of `Chain.generate` asked for.
+        stopped_text: text of each row in front of its stop string; None: none was asked for.
     """
 
     sequences: torch.Tensor
@@ -70,16 +75,77 @@ class Output:
     seeds: list[int] = field(default_factory=list)
     new_tokens: list[list[int]] = field(default_factory=list, repr=False)
     tokenizer: TargetTokenizer | None = field(default=None, repr=False, compare=False)
+    finish_reasons: list[str] = field(default_factory=list)
+    alternatives: list[list[Alternatives]] = field(default_factory=list, repr=False)
+    stopped_text: list[str] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> list[str]:
-        """The new tokens of each row as text, without special tokens.
+        """The new tokens of each row as text, without special tokens and stop string.
 
         Raises:
             ValueError: no tokenizer lies beside the target's weights.
         """
+        if self.stopped_text is not None:
+            return list(self.stopped_text)
         tokenizer = (self.tokenizer or TargetTokenizer(None, "none")).require("text")
         return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in self.new_tokens]
+
+
+class StoppedRow:
+    """A row of a batch, as far as its stop string: the target may commit tokens behind it.
+
+    Args:
+        batch: that has not begun.
+        number: of the row.
+        reader: of its new tokens; None: it has no stop strings.
+    """
+
+    def __init__(self, batch: Batch, number: int, reader: StopStrings | None) -> None:
+        self.reader, self._batch, self._row = reader, batch, batch.rows[number]
+        self._begin = len(self._row.tokens)
+
+    def read(self) -> None:
+        """Read what was committed, and end the row at a stop string."""
+        reader, row = self.reader, self._row
+        if reader is None or self.stops():
+            return
+        for token in row.tokens[self._begin + reader.num_tokens :]:
+            reader.add(token)
+        if row.ended:
+            reader.rest()
+        if self.stops():
+            self._batch.stop(row.number)
+            over = len(row.tokens) - self._begin - reader.num_tokens
+            for stats in {id(stats): stats for stats in (row.stats, self._batch.stats)}.values():
+                stats.num_new_tokens -= over
+
+    def stops(self) -> bool:
+        """Return whether a stop string has been read."""
+        return self.reader is not None and self.reader.stopped is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, up to the end of the stop string."""
+        committed = len(self._row.tokens) - self._begin
+        return committed if self.reader is None else min(committed, self.reader.num_tokens)
+
+    def token(self, number: int) -> int:
+        """Return a new token."""
+        return self._row.tokens[self._begin + number]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Those tokens."""
+        return self._row.tokens[self._begin : self._begin + self.num_tokens]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "stop" at an end-of-text id or a stop string, else "length"; None: it goes on."""
+        if not self._row.ended:
+            return None
+        at_end = not self._row.eos.isdisjoint(self.tokens[-1:])
+        return "stop" if at_end or self.stops() else "length"
 
 
 class Stream:
@@ -87,15 +153,18 @@ class Stream:
 
     Args:
         batch: of one row.
+        reader: of its stop strings. Tokens up to the end of a stop string come; tokens behind it
+            too, where only these settle its text.
 
     Raises:
         RequestError: of ``next``: a row of logits has no distribution.
         RuntimeError: of ``next``: the chain has begun another batch since, or this one failed.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, reader: StopStrings | None = None) -> None:
         self.batch = batch
-        self._next = len(batch.rows[0].tokens)
+        self._row = StoppedRow(batch, 0, reader)
+        self._next = 0
 
     @property
     def stats(self) -> Stats:
@@ -107,17 +176,23 @@ class Stream:
         """As `Output.seeds`: one."""
         return self.batch.seeds
 
+    @property
+    def finish_reason(self) -> str | None:
+        """As of `Output.finish_reasons`; None: the text goes on."""
+        return self._row.finish_reason
+
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
         # Read off the text itself, of which an interrupt behind a round loses nothing.
-        tokens = self.batch.rows[0].tokens
-        if self._next == len(tokens) and not self.batch.advance():
-            raise StopIteration
-        token = tokens[self._next]
+        self._row.read()
+        while self._next >= self._row.num_tokens:
+            if not self.batch.advance():
+                raise StopIteration
+            self._row.read()
         self._next += 1
-        return token
+        return self._row.token(self._next - 1)
 
 
 class Answer:
@@ -131,21 +206,28 @@ class Answer:
         stream: of its tokens.
     """
 
-    def __init__(self, tokenizer: Any, fitted: FittedPrompt, stream: Stream) -> None:
+    def __init__(
+        self, tokenizer: Any, fitted: FittedPrompt, stream: Stream, stops: Sequence[str] = ()
+    ) -> None:
         self.prompt, self.left_out, self.limit, self.context = fitted
         self.stream = stream
-        self._decoder = TextDecoder(tokenizer)
+        self._reader = StopStrings(tokenizer, stops)
         self._pieces = self._read()
 
     @property
     def text(self) -> str:
-        """So far."""
-        return self._decoder.text
+        """So far, in front of a stop string."""
+        return self._reader.text
 
     @property
     def tokens(self) -> list[int]:
         """So far, those that end it among them."""
-        return self._decoder.tokens
+        return self._reader.tokens
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that has ended it."""
+        return self._reader.stopped
 
     @property
     def ends(self) -> Collection[int]:
@@ -175,11 +257,11 @@ class Answer:
 
     def rest(self) -> str:
         """Return the text that an interrupted iteration has not yielded."""
-        return self._decoder.rest()
+        return self._reader.rest()
 
     def _read(self) -> Iterator[str]:
         for token in self.stream:
-            if piece := self._decoder.add(token):
+            if piece := self._reader.add(token):
                 yield piece
         if piece := self.rest():
             yield piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -9,6 +10,8 @@ import torch
 
 from . import arguments
 from .validate import TEMPERATURE_MAX
+
+Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
 
 
 @runtime_checkable
@@ -25,6 +28,51 @@ class LogitsProcessors(Protocol):
             row: number of the request in its batch.
         """
         ...
+
+
+class RowProcessor(Protocol):
+    """Changes the logits of one request, as `LogitsProcessors` those of several: a function of
+    logits and prefix alone."""
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+        """Return processed logits ``[k, V]``; arguments as of `LogitsProcessors.apply`."""
+        ...
+
+
+class RequestProcessors:
+    """`LogitsProcessors` of requests that come and go. Rows without any get their logits back. It
+    is false while it changes the logits of no request.
+
+    Args:
+        last: applied to all rows, behind the processors of each.
+    """
+
+    def __init__(self, last: LogitsProcessors | None = None) -> None:
+        self._of_row: dict[int, list[RowProcessor]] = {}
+        self._last = last
+
+    def add(self, row: int, processors: Sequence[RowProcessor]) -> None:
+        """Set what changes the logits of request number `row`, in the order of application: rules
+        (`LogitsRules`) before a mask of allowed tokens."""
+        if processors:
+            self._of_row[row] = list(processors)
+
+    def __bool__(self) -> bool:
+        return bool(self._of_row) or self._last is not None
+
+    def remove(self, row: int) -> None:
+        """Forget a request, if it is known."""
+        self._of_row.pop(row, None)
+
+    def applies(self, row: int) -> bool:
+        """Return whether anything changes the logits of request number `row`."""
+        return row in self._of_row or self._last is not None
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        """Apply the processors of a row as `LogitsProcessors.apply`."""
+        for processor in self._of_row.get(row, ()):
+            logits = processor.apply(logits, prefix)
+        return logits if self._last is None else self._last.apply(logits, prefix, row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +105,43 @@ class Sampling:
         """Whether every distribution is one-hot at the argmax (contract C5); draft rows are then
         never read."""
         return self.temperature == 0.0
+
+
+def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return logits ``[e, V]`` after temperature and filters, float32: -inf where a token has no
+    probability. Greedy logits stay as they are."""
+    scores = logits.float()
+    if sampling.greedy:
+        return scores
+    scores = scores / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[1]:
+        edge = scores.topk(sampling.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < edge, -float("inf"))
+    if sampling.top_p < 1:  # tokens tied at the edge stay
+        mass, order = scores.softmax(-1).sort(dim=-1, descending=True)
+        kept = mass.cumsum(-1) - mass < sampling.top_p
+        kept[:, 0] = True
+        last = kept.sum(-1, keepdim=True) - 1
+        edge = scores.gather(-1, order.gather(-1, last))
+        scores = scores.masked_fill(scores < edge, -float("inf"))
+    if sampling.min_p > 0:
+        mass = scores.softmax(-1)
+        least = sampling.min_p * mass.amax(-1, keepdim=True)
+        scores = scores.masked_fill(mass < least, -float("inf"))
+    return scores
+
+
+def likeliest(logits: torch.Tensor, sampling: Sampling, count: int) -> list[Alternatives]:
+    """Return of each row of processed logits ``[e, V]`` the `count` likeliest ids with their
+    log-probabilities after temperature and filters, the lower id first of equally likely ones;
+    fewer where no other has a probability. At temperature 0, where an id has all of it, they are
+    those of temperature 1."""
+    logprobs = processed_scores(logits, sampling).log_softmax(-1)
+    edges = logprobs.topk(min(count, logprobs.shape[1])).values[:, -1:]
+    likely = (logprobs >= edges) & ~logprobs.isneginf()
+    alternatives = []
+    for row, chosen in zip(logprobs, likely, strict=True):
+        ids = chosen.nonzero()[:, 0]
+        values, order = row[ids].sort(descending=True, stable=True)
+        alternatives.append(list(zip(ids[order].tolist(), values.tolist(), strict=True))[:count])
+    return alternatives

@@ -47,7 +47,8 @@ class LevelStats:
         acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
         draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
             EOS and where few tokens are left to generate.
-        emitted_per_verification: tokens handed up or committed by each verification, in order.
+        emitted_per_verification: tokens handed up or committed by each verification, in order;
+            None where nobody wants a list that grows with every token, as in a server.
         num_draft_tokens_per_pos: [i] = number of blocks that had a token i.
         draft_acceptance_rate_per_pos: [i] = share of the blocks with a token i whose token i was
             accepted. (vLLM divides by all blocks, which is the same where all have one length.)
@@ -69,13 +70,14 @@ class LevelStats:
     num_accepted_tail_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_length_histogram: list[int] = field(default_factory=list)
-    emitted_per_verification: list[int] = field(default_factory=list)
+    emitted_per_verification: list[int] | None = field(default_factory=list)
 
     def verified(self, drafted: int, accepted: int, emitted: int, of_tail: int = 0) -> None:
         """Count one verification of `drafted` tokens, the last `of_tail` of them of a tail."""
         self.num_verifications += 1
         self.num_emitted_tokens += emitted
-        self.emitted_per_verification.append(emitted)
+        if self.emitted_per_verification is not None:
+            self.emitted_per_verification.append(emitted)
         if drafted == 0:
             return
         self.num_drafts += 1
@@ -315,8 +317,12 @@ def merge(requests: Sequence[Stats]) -> Stats:
         total.decode_seconds += stats.decode_seconds
         for into, level in zip(total.levels, stats.levels, strict=True):
             for name in LevelStats.__slots__:
-                if name not in ("name", *HISTOGRAMS):  # lists: one behind the other
+                if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
                     setattr(into, name, getattr(into, name) + getattr(level, name))
+            before, more = into.emitted_per_verification, level.emitted_per_verification
+            into.emitted_per_verification = (
+                None if before is None or more is None else [*before, *more]
+            )
             for name in HISTOGRAMS:
                 sums, counts = getattr(into, name), getattr(level, name)
                 sums.extend([0] * (len(counts) - len(sums)))

@@ -9,22 +9,30 @@ from typing import Any
 
 from .. import chain_file, tiny
 from ..chain import Chain
+from ..rules import LogitsRules
 from ..tuning import default_store
 from .options import SWITCHES, add_chain_options
 
 _PLANNED = 32  # new tokens that a plan is made for, at least: fewer do not show every step
 
 
-def sampling_of(args: argparse.Namespace, count: int) -> dict[str, Any]:
-    """Return the sampling options for `count` prompts as keyword arguments of `Chain.generate`."""
+def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, Any]:
+    """Return the sampling options for `n` texts of each of `count` prompts as keyword arguments of
+    `Chain.generate`, but for n."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
-    given: dict[str, list[Any]] = {name: getattr(args, name) for name in names}
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    given: dict[str, list[Any]] = {name: getattr(args, name) for name in (*names, *penalties)}
     for name, values in given.items():
-        if len(values) not in (1, count):
+        things, wanted = ("texts", count * n) if name == "seed" and n > 1 else ("prompts", count)
+        if len(values) not in (1, wanted):
             raise ValueError(
-                f"{name}: expected one value, or as many as prompts ({count}), given {len(values)}"
+                f"{name}: expected one value, or as many as {things} ({wanted}), given "
+                f"{len(values)}"
             )
-    return {name: values if len(values) > 1 else values[0] for name, values in given.items()}
+    of_rules = [(given.pop(name) * count)[:count] for name in penalties]
+    given["rules"] = [LogitsRules(*values) for values in zip(*of_rules, strict=True)]
+    request = {name: values if len(values) > 1 else values[0] for name, values in given.items()}
+    return {**request, "stop": args.stop}
 
 
 def build_chain(args: argparse.Namespace) -> Chain:

@@ -172,7 +172,7 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
                 if asked:
                     ending = "ended by Ctrl-C"
                     break
-        if len(answer.tokens) == answer.limit and answer.tokens[-1] not in answer.ends:
+        if answer.stream.finish_reason == "length" and len(answer.tokens) == answer.limit:
             ending = f"cut off at {answer.limit} tokens"
     except KeyboardInterrupt:
         ending = "ended by Ctrl-C"

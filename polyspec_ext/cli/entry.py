@@ -84,6 +84,7 @@ def _add_generate(sub: argparse.ArgumentParser) -> None:
     )
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
+    options.add_count(sub, "--n", 1, "texts for each prompt")
     sub.set_defaults(run=_later("generate"))
 
 

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     if args.raw and args.system is not None:
         raise ValueError("system: expected no --raw beside it, which leaves out the chat template")
-    request = sampling_of(args, len(args.prompt))
+    request = sampling_of(args, len(args.prompt), args.n)
     asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
     require_text(asked)
     chain = None if args.auto else build_chain(args)
@@ -45,21 +45,21 @@ def run(args: argparse.Namespace) -> int:
         for prompt in prompts:
             show_prompt(prompt)
     ids = [prompt.input_ids for prompt in prompts]
-    if len(ids) == 1 and not args.json:
+    if len(ids) == args.n == 1 and not args.json:
         stream = chain.stream(ids[0], **request)
-        print_text(stream, tokenizer)
+        print_text(stream, tokenizer, args.stop or ())
         seeds, stats = stream.seeds, stream.stats
     else:
-        out = chain.generate(ids, **request)
+        out = chain.generate(ids, **request, n=args.n)
         seeds, stats = out.seeds, out.stats
-        answers = _answers(out, prompts, tokenizer)
+        answers = _answers(out, [prompt for prompt in prompts for _ in range(args.n)], tokenizer)
         if args.json:
             # (The only request's own statistics are those of the call.)
-            report = {"requests": answers} if len(ids) > 1 else answers[0]
+            report = {"requests": answers} if len(answers) > 1 else answers[0]
             print(json.dumps({**report, "stats": stats.to_dict()}, indent=2))
             return 0
         # What was asked tells the texts apart, as head and tail do with files.
-        titles = (f"==> {' '.join(text.split())} <==" for text in asked)
+        titles = [f"==> {' '.join(text.split())} <==" for text in asked for _ in range(args.n)]
         blocks = (f"{title}\n{own['text']}\n" for title, own in zip(titles, answers, strict=True))
         print("\n".join(blocks), end="")
     if args.target is None:
@@ -80,12 +80,12 @@ def _stdin() -> str:
 def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
     """Return the answers by prompt as JSON has them."""
     found = []
-    for row, prompt, seed, stats in zip(
-        out.sequences, prompts, out.seeds, out.requests, strict=True
-    ):
-        length = len(prompt.input_ids)
-        tokens = row[length : length + stats.num_new_tokens].tolist()
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        own = {"prompt": prompt.text, "text": text, "tokens": tokens, "seed": seed}
-        found.append({**own, "stats": stats.to_dict()})
+    texts = out.stopped_text or [
+        tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.new_tokens
+    ]
+    rows = zip(prompts, texts, out.new_tokens, out.finish_reasons, out.seeds, strict=True)
+    names = ("prompt", "text", "tokens", "finish_reason", "seed")
+    for (prompt, *values), stats in zip(rows, out.requests, strict=True):
+        answer = dict(zip(names, [prompt.text, *values], strict=True))
+        found.append({**answer, "stats": stats.to_dict()})
     return found

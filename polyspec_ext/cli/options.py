@@ -69,6 +69,8 @@ COUNTS = listed(COUNT)
 COUNTS_OR_NONE = listed(COUNT_OR_NONE)
 SEEDS = listed(SEED)
 TEMPERATURES = listed(number(0))
+REPETITION = listed(number(0.01, 100))
+PENALTIES = listed(number(-2, 2))
 SHARE = number(0, 1)
 SHARES = listed(SHARE)
 
@@ -99,6 +101,13 @@ def prompt(text: str) -> str:
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError("expected UTF-8 text, given other bytes") from None
     return text
+
+
+def stop(text: str) -> str:
+    """Require text that can be met."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected at least 1 character, given ''")
+    return prompt(text)
 
 
 def add_threads(group: Any) -> None:
@@ -316,6 +325,9 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("--top-p", SHARES, 1.0, "P,...", "1 is off"),
         ("--min-p", SHARES, 0.0, "P,...", "0 is off"),
         ("--seed", SEEDS, None, "S,...", "the same seed, the same text"),
+        ("--repetition-penalty", REPETITION, 1.0, "R,...", "of the prompt's tokens too; 1 is off"),
+        ("--presence-penalty", PENALTIES, 0.0, "P,...", "of tokens that the text has; 0 is off"),
+        ("--frequency-penalty", PENALTIES, 0.0, "F,...", "as often as it has them; 0 is off"),
     ):
         read: Callable[[str], Any] = kind
         group.add_argument(
@@ -325,3 +337,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             metavar=metavar,
             help=f"{meaning} (default: {'a fresh one' if default is None else f'{default:g}'})",
         )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        type=stop,
+        metavar="TEXT",
+        help="end a text in front of this string; may be repeated",
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import tiny
-from ..chat import ChatPrompt, TextDecoder, prompt_of_text
+from ..chat import ChatPrompt, StopStrings, prompt_of_text
 from ..levels import tokenizer_at
 from ..levels.sources import model_source
 from ..quantization.stored import original
@@ -50,13 +50,13 @@ def show_prompt(prompt: ChatPrompt) -> None:
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
-def print_text(tokens: Iterable[int], tokenizer: Any) -> str:
-    """Print a text while its tokens come; returns it."""
-    decoder = TextDecoder(tokenizer)
+def print_text(tokens: Iterable[int], tokenizer: Any, stops: Sequence[str] = ()) -> str:
+    """Print a text up to a stop string while its tokens come; return it."""
+    reader = StopStrings(tokenizer, stops)
     for token in tokens:
-        print(decoder.add(token), end="", flush=True)
-    print(decoder.rest(), flush=True)
-    return decoder.text
+        print(reader.add(token), end="", flush=True)
+    print(reader.rest(), flush=True)
+    return reader.text
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ..errors import add_note
-from ..sampling import Sampling
+from ..sampling import Sampling, processed_scores
 from .call_state import State, call_state, difference
 
 # Processors of transformers that a chain cannot apply to drafted positions, with the reason.
@@ -129,22 +129,8 @@ def _plain(warper: Any) -> bool:
 
 
 def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
-    """Scores ``[e, V]`` float32 as `generate` shows them: processed logits after temperature and
-    filters, -inf where a token has no probability."""
-    scores, sampling = logits.float(), parts.sampling
-    if not sampling.greedy:
-        scores = scores / sampling.temperature
-        if sampling.top_k > 0:
-            scores = TopKLogitsWarper(sampling.top_k)(None, scores)
-        if sampling.top_p < 1:  # not by the warper, which drops some of the tokens tied at the edge
-            mass, order = scores.softmax(-1).sort(dim=-1, descending=True)
-            kept = mass.cumsum(-1) - mass < sampling.top_p
-            kept[:, 0] = True
-            last = kept.sum(-1, keepdim=True) - 1
-            edge = scores.gather(-1, order.gather(-1, last))
-            scores = scores.masked_fill(scores < edge, _NEGATIVE)
-        if sampling.min_p > 0:
-            scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+    """Return scores ``[e, V]`` float32 as `generate` shows them (`processed_scores`)."""
+    scores = processed_scores(logits, parts.sampling)
     return scores.log_softmax(-1) if parts.normalize else scores
 
 

@@ -19,7 +19,7 @@ import torch
 from .. import arguments
 from ..policies.base import RoundReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
-from ..sampling import LogitsProcessors
+from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
 from .prefill import Reading
@@ -158,7 +158,7 @@ class Batch:
         rows: requests that begin together; others may `join`.
         policy: chooses the windows before each round of the target. None: they stay.
         processors: change logits before they become a distribution, on every level alike
-            (contract C1). Falsy while they change those of no request.
+            (contract C1), behind those of each row.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
         cache_prompt: whether to reuse the caches of the batch before (`Engine.reuse_prefix`).
@@ -192,19 +192,25 @@ class Batch:
         else:
             self.stats = Stats([LevelStats(name) for name in engine.config.names])
             self.stats.num_requests = 0
+            if isolates:  # there is no end to its requests
+                for level in self.stats.levels:
+                    level.emitted_per_verification = None
             self._count(rows)
         self._recorder = StatsRecorder(self.stats)
         if self._policy is not None:
             # Processes that share a level must choose the same windows.
             timed = not any(part.capabilities.sharded for part in engine.parts)
             self._recorder = RoundRecorder(self.stats, timed)
+        self._processors = RequestProcessors(processors)
+        for row in rows:
+            self._processors.add(row.number, row.processors)
         with owner.work():
             owner.begin(self)
             reused = engine.reuse_prefix(self.rows) if cache_prompt else {}
             if not reused:
                 owner.forget()
             engine.recovers, engine.traces = isolates, traces
-            engine.begin(self.rows, self._recorder, processors, observe, reused)
+            engine.begin(self.rows, self._recorder, self._processors, observe, reused)
         if len(rows) > 1:
             self.stats.num_cached_tokens = sum(row.stats.num_cached_tokens for row in self.rows)
 
@@ -250,12 +256,15 @@ class Batch:
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.join(rows, readings)
+        for row in rows:
+            self._processors.add(row.number, row.processors)
         self.rows += rows
         self._count(rows)
 
     def leave(self, row: Row) -> None:
         """Remove a row that has ended from `rows`."""
-        self.rows.remove(row)
+        self.rows = [other for other in self.rows if other is not row]
+        self._processors.remove(row.number)
         if isinstance(self._recorder, RoundRecorder):
             self._recorder.take(row.stats)
 

@@ -247,6 +247,7 @@ class Engine:
     def _prepare_rounds(self) -> None:
         """Plan the next rounds, prefill caches, and grow caches and rows for them."""
         self._drop_complete()
+        self._applied = self._processors or None  # false while it changes no request's logits
         active = [row for row in self.slots if row.active]
         planner, rows = self._planner, self._rows
         plan = planner.plan(rows.state, active)
@@ -365,7 +366,7 @@ class Engine:
                 rows.requests,
                 rows=pending.tables.get(level - 1),
                 eos=rows.eos,
-                processors=self._processors or None,
+                processors=self._applied,
                 text=rows.text,
                 hidden=rows.hidden.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
@@ -446,8 +447,8 @@ class Engine:
         logits, hidden, skipped = level.forward(block)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
             logits = logits[..., : config.vocab_sizes[number - 1]]
-        if self._processors:
-            logits = rows.process(self._processors, logits, step, tree)
+        if self._applied is not None:
+            logits = rows.process(self._applied, logits, step, tree)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = plan if step.table.device == device else step.on(device)

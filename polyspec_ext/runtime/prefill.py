@@ -93,18 +93,20 @@ class Reading:
         row: the request.
         sequences: of each level, by number (`levels.base.Admitting`).
         lengths: tokens that each level has read of the text but for its last token.
+        asked: the levels that read it.
         hidden: the target's states of these tokens, by pass, where the drafter reads them.
     """
 
     row: Row
     sequences: dict[int, Any]
     lengths: dict[int, int]
+    asked: Sequence[int]
     hidden: list[Hidden] = field(default_factory=list)
 
     @property
     def left(self) -> int:
         """Return how many tokens some level has yet to read."""
-        return self.row.committed - 1 - min(self.lengths.values())
+        return self.row.committed - 1 - min(self.lengths[number] for number in self.asked)
 
 
 class Caches:
@@ -154,10 +156,12 @@ class Caches:
         """
         parts = [cast(Admitting, part) for part in self._parts]
         sequences = {number: part.open(row.committed) for number, part in enumerate(parts, 1)}
-        reading = Reading(row, sequences, dict.fromkeys(sequences, 0))
+        # A target that decodes alone needs no level below it.
+        asked = [1] if row.window_bound == 0 else list(sequences)
+        reading = Reading(row, sequences, dict.fromkeys(sequences, 0), asked)
         if self._layers:
             return reading
-        for number, part in enumerate(parts, 1):
+        for number, part in zip(asked, parts, strict=False):
             # A level without sequences of its own has read what the target has.
             own = 1 if sequences[number] is None else number
             for copy in saved.get(own, ()):
@@ -170,8 +174,9 @@ class Caches:
         """Have every level read the text as far as `most` tokens behind the level that has read the
         least."""
         row, lengths = reading.row, reading.lengths
-        end = min(min(lengths.values()) + most, row.committed - 1)
-        for number, begin in lengths.items():
+        end = row.committed - 1 - max(0, reading.left - most)
+        for number in reading.asked:
+            begin = lengths[number]
             if begin >= end:
                 continue
             part, began = self._parts[number - 1], time.perf_counter()

@@ -20,7 +20,7 @@ from ..drafters.base import DraftBlock, RowBuffer
 from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import LogitsProcessors, Sampling
+from ..sampling import LogitsProcessors, RowProcessor, Sampling
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
 from .hidden import HiddenWindow
@@ -46,6 +46,7 @@ class Row:
         policy_number: by which a policy knows the row; numbers of rows that left are used again.
         num_reported: committed tokens that the policy has been told of.
         error: why the request has failed.
+        processors: of its logits, in the order of application.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Row:
     policy_number: int = 0
     num_reported: int = 0
     error: Exception | None = None
+    processors: list[RowProcessor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.slot = self.policy_number = self.number

@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import torch
+
 from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
+from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
+from ..sampling import Alternatives, likeliest
 from ..stats import Stats
 from .prefix import PrefixCache
 
@@ -52,7 +56,7 @@ class Event:
     logprobs: list[float] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
     corrected: list[bool] = field(default_factory=list)
-    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
     finish_reason: str | None = None
     error: Exception | None = None
     stats: Stats | None = None
@@ -101,10 +105,18 @@ class Server:
         self._readings: list[Reading] = []
         self._running: dict[int, Row] = {}  # those that are read among them
         self._numbers = list(range(slots))  # that no running request has, for the policy
+        # How many are wanted for each token, and those of the tokens since the last event.
+        self._alternatives: dict[int, tuple[int, list[Alternatives]]] = {}
         # Seconds of a round, and of reading a token, as measured.
         self._round_seconds = self._token_seconds = 0.0
         self._batch = Batch(
-            chain.engine, chain.owner, [], policy=chain.policy, isolates=True, traces=True
+            chain.engine,
+            chain.owner,
+            [],
+            policy=chain.policy,
+            observe=self._observe,
+            isolates=True,
+            traces=True,
         )
 
     @property
@@ -133,6 +145,7 @@ class Server:
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
         *,
+        rules: LogitsRules | None = None,
         speculation: bool | int = True,
         priority: int = 0,
         logprobs: int = 0,
@@ -142,9 +155,10 @@ class Server:
 
         Args:
             prompt: one, as of `Chain.stream`.
-            max_new_tokens ... eos_token_id: as of `Chain.stream`.
+            max_new_tokens ... eos_token_id, rules: as of `Chain.stream`.
             speculation: False decodes with the target alone; a number bounds every window.
             priority: requests of a higher one leave the queue first.
+            logprobs: how many of the likeliest ids `Event.alternatives` has for each token.
 
         Returns:
             The request's id.
@@ -156,8 +170,9 @@ class Server:
         inputs.refuse(self.add, others)
         bound = _window_bound(speculation)
         priority = arguments.integer("priority", priority, arguments.SIZE_MAX, -arguments.SIZE_MAX)
+        logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
         rows = self.chain.requests(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+            prompt, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, rules
         )
         if len(rows) != 1:
             raise ValueError(f"prompt: expected one, given {len(rows)}")
@@ -174,6 +189,8 @@ class Server:
                     f"expected at most {self.max_waiting} waiting requests, given one more"
                 )
             row.number = next(self._ids)
+            if logprobs:
+                self._alternatives[row.number] = logprobs, []
             heapq.heappush(self._waiting, (-priority, row.number, row))
         return row.number
 
@@ -206,6 +223,11 @@ class Server:
 
     # ---- the parts of a step ---------------------------------------------------------------------
 
+    def _observe(self, number: int, logits: torch.Tensor) -> None:
+        if number in self._alternatives:
+            count, pending = self._alternatives[number]
+            pending += likeliest(logits, self._running[number].sampling, count)
+
     def _end_aborted(self) -> list[Event]:
         with self._lock:
             aborted, self._aborted = self._aborted, set()
@@ -217,6 +239,8 @@ class Server:
             row = self._running[number]
             self._batch.end(row)
             gone.append(row)
+        for row in gone:
+            self._alternatives.pop(row.number, None)
         return [Event(row.number, finish_reason="abort", stats=row.stats) for row in gone]
 
     def _open(self, events: list[Event]) -> None:
@@ -295,6 +319,10 @@ class Server:
             [origin.level for origin in origins],
             [origin.corrected for origin in origins],
         )
+        if row.number in self._alternatives:
+            pending = self._alternatives[row.number][1]
+            event.alternatives = list(pending)
+            pending.clear()
         if row.error is not None:
             event.finish_reason, event.error = "error", row.error
         elif row.ended:
@@ -314,6 +342,7 @@ class Server:
                     self._save(row)
                 self._batch.leave(row)
             del self._running[row.number]
+            self._alternatives.pop(row.number, None)
             self._numbers.append(row.policy_number)
 
     def _save(self, row: Row) -> None:

@@ -266,8 +266,9 @@ def test_arguments_of_transformers_have_a_hint() -> None:
     chain = plain()
     hints = {
         "do_sample": "custom_generate=ps.custom_generate, chain=chain, do_sample=.*temperature=0",
-        "stop_strings": "chain=chain, stop_strings=",
-        "repetition_penalty": "chain=chain, repetition_penalty=",
+        "no_repeat_ngram_size": "chain=chain, no_repeat_ngram_size=",
+        "repetition_penalty": r"here rules=ps\.LogitsRules\(repetition_penalty=",
+        "bad_words_ids": r"here rules=ps\.LogitsRules\(bad_words=",
         "streamer": "chain=chain, token_streamer=",
         "num_beams": "chain=chain, num_beams=",
         "max_new_token": "did you mean max_new_tokens?",

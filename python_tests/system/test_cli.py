@@ -45,6 +45,38 @@ def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert again["tokens"] == report["tokens"]
 
 
+def test_options_of_a_text_are_those_of_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rules, stop strings and several texts of a prompt, printed and as JSON."""
+    command = ("generate", "x", "y", "--n", "2", "--max-new-tokens", "9", "--temperature", "1.5")
+    more = ["--seed", "3", "--repetition-penalty", "2", "--presence-penalty", "1,0.5"]
+    more += ["--frequency-penalty", "-0.5", "--stop", "e", "--stop", "a"]
+    rows = json.loads(call(capsys, *command, *more, "--json")[1])["requests"]
+    rules = [ps.LogitsRules(2.0, presence, -0.5) for presence in (1, 0.5)]
+    asked = {"n": 2, "temperature": 1.5, "seed": 3, "rules": rules, "stop": ["e", "a"]}
+    out = tiny.chain().generate(tiny.prompt_ids(["x", "y"]), 9, **asked)
+    assert [row["tokens"] for row in rows] == out.new_tokens
+    assert [row["text"] for row in rows] == out.text
+    assert [row["finish_reason"] for row in rows] == out.finish_reasons
+    printed = call(capsys, *command, *more)[1]
+    assert printed == "\n".join(
+        f"==> {text} <==\n{answer}\n" for text, answer in zip("xxyy", out.text, strict=True)
+    )
+    seeds = ("--seed", ",".join(map(str, out.seeds)))
+    again = json.loads(call(capsys, *command, *more, *seeds, "--json")[1])["requests"]
+    assert [row["tokens"] for row in again] == out.new_tokens
+    status, _, error = call(capsys, "generate", "x", "--stop", "")
+    assert (status, error) == (2, "error: --stop: expected at least 1 character, given ''\n")
+
+
+def test_a_streamed_text_ends_in_front_of_a_stop_string(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ("generate", "x", "--max-new-tokens", "9")
+    whole = call(capsys, *command)[1].removesuffix("\n")
+    stop = whole[len(whole) // 2 :][:2]
+    assert call(capsys, *command, "--stop", stop)[1] == whole[: whole.index(stop)] + "\n"
+
+
 @pytest.mark.parametrize("prompts", [("x",), ("x", "y")])
 def test_without_a_seed_the_command_says_which_it_drew(
     prompts: tuple[str, ...], capsys: pytest.CaptureFixture[str]

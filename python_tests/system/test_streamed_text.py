@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from polyspec_ext.chat import TextDecoder
+from polyspec_ext.chat import StopStrings, TextDecoder
 
 TEXTS = [
     "It 's fine . We can n't go on , can we ? They 've come !",
@@ -106,6 +106,66 @@ def test_pieces_are_the_text_of_the_whole(kind: str, tidies: bool) -> None:
     for tokens in texts:
         whole = tokenizer.decode(tokens, skip_special_tokens=True)
         assert streamed(tokenizer, tokens) == whole, tokens
+
+
+def first_stop(text: str, stops: list[str]) -> tuple[int, int]:
+    """Return where the stop string that is complete first begins and ends, character by
+    character."""
+    for end in range(1, len(text) + 1):
+        begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begins:
+            return min(begins), end
+    return len(text), len(text)
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("tidies", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_end_in_front_of_a_stop_string(kind: str, tidies: bool, include: bool) -> None:
+    """Stop strings out of the text, so that they begin and end within tokens and characters of
+    several bytes, and others that are nearly there."""
+    tokenizer = tokenizer_of(kind, tidies)
+    drawn = random.Random(1)
+    words = [token for text in TEXTS for token in tokenizer(text).input_ids]
+    met = 0
+    for turn in range(150):
+        pool = words if turn % 2 else range(len(tokenizer))
+        tokens = [drawn.choice(pool) for _ in range(drawn.randrange(1, 60))]
+        whole = tokenizer.decode(tokens, skip_special_tokens=True)
+        stops = []
+        for _ in range(drawn.randrange(4)):
+            begin = drawn.randrange(len(whole) + 1)
+            stop = whole[begin : begin + drawn.randrange(1, 9)] + drawn.choice(["", "", "!", "é"])
+            stops += [stop] if stop else []
+        reader = StopStrings(tokenizer, stops, include)
+        begin, end = first_stop(whole, stops)
+        shown, settled, decoder = "", "", TextDecoder(tokenizer)
+        for token in tokens:
+            settled += decoder.add(token)
+            shown += reader.add(token)
+            if reader.stopped is None:  # nothing waits that cannot be a stop string
+                assert len(settled) - len(shown) < max(map(len, stops), default=1)
+                assert reader.num_tokens == len(decoder.tokens)
+        shown += reader.rest() + reader.rest()
+        text = whole[: end if include else begin]
+        assert shown == reader.text == text
+        assert (reader.stopped is None) == (begin == end)
+        if reader.stopped is not None:
+            met += 1
+            assert reader.stopped == whole[begin:end]
+            counts = [(reader.num_tokens, whole[:end]), (reader.num_text_tokens, text)]
+            assert reader.tokens == tokens[: reader.num_tokens]
+            for count, wanted in counts:
+                fewer = tokenizer.decode(tokens[: max(count - 1, 0)], skip_special_tokens=True)
+                assert tokenizer.decode(tokens[:count], skip_special_tokens=True).startswith(wanted)
+                assert not count or not fewer.startswith(wanted)
+            assert reader.add(tokens[0]) == reader.rest() == ""
+    assert met > 30
+
+
+def test_stop_strings_are_not_empty() -> None:
+    with pytest.raises(ValueError, match=r"^stop: expected strings of at least 1 character"):
+        StopStrings(None, ["a", ""])
 
 
 @pytest.mark.parametrize("kind", KINDS)

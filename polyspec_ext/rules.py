@@ -1,0 +1,184 @@
+"""Rules that change logits by the text: penalties, biases, bad words, a least length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import arguments
+
+_NEGATIVE = -float("inf")
+_ANY = -1  # in a bad word, in front of its tokens: matches every token
+_NONE = -2  # in front of a text: matches no token of a bad word
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRules:
+    """Change the logits of a request before temperature and filters, on every level alike, in this
+    order: bias, repetition, frequency and presence, bad words, least length. Speculation keeps the
+    distribution that results.
+
+    Args:
+        repetition_penalty: in [0.01, 100]; 1 is off. Logits of the tokens of prompt and text are
+            divided by it, negative ones multiplied (as in transformers).
+        presence_penalty: in [-2, 2]; taken from the logits of tokens that the text has, without
+            the prompt (as in OpenAI's interface, like the next).
+        frequency_penalty: in [-2, 2]; taken as often as the text has the token.
+        logit_bias: id -> number in [-100, 100] that is added to its logit.
+        bad_words: sequences of ids that never come to be, each as a whole, also across the end of
+            the prompt. An end-of-text id alone is no bad word (as in transformers).
+        min_new_tokens: how many tokens a text has before it may end with an end-of-text id. Stop
+            strings end it at any length.
+
+    Raises:
+        TypeError, ValueError: begins with the parameter's name.
+    """
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    bad_words: Sequence[Sequence[int]] = ()
+    min_new_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("repetition_penalty", 0.01, 100.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ):
+            object.__setattr__(self, name, arguments.between(name, getattr(self, name), low, high))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
+        least = arguments.integer("min_new_tokens", self.min_new_tokens)
+        object.__setattr__(self, "min_new_tokens", least)
+
+    @property
+    def changes(self) -> bool:
+        """Whether any rule is set."""
+        return self != LogitsRules()
+
+    def for_request(self, prompt_length: int, eos: Collection[int], vocab_size: int) -> RowRules:
+        """Return the rules as a function of the text of a request (`RowProcessor`).
+
+        Args:
+            prompt_length: tokens of its prompt.
+            eos: ids that end its text.
+            vocab_size: of the target.
+
+        Raises:
+            ValueError: a bias or a bad word has an id that the target has not.
+        """
+        return RowRules(self, prompt_length, eos, vocab_size)
+
+
+class RowRules:
+    """`LogitsRules` of one request; arguments as of `LogitsRules.for_request`."""
+
+    def __init__(
+        self, rules: LogitsRules, prompt_length: int, eos: Collection[int], vocab_size: int
+    ) -> None:
+        arguments.require_ids("logit_bias", list(rules.logit_bias), vocab_size)
+        for word in rules.bad_words:
+            arguments.require_ids("bad_words", word, vocab_size)
+        self._rules, self._prompt_length, self._vocab_size = rules, prompt_length, vocab_size
+        self._eos = torch.tensor(sorted(eos), dtype=torch.int64)
+        self._biased = torch.tensor(list(rules.logit_bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(rules.logit_bias.values()), dtype=torch.float32)
+        words = [word for word in rules.bad_words if len(word) > 1 or word[0] not in eos]
+        width = max(map(len, words), default=1) - 1
+        fronts = [[_ANY] * (width + 1 - len(word)) + list(word[:-1]) for word in words]
+        self._fronts = torch.tensor(fronts, dtype=torch.int64).view(len(words), width)
+        self._lasts = torch.tensor([word[-1] for word in words], dtype=torch.int64)
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
+        """Apply the rules as `RowProcessor.apply`; float32. Logits may be of fewer ids than the
+        target's; where the rules leave none of these, they stay as they are."""
+        count, width = logits.shape
+        scores = logits.to(torch.float32, copy=True)
+        first = len(prefix) - count + 1  # length of what the first row stands behind
+        self._add_bias(scores)
+        self._penalise(scores, prefix, first)
+        self._forbid_words(scores, prefix, first)
+        early = self._prompt_length + self._rules.min_new_tokens - first
+        if early > 0:
+            scores[:early, self._eos[self._eos < width].to(scores.device)] = _NEGATIVE
+        if width < self._vocab_size:  # a draft level, whose distribution may be any
+            scores = torch.where(scores.isneginf().all(-1, keepdim=True), logits.float(), scores)
+        return scores
+
+    def _add_bias(self, scores: torch.Tensor) -> None:
+        if len(self._biased):
+            known = self._biased < scores.shape[1]
+            scores[:, self._biased[known].to(scores.device)] += self._bias[known].to(scores.device)
+
+    def _penalise(self, scores: torch.Tensor, prefix: torch.Tensor, first: int) -> None:
+        """Penalise tokens by the text that each row stands behind, of which the first has `first`
+        tokens. Only the logits of the text's tokens are read and written."""
+        rules, count = self._rules, len(scores)
+        repeats = rules.repetition_penalty
+        counts = rules.frequency_penalty != 0 or rules.presence_penalty != 0
+        begin = 0 if repeats != 1 else self._prompt_length
+        if (repeats == 1 and not counts) or begin >= len(prefix):
+            return
+        at = begin + (prefix[begin:] < scores.shape[1]).nonzero()[:, 0]
+        ids = prefix[at].expand(count, -1)
+        seen = at < first + torch.arange(count, device=at.device)[:, None]
+
+        def often(tokens: torch.Tensor) -> torch.Tensor:
+            """Return how often a row has the token of each position, ``[k, n]``."""
+            sums = torch.zeros_like(scores).scatter_add_(1, ids, tokens.to(torch.float32))
+            return sums.gather(1, ids)
+
+        values = scores.gather(1, ids)
+        if repeats != 1:
+            penalised = torch.where(values < 0, values * repeats, values / repeats)
+            values = torch.where(often(seen) > 0, penalised, values)
+        if counts:
+            new = often(seen & (at >= self._prompt_length))
+            values -= rules.frequency_penalty * new + rules.presence_penalty * (new > 0)
+        scores.scatter_(1, ids, values)  # positions of the same token have the same value
+
+    def _forbid_words(self, scores: torch.Tensor, prefix: torch.Tensor, first: int) -> None:
+        if not len(self._lasts):
+            return
+        device, (count, size) = scores.device, scores.shape
+        width = self._fronts.shape[1]
+        # The last tokens in front of each row, [k, 1, width].
+        missing = max(width - first, 0)
+        text = torch.nn.functional.pad(prefix[max(first - width, 0) :], (missing, 0), value=_NONE)
+        behind = text.unfold(0, width, 1)[:count, None] if width else text.new_empty(count, 1, 0)
+        fronts, lasts = self._fronts.to(device), self._lasts.to(device)
+        meets = ((behind == fronts) | (fronts == _ANY)).all(-1) & (lasts < size)
+        rows, words = meets.nonzero(as_tuple=True)
+        scores[rows, lasts[words]] = _NEGATIVE
+
+
+def _biases(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            "logit_bias: expected a mapping from ids to numbers in [-100, 100], given "
+            f"{arguments.shown(value)}"
+        )
+    ids = arguments.integers("logit_bias", list(value))
+    biases = [arguments.between("logit_bias", bias, -100.0, 100.0) for bias in value.values()]
+    return dict(zip(ids, biases, strict=True))
+
+
+def _words(value: Any) -> tuple[tuple[int, ...], ...]:
+    wanted = "bad_words: expected sequences of token ids"
+    words = arguments.entries("bad_words", value)
+    if words is None:
+        raise TypeError(f"{wanted}, given {arguments.shown(value)}")
+    checked = []
+    for word in words:
+        ids = arguments.entries("bad_words", word)
+        if ids is None:
+            raise TypeError(f"{wanted}, given {arguments.shown(word)} among them")
+        if not ids:
+            raise ValueError(f"{wanted}, at least 1 in each, given an empty sequence")
+        checked.append(tuple(arguments.integers("bad_words", ids)))
+    return tuple(checked)

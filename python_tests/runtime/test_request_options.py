@@ -1,0 +1,549 @@
+"""Options of a request: rules that change logits, stop strings, several answers, alternatives."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import small_models
+import torch
+import toy
+import toy_rows
+import toy_trees
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as lp
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.rules import LogitsRules
+from polyspec_ext.sampling import RequestProcessors
+
+V = 11
+EOS = [1, 4]
+
+
+def processors_of(rules: dict[str, Any], prompt: int) -> LogitsProcessorList:
+    """Return what transformers has for `rules`, in our order."""
+    found = LogitsProcessorList()
+    if bias := rules.get("logit_bias"):
+        found.append(lp.SequenceBiasLogitsProcessor({(token,): b for token, b in bias.items()}))
+    if penalty := rules.get("repetition_penalty"):
+        found.append(lp.RepetitionPenaltyLogitsProcessor(penalty))
+    if words := rules.get("bad_words"):
+        found.append(lp.NoBadWordsLogitsProcessor(words, EOS))
+    if least := rules.get("min_new_tokens"):
+        found.append(lp.MinNewTokensLengthLogitsProcessor(prompt, least, EOS))
+    return found
+
+
+def penalised(scores: list[float], text: list[int], rules: dict[str, Any]) -> list[float]:
+    """Return logits behind the penalties of OpenAI's interface for the tokens of `text`."""
+    often, once = (rules.get(f"{name}_penalty", 0.0) for name in ("frequency", "presence"))
+    return [
+        score - often * text.count(token) - once * (token in text)
+        for token, score in enumerate(scores)
+    ]
+
+
+ids = st.integers(0, V - 1)
+RULES = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([0.5, 1.3, 4.0]),
+        "logit_bias": st.dictionaries(ids, st.sampled_from([-100.0, -2.5, 0.5, 100.0]), min_size=1),
+        "bad_words": st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=5),
+        "min_new_tokens": st.integers(1, 6),
+    },
+)
+
+
+@given(
+    RULES,
+    st.fixed_dictionaries({"presence_penalty": st.just(0.75), "frequency_penalty": st.just(-0.5)})
+    | st.just({}),
+    st.lists(ids, min_size=1, max_size=6),
+    st.lists(st.integers(0, 4), max_size=8),
+    st.integers(1, V),
+    st.integers(0, 2**20),
+)
+def test_rules_are_what_each_position_asks_for(
+    rules: dict[str, Any],
+    penalties: dict[str, Any],
+    prompt: list[int],
+    text: list[int],
+    width: int,
+    seed: int,
+) -> None:
+    """Several rows at once against transformers' processors, position by position, also of a level
+    with fewer ids."""
+    prefix = prompt + text
+    logits = torch.randn(len(text) + 1, V, generator=torch.Generator().manual_seed(seed)) * 4
+    ours = LogitsRules(**rules, **penalties).for_request(len(prompt), frozenset(EOS), V)
+    whole = []
+    for i in range(len(text) + 1):
+        seen = torch.tensor([prefix[: len(prompt) + i]])
+        bias = {name: rules[name] for name in ("logit_bias", "repetition_penalty") if name in rules}
+        scores = processors_of(bias, 0)(seen, logits[i : i + 1].clone())
+        scores = torch.tensor([penalised(scores[0].tolist(), text[:i], penalties)])
+        rest = {name: rule for name, rule in rules.items() if name not in bias}
+        whole.append(processors_of(rest, len(prompt))(seen, scores))
+    before = logits.clone()
+    got = ours.apply(logits, torch.tensor(prefix))
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, torch.cat(whole), rtol=1e-6, atol=1e-5)
+    assert torch.equal(logits, before)
+    for count in range(1, len(text) + 2):  # whatever the number of rows
+        assert torch.equal(ours.apply(logits[-count:], torch.tensor(prefix)), got[-count:])
+    narrow = logits[:, :width]
+    kept = torch.where(got[:, :width].isneginf().all(-1, keepdim=True), narrow, got[:, :width])
+    assert torch.equal(ours.apply(narrow, torch.tensor(prefix)), kept if width < V else got)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind", "message"),
+    [
+        ({"repetition_penalty": 0}, ValueError, r"number in \[0.01, 100\], given 0"),
+        ({"repetition_penalty": "2"}, TypeError, "expected a number, given '2'"),
+        ({"presence_penalty": 2.5}, ValueError, r"number in \[-2, 2\], given 2.5"),
+        ({"frequency_penalty": True}, TypeError, "expected a number, given True"),
+        ({"frequency_penalty": float("nan")}, ValueError, "given nan"),
+        ({"logit_bias": [(1, 2)]}, TypeError, "mapping from ids .* given list"),
+        ({"logit_bias": {"1": 2}}, TypeError, "expected an integer, given '1'"),
+        ({"logit_bias": {1: 101}}, ValueError, r"number in \[-100, 100\], given 101"),
+        ({"bad_words": 3}, TypeError, "sequences of token ids, given 3"),
+        ({"bad_words": [3]}, TypeError, "sequences of token ids, given 3 among them"),
+        ({"bad_words": [[]]}, ValueError, "at least 1 in each, given an empty"),
+        ({"bad_words": [["a"]]}, TypeError, "expected an integer, given 'a'"),
+        ({"min_new_tokens": -1}, ValueError, r"in \[0, .*\], given -1"),
+    ],
+)
+def test_rules_are_checked(rules: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"^{next(iter(rules))}: .*{message}"):
+        LogitsRules(**rules)
+
+
+@pytest.mark.parametrize("rules", [{"logit_bias": {V: 1}}, {"bad_words": [[1], [2, V]]}])
+def test_ids_of_rules_are_the_targets(rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^{next(iter(rules))}: .*\[0, {V}\), given {V}"):
+        LogitsRules(**rules).for_request(1, EOS, V)
+
+
+def test_rules_say_whether_they_change_anything() -> None:
+    assert not LogitsRules().changes
+    assert LogitsRules(bad_words=[[1]]).changes
+    assert len({LogitsRules(logit_bias={1: 2}), LogitsRules(logit_bias={1: 2.0})}) == 1
+
+
+def test_processors_of_requests_come_and_go() -> None:
+    processors, logits, prefix = RequestProcessors(), torch.zeros(1, V), torch.tensor([3])
+    twice = LogitsRules(logit_bias={2: 1.0}).for_request(1, (), V)
+    penalty = LogitsRules(logit_bias={2: 1.0}, repetition_penalty=2.0).for_request(0, (), V)
+    processors.add(7, [twice, penalty])
+    assert processors.applies(7)
+    assert not processors.applies(8)
+    assert processors.apply(logits, prefix, 8) is logits
+    assert processors.apply(logits, prefix, 7)[0, 2] == 2.0
+    processors.remove(7)
+    processors.remove(7)
+    assert not processors.applies(7)
+    assert processors.apply(logits, prefix, 7) is logits
+
+
+# ---- through chains ------------------------------------------------------------------------------
+
+
+def ruled(level: Any, rules: dict[str, Any], prompt: int, eos: list[int]) -> Any:
+    """Return a stand-in for a toy level whose rows are changed by rules, one by one, in Python."""
+    penalty = rules.get("repetition_penalty", 1.0)
+
+    def row(prefix: Sequence[int]) -> torch.Tensor:
+        text = list(prefix)[prompt:]
+        scores = [
+            score + rules.get("logit_bias", {}).get(token, 0.0)
+            for token, score in enumerate(level.row(prefix).tolist())
+        ]
+        for token in set(prefix):
+            scores[token] *= penalty if scores[token] < 0 else 1 / penalty
+        scores = penalised(scores, text, rules)
+        for *front, last in rules.get("bad_words", []):
+            if front == list(prefix)[len(prefix) - len(front) :]:
+                scores[last] = -math.inf
+        if len(text) < rules.get("min_new_tokens", 0):
+            scores = [-math.inf if token in eos else s for token, s in enumerate(scores)]
+        return torch.tensor(scores)
+
+    return SimpleNamespace(row=row)
+
+
+LAWS: list[dict[str, Any]] = [
+    {"repetition_penalty": 2.0},
+    {"presence_penalty": 1.0},
+    {"frequency_penalty": 1.5, "presence_penalty": -0.5},
+    {"logit_bias": {0: -1.0, 2: 1.5}},
+    {"bad_words": [[1, 2], [0, 1, 1], [0, 0]]},
+    {"bad_words": [[1, 2]], "min_new_tokens": 2},
+    {
+        "repetition_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {1: 0.5},
+        "bad_words": [[0, 0]],
+        "min_new_tokens": 1,
+    },
+]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rules", LAWS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "window", "length"),
+    [((3, 3), [2], 3), ((3, 3, 3), [2, 1], 3), ((3, 2), [2], 3), ("tree", [2], 3)],
+    ids=str,
+)
+def test_the_law_is_the_targets_under_its_rules(
+    shape: Any, window: list[int], length: int, rules: dict[str, Any], rule: str
+) -> None:
+    """Every draw enumerated: two and three levels, a smaller draft vocabulary, a tree."""
+    levels: list[Any]
+    if shape == "tree":
+        enumerator: toy.Enumerator = toy_trees.TreeEnumerator()
+        levels = [toy_trees.TreeLevel(3, 11), toy_trees.TreeDrafter(toy.ToyLevel(3, 31), [2, 1])]
+        target = levels[0].table
+    else:
+        enumerator = toy.Enumerator()
+        levels = [toy.ToyLevel(vocab, 11 + i) for i, vocab in enumerate(shape)]
+        target = levels[0]
+    chain = ps.Chain(levels, window, operators=enumerator.operators, rule=rule)
+    options = {"temperature": 0.75, "top_k": 2} if len(rules) == 2 else {"temperature": 1.0}
+
+    def generate() -> list[int]:
+        out = chain.generate(
+            [0, 1], length, eos_token_id=[2], rules=ps.LogitsRules(**rules), **options
+        )
+        return out.new_tokens[0]
+
+    got = toy.chain_distribution(enumerator, generate)
+    exact = toy.text_distribution(ruled(target, rules, 2, [2]), [0, 1], length, [2], **options)
+    plain = toy.text_distribution(target, [0, 1], length, [2], **options)
+    assert toy.total_variation(exact, plain) > 0.01
+    assert toy.total_variation(got, exact) < 1e-7
+
+
+class Penalties(lp.LogitsProcessor):  # type: ignore[misc]
+    """Presence and frequency penalties, which transformers has not."""
+
+    def __init__(self, prompt: int, rules: dict[str, Any]) -> None:
+        self._prompt, self._rules = prompt, rules
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        text = input_ids[0, self._prompt :].tolist()
+        return torch.tensor([penalised(scores[0].tolist(), text, self._rules)])
+
+
+PROMPTS = [[5, 17, 80, 3, 3, 41], [9, 2], [30, 31, 32, 30, 31], [7] * 9, [60, 61]]
+REQUESTS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7},
+    {},
+    {"logit_bias": {8: 4.0, 9: -100.0}, "bad_words": [[8, 8], [30], [30, 31, 5]]},
+    {"min_new_tokens": 20, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
+    {"presence_penalty": 2.0, "frequency_penalty": -0.5, "min_new_tokens": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def models() -> list[Any]:
+    target = small_models.make("llama")
+    return [target, small_models.rough(target, 0.02), small_models.rough(target, 0.05, 2)]
+
+
+@pytest.fixture(scope="module")
+def greedy(models: list[Any]) -> list[list[int]]:
+    """Return what transformers generates for each request."""
+    texts = []
+    for prompt, rules in zip(PROMPTS, REQUESTS, strict=True):
+        given = {
+            "repetition_penalty": rules.get("repetition_penalty"),
+            "bad_words_ids": rules.get("bad_words"),
+            "min_new_tokens": rules.get("min_new_tokens"),
+            "sequence_bias": {(id,): b for id, b in rules.get("logit_bias", {}).items()} or None,
+        }
+        out = models[0].generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=24,
+            eos_token_id=ENDS,
+            pad_token_id=0,
+            logits_processor=[Penalties(len(prompt), rules)],
+            **given,
+        )
+        texts.append(out[0, len(prompt) :].tolist())
+    return texts
+
+
+ENDS = list(range(0, 90, 7))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("kind", ["plain", "two", "three", "lookup", "tree"])
+def test_greedy_texts_are_those_of_transformers(
+    kind: str, rule: str, models: list[Any], greedy: list[list[int]]
+) -> None:
+    """A batch whose requests have different rules."""
+    tree = toy_trees.TreeDrafter(toy.ToyLevel(small_models.V, 31), [2, 1])
+    levels = {
+        "plain": models[:1],
+        "two": models[:2],
+        "three": models,
+        "lookup": [models[0], "prompt-lookup"],
+        "tree": [models[0], tree],
+    }[kind]
+    chain = ps.Chain(levels, rule=rule)
+    rules = [ps.LogitsRules(**rules) for rules in REQUESTS]
+    out = chain.generate(PROMPTS, 24, eos_token_id=ENDS, rules=rules)
+    assert out.new_tokens == greedy
+    assert out.new_tokens != chain.generate(PROMPTS, 24, eos_token_id=ENDS).new_tokens
+    ends = ["stop" if text[-1] in ENDS else "length" for text in greedy]
+    assert out.finish_reasons == ends
+    assert len(set(ends)) == 2
+    assert list(chain.stream(PROMPTS[3], 24, eos_token_id=ENDS, rules=rules[3])) == greedy[3]
+
+
+def test_each_rule_changes_a_greedy_text(models: list[Any], greedy: list[list[int]]) -> None:
+    """Otherwise the test above compares less than it seems to."""
+    chain = ps.Chain(models[:1])
+    unchanged = set()
+    for prompt, rules, text in zip(PROMPTS, REQUESTS, greedy, strict=True):
+        for name in rules:
+            rest = ps.LogitsRules(**{other: rules[other] for other in rules if other != name})
+            out = chain.generate(prompt, 24, eos_token_id=ENDS, rules=rest)
+            if out.new_tokens[0] == text:
+                unchanged.add(name)
+    assert not unchanged
+
+
+def test_rules_go_before_the_processors_of_a_batch() -> None:
+    class Twice:
+        def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+            return logits * 2 + row
+
+    seen: list[torch.Tensor] = []
+    level = toy_rows.Rows(5, 1)
+    rules = [ps.LogitsRules(), ps.LogitsRules(logit_bias={3: 4.0})]
+    batch = ps.Chain([level]).batch(
+        [[1], [1]],
+        1,
+        rules=rules,
+        processors=Twice(),
+        observe=lambda row, logits: seen.append(logits[0].clone()),
+    )
+    batch.complete()
+    wanted = level.row([1]) * 2
+    assert torch.equal(seen[0], wanted)
+    wanted[3] += 8
+    assert torch.equal(seen[1], wanted + 1)
+
+
+# ---- stop strings --------------------------------------------------------------------------------
+
+SMILE = "\U0001f600"
+PIECES = [b"a", b"b", b"ab", b"ba ", "é".encode(), b"\xc3", b"\xa9", b" ", SMILE.encode()[:2],
+          SMILE.encode()[2:], b"c", b"bc", b"ca", b"\n", b"abc", b"cab", b"x", b"ax", b"b x",
+          b"c\xc3"]  # fmt: skip
+
+
+class Spelling:
+    """A tokenizer whose tokens are bytes."""
+
+    clean_up_tokenization_spaces = False
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return b"".join(PIECES[token] for token in tokens).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return str(PIECES[token])
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(piece): token for token, piece in enumerate(PIECES)}
+
+
+class Spelled(toy_rows.Rows):
+    def tokenizer(self) -> Spelling:
+        return Spelling()
+
+
+def spelled(count: int) -> list[Any]:
+    return [Spelled(len(PIECES), 21 + i, scale=1.5) for i in range(count)]
+
+
+def stopped(tokens: list[int], stops: list[str]) -> tuple[int, str, bool]:
+    """Return how many tokens there are up to the end of the first stop string, and the text in
+    front of it."""
+    for count in range(1, len(tokens) + 1):
+        text = Spelling().decode(tokens[:count])
+        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+        if ends:
+            return count, text[: min(ends)[1]], True
+    return len(tokens), Spelling().decode(tokens), False
+
+
+STOPS = ["ab", "é", "bc", "a b", "abca", " x", SMILE, "xa", "ba c", "c\n"]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_stop_strings_cut_the_text_that_would_be(
+    levels: int, temperature: float, rule: str
+) -> None:
+    """Rows of a batch, each in front of its stop string, whatever the others do; streams too."""
+    chain = ps.Chain(spelled(levels), [5, 2][: levels - 1], rule=rule)
+    prompts = [[1], [4, 2, 7], [8, 9], [0, 1, 2]]
+    options: dict[str, Any] = {"temperature": temperature, "eos_token_id": [13]}
+    counted = Counter[str]()
+    for seed in range(12):
+        stops = [*STOPS[seed % 5 :: 5], "never"]
+        plain = chain.generate(prompts, [30, 30, 9, 30], **options, seed=seed)
+        out = chain.generate(prompts, [30, 30, 9, 30], **options, seed=seed, stop=stops)
+        assert out.seeds == plain.seeds
+        for row, tokens in enumerate(plain.new_tokens):
+            count, text, met = stopped(tokens, stops)
+            assert out.new_tokens[row] == tokens[:count]
+            assert out.text[row] == text
+            assert out.logprobs[row] == plain.logprobs[row][:count]
+            assert out.requests[row].num_new_tokens == count
+            reason = "stop" if met or 13 in tokens else "length"
+            assert out.finish_reasons[row] == reason
+            counted[reason] += 1
+            begin = len(prompts[row])
+            assert out.sequences[row, begin : begin + count].tolist() == tokens[:count]
+        assert out.stats.num_new_tokens == sum(map(len, out.new_tokens))
+        stream = chain.stream(prompts[0], 30, **options, seed=seed, stop=stops)
+        assert list(stream) == out.new_tokens[0]
+        assert stream.finish_reason == out.finish_reasons[0]
+        assert stream.stats.num_new_tokens == len(out.new_tokens[0])
+    assert counted["stop"] > 10 or not temperature
+
+
+def test_stop_strings_need_a_tokenizer_and_text() -> None:
+    with pytest.raises(ValueError, match=r"^stop: expected a target with a tokenizer"):
+        ps.Chain(toy.make_levels(1)).generate([0], stop="x")
+    for wrong, kind in (("", ValueError), (3, TypeError), ([3], TypeError)):
+        with pytest.raises(kind, match=r"^stop: expected .*"):
+            ps.Chain(spelled(1)).generate([0], stop=wrong)
+
+
+def test_texts_and_answers_of_a_real_tokenizer_stop() -> None:
+    chain = ps.Chain([tiny.path("target"), "prompt-lookup"])
+    question = "How many legs have 2 cows?"
+    [whole] = chain.generate_text(question, 24).text
+    stop = whole[7:12]
+    front = whole[: whole.index(stop)]
+    out = chain.generate_text(question, 24, stop=[stop, "never"])
+    assert out.text == [front]
+    assert out.finish_reasons == ["stop"]
+    answer = chain.chat([{"role": "user", "content": question}], 24, stop=stop)
+    assert "".join(answer) == answer.text == answer.message["content"] == front
+    assert answer.stopped == stop
+    assert answer.tokens == out.new_tokens[0]
+
+
+# ---- several texts, and alternatives -------------------------------------------------------------
+
+
+def test_n_texts_of_each_prompt_are_rows_with_their_seeds() -> None:
+    chain = ps.Chain(toy_rows.make(3), [3, 2])
+    prompts, n = [[1], [4, 2, 7]], 3
+    options: dict[str, Any] = {
+        "max_new_tokens": [5, 8],
+        "temperature": [1.0, 1.4],
+        "eos_token_id": [[2], [3, 4]],
+        "rules": [ps.LogitsRules(), ps.LogitsRules(repetition_penalty=2.0)],
+    }
+    out = chain.generate(prompts, seed=5, n=n, **options)
+    assert out.seeds == ps.row_seeds(5, 2 * n)
+    assert chain.generate(prompts, seed=out.seeds, n=n, **options).new_tokens == out.new_tokens
+    assert len({tuple(text) for text in out.new_tokens}) == 2 * n
+    for row, text in enumerate(out.new_tokens):
+        alone = {name: values[row // n] for name, values in options.items()}
+        assert list(chain.stream(prompts[row // n], seed=out.seeds[row], **alone)) == text
+    assert chain.generate(prompts, seed=5, **options).seeds == ps.row_seeds(5, 2)
+    with pytest.raises(ValueError, match=r"^n: expected an integer in \[1, .*given 0"):
+        chain.generate(prompts, n=0)
+    with pytest.raises(ValueError, match=r"^seed: .* each of 6 prompts, given 2"):
+        chain.generate(prompts, n=n, seed=[1, 2])
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 3},
+        {"temperature": 1.3, "top_p": 0.6, "min_p": 0.1},
+    ],
+    ids=str,
+)
+def test_alternatives_are_the_likeliest_ids(sampling: dict[str, float], levels: int) -> None:
+    """Of the processed distribution, computed from the table token by token."""
+    made = toy_rows.make(levels)
+    chain = ps.Chain(made, [3, 2][: levels - 1])
+    prompts = [[1, 2], [3]]
+    rules = {"repetition_penalty": 1.5, "presence_penalty": 0.5}
+    out = chain.generate(prompts, 9, seed=3, logprobs=4, rules=ps.LogitsRules(**rules), **sampling)
+    shown = {**sampling, "temperature": sampling["temperature"] or 1.0}
+    for prompt, tokens, logprobs, alternatives in zip(
+        prompts, out.new_tokens, out.logprobs, out.alternatives, strict=True
+    ):
+        level = ruled(made[0], rules, len(prompt), [])
+        assert len(tokens) == len(alternatives) == len(logprobs) == 9
+        for i, (token, best) in enumerate(zip(tokens, alternatives, strict=True)):
+            p = toy.distribution(level.row(prompt + tokens[:i]), **shown)
+            wanted = sorted((-math.log(q), id) for id, q in enumerate(p) if q > 0)[:4]
+            assert [id for id, _ in best] == [id for _, id in wanted]
+            assert [-value for _, value in best] == pytest.approx(
+                [value for value, _ in wanted], abs=1e-5
+            )
+            if sampling["temperature"]:
+                assert dict(best).get(token, logprobs[i]) == pytest.approx(logprobs[i], abs=1e-5)
+            else:
+                assert token == best[0][0]
+    assert chain.generate(prompts, 2).alternatives == []
+
+
+def test_alternatives_end_with_the_text() -> None:
+    chain = ps.Chain(spelled(2), [4])
+    out = chain.generate([[1], [4]], 30, 1.0, seed=1, stop=["b", "c"], logprobs=2)
+    assert [len(row) for row in out.alternatives] == [len(row) for row in out.new_tokens]
+    assert max(map(len, out.new_tokens)) < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("stop_strings", r"here stop=\.\.\."),
+        ("num_return_sequences", r"here n=\.\.\."),
+    ],
+)
+def test_names_of_transformers_have_a_hint(name: str, hint: str) -> None:
+    chain = ps.Chain(toy.make_levels(1))
+    with pytest.raises(
+        TypeError, match=rf"^{name}: expected no such argument .*, given 2; {hint}$"
+    ):
+        chain.generate([0], **{name: 2})
+    with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
+        chain.batch([0], **{name: 2})  # which has no such option
+
+
+def test_other_things_than_rules_are_refused() -> None:
+    chain = ps.Chain(toy_rows.make(1))
+    with pytest.raises(TypeError, match=r"^rules: expected a LogitsRules or None, given dict"):
+        chain.generate([[0], [1]], 1, rules={"min_new_tokens": 1})
+    with pytest.raises(ValueError, match=r"^rules: expected one value or one for each of 2"):
+        chain.generate([[0], [1]], 1, rules=[ps.LogitsRules()])
