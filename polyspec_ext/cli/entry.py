@@ -1,4 +1,4 @@
-"""The command line: ``python -m polyspec_ext generate|chat|plan ...``.
+"""The command line: ``python -m polyspec_ext generate|chat|plan|serve ...``.
 
 A command's module is imported when the command runs, and models with it: ``--help`` stays quick.
 """
@@ -18,7 +18,7 @@ from . import options
 from .run import help_of, run_command
 
 # Commands whose options lie in their module.
-_OTHERS = ("plan",)
+_OTHERS = ("plan", "serve")
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:

@@ -1,0 +1,172 @@
+"""``python -m polyspec_ext serve``: a chain behind OpenAI's HTTP API."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import socket
+import sys
+from typing import Any
+
+from . import options
+
+_KEY = "POLYSPEC_API_KEY"
+_HEAD_SECONDS = 10.0  # in which a connection has to send the head of its first request
+_FLUSH_SECONDS = 5  # that readers have for answers when the server ends
+_UNREAD_SECONDS = 60  # after which the system drops a connection whose reader takes nothing
+
+
+def add_command(commands: Any) -> None:
+    """Add ``serve`` to the subcommands of a parser."""
+    sub = commands.add_parser(
+        "serve",
+        help="an endpoint with OpenAI's API, and a page to chat on",
+        description="Answer requests of OpenAI's completions and chat completions API with a "
+        "chain. A page to chat on is at /, metrics for Prometheus are at /metrics. SIGTERM and "
+        "Ctrl-C finish what runs, a second time end at once.",
+    )
+    sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
+    group = sub.add_argument_group("server")
+    options.add(group, "--host", str, "127.0.0.1", "ADDRESS", "to listen at")
+    options.add(group, "--port", options.integer(0, 65535), 8000, "N", "0: a free one")
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"that clients show as a bearer token (default: {_KEY} of the environment, or none)",
+    )
+    group.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="beside localhost, a name by which clients may ask for a server that listens at a "
+        "loopback address, as behind a proxy; may be repeated",
+    )
+    group.add_argument("--name", metavar="NAME", help="of the model (default: the target)")
+    options.add_count(group, "--slots", 8, "requests that run at a time")
+    options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
+    group.add_argument(
+        "--max-tokens",
+        type=options.COUNT,
+        metavar="N",
+        help="of prompts and answers that run, together (default: as many as the slots take)",
+    )
+    text = "of texts whose keys and values are kept for prompts that begin alike"
+    options.add(group, "--cache-tokens", options.COUNT_OR_NONE, 16384, "N", text)
+    options.add_count(group, "--max-body", 2 * 2**20, "bytes of a request")
+    group.add_argument(
+        "--max-prompt", type=options.COUNT, metavar="N", help="tokens (default: the context)"
+    )
+    options.add(group, "--timeout", options.number(0), 600.0, "S", "seconds of a request")
+    group.add_argument("--verbose", action="store_true", help="a line for each request on stderr")
+    options.add_chain_options(sub)
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it."""
+    if args.model is not None and args.target is not None:
+        raise ValueError(f"target: expected one target, given {args.model} and {args.target}")
+    args.target = args.model if args.target is None else args.target
+    try:
+        from ..serving.api import Endpoint, Limits
+    except ImportError as error:
+        raise RuntimeError(str(error)) from error
+    from ..serving.server import Server
+    from .chains import build_chain
+    from .texts import tokenizer_of
+
+    key = args.api_key or os.environ.get(_KEY)
+    hosts = None
+    if _is_loopback(args.host):
+        hosts = ["127.0.0.1", "localhost", args.host, *args.allow_host]
+    elif key is None:
+        print("note: anyone who reaches this machine may use it; --api-key", file=sys.stderr)
+    listener = _listen(args.host, args.port)  # before models are loaded, which takes long
+    chain = build_chain(args)
+    endpoint = Endpoint(
+        Server(
+            chain,
+            args.slots,
+            max_waiting=args.max_waiting,
+            max_tokens=args.max_tokens,
+            cache_tokens=args.cache_tokens,
+        ),
+        tokenizer_of(args),
+        args.name or args.target or "polyspec-tiny",
+        api_key=key,
+        limits=Limits(args.max_body, args.max_prompt, args.timeout),
+        hosts=hosts,
+    )
+    asyncio.run(_serve(endpoint, listener, args.verbose))
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ValueError(
+            f"port: expected a free one at an address of this machine, given {port} at {host}: "
+            f"{error.strerror}"
+        ) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # milliseconds, and of connections to come
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_SECONDS * 1000)
+    return listener
+
+
+async def _serve(endpoint: Any, listener: socket.socket, verbose: bool) -> None:
+    """Serve until SIGINT or SIGTERM. Then requests are refused, those that run are finished."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):  # type: ignore[misc]
+        """HTTP without connections that send no request."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(_HEAD_SECONDS, self._require_head)
+
+        def _require_head(self) -> None:
+            if self.cycle is None:
+                self.transport.close()
+
+    config = uvicorn.Config(
+        endpoint.app,
+        http=Protocol,
+        ws="none",
+        log_level="info" if verbose else "warning",
+        server_header=False,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+
+    def end(number: int, frame: object) -> None:
+        if endpoint.ending:
+            server.should_exit = server.force_exit = True
+            return
+        endpoint.ending = True
+        asyncio.run_coroutine_threadsafe(_exit_when_idle(endpoint, server), loop)
+
+    server.handle_exit = end
+    address, port, *_ = listener.getsockname()
+    shown = f"[{address}]" if ":" in address else address
+    print(f"{endpoint.model.name} at http://{shown}:{port}", file=sys.stderr, flush=True)
+    await server.serve([listener])
+
+
+async def _exit_when_idle(endpoint: Any, server: Any) -> None:
+    while endpoint.active:
+        await asyncio.sleep(0.05)
+    server.should_exit = True

@@ -1,0 +1,485 @@
+"""The endpoint: routes of OpenAI's API over an `AsyncServer`, with limits and errors.
+
+Needs the extra `server`: Starlette, and uvicorn to run it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ..chat import ends_of_turn, has_template
+from .answers import Answers, Choice, Piece
+from .asynchronous import AsyncServer
+from .metrics import Metrics
+from .protocol import Model, Refusal, Wanted, parse, read
+from .server import Event, Server, ServerFull
+
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise ImportError(
+        "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer; install them with: "
+        "pip install polyspec_ext[server]"
+    ) from error
+
+__all__ = ["Endpoint", "Limits"]
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+_BODY_SECONDS = 30.0  # in which a request's body has to come
+# The page needs nothing from anywhere else, and no text of a model can make it ask for it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
+# Options of `Server.add` by the fields that set them.
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "eos_token_id": "stop_token_ids",
+}
+_Receive = Callable[[], Awaitable[Any]]
+_Send = Callable[[Any], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take.
+
+    Attributes:
+        body: bytes of its body.
+        prompt: tokens of a prompt; None: as many as the context has.
+        seconds: from its arrival to its end.
+    """
+
+    body: int = 2 * 2**20
+    prompt: int | None = None
+    seconds: float = 600.0
+
+
+class Endpoint:
+    """Serves the requests of clients.
+
+    Args:
+        server: nobody else uses it.
+        tokenizer: of the target.
+        name: by which clients ask for the model.
+        api_key: clients show it as a bearer token; None: none is asked for.
+        limits: of a request.
+        hosts: names of this machine that clients may use; None: any.
+
+    Attributes:
+        app: the ASGI application. Its lifespan starts and stops the server's thread.
+        ending: no more requests are taken.
+        active: number of requests that are being answered.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        tokenizer: Any,
+        name: str,
+        *,
+        api_key: str | None = None,
+        limits: Limits | None = None,
+        hosts: Sequence[str] | None = _LOOPBACK,
+    ) -> None:
+        chain = server.chain
+        lengths = [server.max_tokens, *(part.max_length for part in chain.engine.parts)]
+        target, vocab_size = chain.levels[0], chain.vocab_sizes[0]
+        self._limits = limits or Limits()
+        self._model = Model(
+            name,
+            tokenizer,
+            ends_of_turn(tokenizer, target),
+            [one for one in getattr(target, "eos_token_ids", ()) if 0 <= one < vocab_size],
+            min((length for length in lengths if length is not None), default=None),
+            self._limits.prompt,
+            min(128, server.slots + server.max_waiting),
+        )
+        self._server, self._engine = server, AsyncServer(server)
+        self._metrics = Metrics(name, chain.names)
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._reader = ThreadPoolExecutor(1, "polyspec reader")  # tokenizers are for one thread
+        self._created = int(time.time())
+        self.ending, self.active, self._failed = False, 0, False
+        self._complete: set[int] = set()  # requests that a stop string has ended
+        hosts = None if hosts is None else list(hosts)
+        checks = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        self.app = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/health", self._health),
+                Route("/metrics", self._counts),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._models),
+                Route("/v1/completions", self._completions, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ],
+            middleware=checks,
+            exception_handlers={
+                Refusal: _refused,
+                HTTPException: _no_route,
+                ClientDisconnect: _gone,
+                Exception: _broken,
+            },
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: object) -> AsyncGenerator[None, None]:
+        self._engine.start()
+        try:
+            yield
+        finally:
+            self.ending = True
+            await asyncio.to_thread(self._engine.stop, False)
+            self._reader.shutdown(wait=False)
+
+    # ---- routes ----------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.ending or self._failed else 200)
+
+    async def _counts(self, request: Request) -> Response:
+        self._require_key(request)
+        text = self._metrics.text(self._server.running, self._server.waiting)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        self._require_key(request)
+        model = {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "polyspec",
+            "max_model_len": self._model.context,
+            "levels": self._server.chain.names,
+            "chat": has_template(self._model.tokenizer),
+        }
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": [model]})
+        if name != self._model.name:
+            raise Refusal(
+                404,
+                f"model: expected {self._model.name!r}, given {name!r}",
+                code="model_not_found",
+            )
+        return JSONResponse(model)
+
+    async def _completions(self, request: Request) -> _Reply:
+        return await self._reply(request, chat=False)
+
+    async def _chat(self, request: Request) -> _Reply:
+        return await self._reply(request, chat=True)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _require_key(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").encode("latin-1")
+        if self._key is not None and not hmac.compare_digest(given, self._key):
+            raise Refusal(
+                401,
+                "authorization: expected the API key as a bearer token, given "
+                f"{'another' if given else 'none'}",
+                code="invalid_api_key",
+            )
+
+    async def _reply(self, request: Request, chat: bool) -> _Reply:
+        """Read a request.
+
+        Raises:
+            Refusal: it is not answered.
+        """
+        began = time.perf_counter()
+        self._require_key(request)
+        self._require_running()
+        # Twice, for those whose answers are complete and not yet read.
+        most = 2 * (self._server.slots + self._server.max_waiting)
+        if self.active >= most:
+            raise _full(f"expected at most {most} requests at a time, given more")
+        self.active += 1
+        try:
+            try:
+                body = await asyncio.wait_for(self._body(request), _BODY_SECONDS)
+            except asyncio.TimeoutError:
+                raise Refusal(
+                    408, f"body: expected it within {_BODY_SECONDS:.0f} seconds, given less of it"
+                ) from None
+            wanted = await asyncio.get_running_loop().run_in_executor(
+                self._reader, lambda: read(parse(body), self._model, chat)
+            )
+            self._require_running()
+        finally:
+            self.active -= 1
+        return _Reply(self, wanted, began)
+
+    def _require_running(self) -> None:
+        if self.ending:
+            raise Refusal(503, "expected a server that runs, given one that ends", retry_after=5)
+
+    async def _body(self, request: Request) -> bytes:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            # Pages of other hosts can send what is no JSON without asking.
+            raise Refusal(415, f"content-type: expected application/json, given {kind!r}")
+        too_long = Refusal(413, f"body: expected at most {self._limits.body} bytes, given more")
+        size = request.headers.get("content-length", "")
+        if size.isdecimal() and int(size) > self._limits.body:
+            raise too_long
+        found = bytearray()
+        async for chunk in request.stream():
+            found += chunk
+            if len(found) > self._limits.body:
+                raise too_long
+        return bytes(found)
+
+    async def events(self, wanted: Wanted, began: float) -> AsyncGenerator[tuple[int, Event], None]:
+        """Run the requests of all choices, and yield their events with the number of the choice.
+        Close it to abort what still runs.
+
+        Raises:
+            Refusal: the server is full, or takes none of the requests.
+        """
+        queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._pump(queue, wanted, index, began))
+            for index in range(len(wanted.options))
+        ]
+        left = len(tasks)
+        try:
+            while left:
+                index, item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                left -= item.finish_reason is not None
+                yield index, item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(
+        self,
+        queue: asyncio.Queue[tuple[int, Event | Exception]],
+        wanted: Wanted,
+        index: int,
+        began: float,
+    ) -> None:
+        """Add the request of a choice, and pass its events on, counted."""
+        prompt = wanted.prompts[wanted.of(index)]
+        last, count = began, 0
+        reason, stats = "abort", None
+        added = False
+        try:
+            stream: Any = self._engine.stream(prompt, **wanted.options[index])
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    now = time.perf_counter()
+                    if event.tokens:
+                        self._metrics.tokens(len(event.tokens), now - last, first=count == 0)
+                        last, count = now, count + len(event.tokens)
+                    added = True
+                    if event.finish_reason is not None:
+                        reason, stats = event.finish_reason, event.stats
+                        reason = "stop" if event.request in self._complete else reason
+                        self._complete.discard(event.request)
+                    queue.put_nowait((index, event))
+        except asyncio.CancelledError:
+            added = True
+            raise
+        except Exception as error:
+            queue.put_nowait((index, self._refusal(error)))
+        finally:
+            if added:
+                seconds = time.perf_counter() - began
+                self._metrics.finished(reason, len(prompt), count, seconds, stats)
+
+    def _refusal(self, error: Exception) -> Refusal:
+        """Return what a client reads of an error of `AsyncServer.stream`."""
+        if isinstance(error, ServerFull):
+            return _full(str(error))
+        if isinstance(error, TypeError | ValueError):
+            name, colon, rest = str(error).partition(": ")
+            return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
+        self._failed = not self.ending
+        return Refusal(503, f"the server takes no requests: {error}", retry_after=5)
+
+    def abort(self, request: int) -> None:
+        """End a request whose answer is complete; its last event still comes."""
+        self._complete.add(request)
+        self._server.abort(request)
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+
+class _Reply:
+    """The answer to a request, as an ASGI application.
+
+    Args:
+        endpoint: it came to.
+        wanted: the request.
+        began: when it came.
+    """
+
+    def __init__(self, endpoint: Endpoint, wanted: Wanted, began: float) -> None:
+        self._endpoint, self._wanted, self._began = endpoint, wanted, began
+        self._answers = Answers(wanted, endpoint.model)
+        self._choices = [Choice(wanted, endpoint.model) for _ in wanted.options]
+        self._started = False  # the head of the response has been sent
+
+    async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
+        """Answer, until all is sent, the client has left or the time is over."""
+        endpoint, seconds = self._endpoint, self._endpoint.limits.seconds
+        endpoint.active += 1
+        answer = self._stream(send) if self._wanted.stream else self._whole(scope, receive, send)
+        work = asyncio.create_task(self._guarded(answer, scope, receive, send))
+        gone = asyncio.create_task(_until_gone(receive))
+        left = seconds - (time.perf_counter() - self._began)
+        try:
+            await asyncio.wait({work, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            late = not work.done() and not gone.done()
+        finally:
+            work.cancel()
+            gone.cancel()
+            results = await asyncio.gather(work, gone, return_exceptions=True)
+            endpoint.active -= 1
+        if late and not self._started:
+            text = f"expected an answer within {seconds:g} seconds, which were over"
+            await _error(Refusal(504, text))(scope, receive, send)
+        elif isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _guarded(
+        self, answer: Coroutine[Any, Any, None], scope: Any, receive: _Receive, send: _Send
+    ) -> None:
+        try:
+            await answer
+        except Refusal as refusal:
+            if not self._started:
+                await _error(refusal)(scope, receive, send)
+                return
+            await self._send(send, _event(refusal.body()))
+            await self._send(send, b"data: [DONE]\n\n", more=False)
+
+    async def _pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        events = self._endpoint.events(self._wanted, self._began)
+        async with contextlib.aclosing(events):
+            async for index, event in events:
+                choice = self._choices[index]
+                was_ended = choice.ended
+                piece = choice.add(event)
+                if was_ended:
+                    continue
+                if choice.ended and event.finish_reason is None:  # at a stop string
+                    self._endpoint.abort(event.request)
+                yield index, piece
+
+    async def _whole(self, scope: Any, receive: _Receive, send: _Send) -> None:
+        sums = [Piece() for _ in self._choices]
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for index, piece in pieces:
+                total = sums[index]
+                total.text += piece.text
+                total.tokens += piece.tokens
+                total.finish_reason, total.stop_reason = piece.finish_reason, piece.stop_reason
+        response = JSONResponse(self._answers.whole(sums, self._choices))
+        self._started = True
+        await response(scope, receive, send)
+
+    async def _stream(self, send: _Send) -> None:
+        answers, left, opened = self._answers, len(self._choices), set()
+        chunk: dict[str, Any] = {}
+        async with contextlib.aclosing(self._pieces()) as pieces:
+            async for index, piece in pieces:
+                if index not in opened:
+                    opened.add(index)
+                    if opening := answers.opening(index):
+                        await self._send(send, _event(opening))
+                if piece.text or piece.tokens or piece.finish_reason:
+                    chunk = answers.chunk(index, piece)
+                    left -= piece.finish_reason is not None
+                    if left:
+                        await self._send(send, _event(chunk))
+        for last in answers.last(chunk, self._choices):
+            await self._send(send, _event(last))
+        await self._send(send, b"data: [DONE]\n\n", more=False)
+
+    async def _send(self, send: _Send, body: bytes, more: bool = True) -> None:
+        if not self._started:
+            self._started = True
+            headers = [
+                (b"content-type", b"text/event-stream; charset=utf-8"),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode() + b"\n\n"
+
+
+async def _until_gone(receive: _Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _full(text: str) -> Refusal:
+    return Refusal(429, text, code="queue_full", retry_after=1)
+
+
+def _error(refusal: Refusal) -> Any:
+    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if refusal.status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
+    return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+# Handlers of Starlette, which calls those that are no coroutines in threads.
+
+
+async def _refused(request: Request, refusal: Refusal) -> Any:
+    return _error(refusal)
+
+
+async def _no_route(request: Request, error: Exception) -> Any:
+    status = getattr(error, "status_code", 404)
+    wanted = "GET" if request.method == "POST" else "POST"
+    text = f"expected a {wanted} request" if status == 405 else "expected a path of the API"
+    return _error(Refusal(status, f"{text}, given {request.method} {request.url.path}"))
+
+
+async def _gone(request: Request, error: Exception) -> Any:
+    return Response(status_code=499)
+
+
+async def _broken(request: Request, error: Exception) -> Any:
+    return _error(Refusal(500, "the server has failed; its log says more"))

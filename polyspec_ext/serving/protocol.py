@@ -1,0 +1,463 @@
+"""Request bodies of OpenAI's API, with the fields that vLLM adds: read and checked."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from .. import arguments
+from ..chat import chat_prompt, has_template
+from ..seeds import row_seeds
+from ..validate import SEED_MAX
+
+T = TypeVar("T")
+
+MOST_ALTERNATIVES = 20
+MOST_TEXTS = 64  # stop strings, and bad words
+_NOTHING: dict[str, Any] = {}
+_UNBOUNDED = 4096  # new tokens of a chat answer where neither request nor context bounds them
+# Fields that clients send and that change no answer.
+_IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "tool_choice", "parallel_tool_calls",
+)  # fmt: skip
+_RULES = (
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
+    "min_new_tokens",
+)  # fmt: skip
+
+
+class Refusal(Exception):
+    """A request that gets an error instead of an answer.
+
+    Args:
+        status: of HTTP.
+        message: what was expected and what came.
+        param: the field; None: that in front of the message's first colon.
+        code: a word for programs.
+        retry_after: seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        field_name = re.match(r"([a-z_]+)(\[\d+\])?: ", message)
+        self.status, self.code, self.retry_after = status, code, retry_after
+        self.param = field_name[1] if param is None and field_name else param
+
+    def body(self) -> dict[str, Any]:
+        """Return the error as OpenAI's API writes it."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
+        shown = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": shown}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is served.
+
+    Attributes:
+        name: by which clients ask for it.
+        tokenizer: of transformers.
+        ends: ids that end a chat answer (`chat.ends_of_turn`).
+        eos: ids that end other texts.
+        context: tokens that prompt and answer may have; None: any number.
+        prompt_limit: tokens that a prompt may have.
+        choices: that a request may have, its prompts times its `n`.
+    """
+
+    name: str
+    tokenizer: Any
+    ends: Sequence[int]
+    eos: Sequence[int]
+    context: int | None = None
+    prompt_limit: int | None = None
+    choices: int = 128
+
+
+@dataclass
+class Wanted:
+    """A request, checked but for what `Server.add` checks.
+
+    Attributes:
+        chat: of the chat endpoint.
+        prompts: token ids of each.
+        options: keyword arguments of `Server.add` for each choice, prompt by prompt.
+        stop: strings that end an answer.
+        logprobs: number of alternatives to show of each token; None: no log-probabilities either.
+        echoes: text in front of the answers to each prompt.
+        stream, include_usage: as of the API.
+        levels: also tell the level of each token, as the page asks.
+    """
+
+    chat: bool
+    prompts: list[list[int]]
+    options: list[dict[str, Any]] = field(default_factory=list)
+    stop: list[str] = field(default_factory=list)
+    logprobs: int | None = None
+    echoes: list[str] = field(default_factory=list)
+    stream: bool = False
+    include_usage: bool = False
+    levels: bool = False
+
+    def of(self, choice: int) -> int:
+        """Return the number of the prompt that a choice answers."""
+        return choice * len(self.prompts) // len(self.options)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        Refusal: something else.
+    """
+    wanted = "body: expected a JSON object in UTF-8"
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise Refusal(400, f"{wanted}, given other bytes at {error.start}") from None
+    except RecursionError:
+        raise Refusal(400, f"{wanted}, given one nested too deeply") from None
+    except ValueError as error:
+        raise Refusal(400, f"{wanted}, given something else: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(400, f"{wanted}, given {arguments.shown(found)}")
+    return found
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+class _Body:
+    """Fields of a body that have not been read yet. A field that is null is as one left out."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        self._left = {name: value for name, value in body.items() if value is not None}
+        self._names: list[str] = []
+
+    def take(self, name: str, read: Callable[[str, Any], T], default: T) -> T:
+        self._names.append(name)
+        return read(name, self._left.pop(name)) if name in self._left else default
+
+    def end(self) -> None:
+        """Refuse the fields that nobody has read."""
+        for name, value in self._left.items():
+            if name in _IGNORED or value in ([], {}, "") or value is False:  # asks for nothing
+                continue
+            near = difflib.get_close_matches(name, self._names, 1, 0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"{name}: expected no such field, given {arguments.shown(value)}{hint}"
+            )
+
+
+def _any(name: str, value: Any) -> Any:
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a string, given {arguments.shown(value)}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: expected text, given half of a character") from None
+    return value
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    found = [_text(name, one) for one in arguments.strings(name, value)]
+    if len(found) > MOST_TEXTS or "" in found:
+        given = "''" if "" in found else len(found)
+        raise ValueError(
+            f"{name}: expected at most {MOST_TEXTS} strings, none empty, given {given}"
+        )
+    return found
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name}: expected an object, given {arguments.shown(value)}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: expected a number, given {arguments.shown(value)}")
+    return value
+
+
+def _window(name: str, value: Any) -> bool | int:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, int) or value < 0:
+        given = arguments.shown(value)
+        raise TypeError(f"{name}: expected a bool or the most tokens of a window, given {given}")
+    return value
+
+
+def _count(low: int, high: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        return arguments.integer(name, arguments.integers(name, [value])[0], high, low)
+
+    return read
+
+
+def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
+    """Read a request of the chat or the completions endpoint.
+
+    Raises:
+        Refusal: a field that is wrong or unknown, and what the model has no room for.
+    """
+    fields = _Body(body)
+    try:
+        name = fields.take("model", _text, model.name)
+        if name != model.name:
+            raise Refusal(
+                404, f"model: expected {model.name!r}, given {name!r}", code="model_not_found"
+            )
+        wanted = (_read_chat if chat else _read_text)(fields, model)
+        _read_options(fields, model, wanted)
+        fields.end()
+    except RecursionError:
+        raise Refusal(400, "body: expected JSON that is nested less deeply") from None
+    except (TypeError, ValueError) as error:
+        raise Refusal(400, str(error)) from error
+    return wanted
+
+
+def _read_chat(fields: _Body, model: Model) -> Wanted:
+    messages = fields.take("messages", _any, None)
+    if not has_template(model.tokenizer):
+        raise ValueError("messages: expected a model with a chat template; /v1/completions needs "
+                         "none")  # fmt: skip
+    if not isinstance(messages, list) or not messages:
+        raise TypeError(
+            f"messages: expected a list of at least one, given {arguments.shown(messages)}"
+        )
+    conversation = [_message(number, one) for number, one in enumerate(messages)]
+    try:
+        ids = chat_prompt(model.tokenizer, conversation).input_ids
+    except ValueError as error:  # of the template
+        raise Refusal(422, str(error)) from error
+    wanted = Wanted(True, [ids])
+    alternatives = fields.take("top_logprobs", _count(0, MOST_ALTERNATIVES), 0)
+    if fields.take("logprobs", arguments.flag, False):
+        wanted.logprobs = alternatives
+    elif alternatives:
+        raise ValueError(f"top_logprobs: expected logprobs beside it, given {alternatives} alone")
+    return wanted
+
+
+def _message(number: int, message: Any) -> dict[str, str]:
+    """Return a message with its text parts joined."""
+    name = f"messages[{number}]"
+    given = _object(name, message)
+    content = given.get("content")
+    if isinstance(content, list):
+        parts = [_object(name, part) for part in content]
+        other = next((part for part in parts if part.get("type") != "text"), None)
+        if other is not None:
+            kind = arguments.shown(other.get("type"))
+            raise ValueError(f"{name}: expected parts of type 'text', given {kind}")
+        content = "".join(_text(name, part.get("text")) for part in parts)
+    return {"role": _text(f"{name}: role", given.get("role")), "content": _text(name, content)}
+
+
+def _read_text(fields: _Body, model: Model) -> Wanted:
+    given = fields.take("prompt", _any, None)
+    several = isinstance(given, list) and given and not isinstance(given[0], int)
+    prompts = [_prompt(one, model) for one in (given if several else [given])]
+    wanted = Wanted(False, prompts)
+    wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES), None)
+    if fields.take("echo", arguments.flag, False):
+        if wanted.logprobs is not None:
+            raise ValueError("echo: expected no logprobs beside it, which prompts have not")
+        decode = model.tokenizer.decode
+        wanted.echoes = [str(decode(ids, skip_special_tokens=True)) for ids in prompts]
+    return wanted
+
+
+def _prompt(given: Any, model: Model) -> list[int]:
+    if isinstance(given, str):
+        ids = list(model.tokenizer(_text("prompt", given))["input_ids"])
+    elif isinstance(given, list):
+        ids = arguments.token_ids("prompt", given, len(model.tokenizer))
+    else:
+        raise TypeError(
+            f"prompt: expected text or token ids, or several in a list, given "
+            f"{arguments.shown(given)}"
+        )
+    if not ids:
+        raise ValueError("prompt: expected at least 1 token, given none")
+    return ids
+
+
+def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
+    """Read what both endpoints take."""
+    wanted.stream = fields.take("stream", arguments.flag, False)
+    extras = _Body(fields.take("stream_options", _object, _NOTHING))
+    wanted.include_usage = extras.take("include_usage", arguments.flag, False)
+    extras.end()
+    wanted.levels = fields.take("polyspec", arguments.flag, False)
+    wanted.stop = fields.take("stop", _texts, [])
+    n = fields.take("n", _count(1, model.choices), 1)
+    count = n * len(wanted.prompts)
+    if count > model.choices:
+        raise ValueError(f"n: expected at most {model.choices} choices in all, given {count}")
+    options: dict[str, Any] = {}
+    for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)):
+        options[name] = fields.take(name, _number, usual)
+    options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
+    options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
+    options["speculation"] = fields.take("speculation", _window, True)
+    options["logprobs"] = wanted.logprobs or 0
+    ends = list(model.ends if wanted.chat else model.eos)
+    if fields.take("ignore_eos", arguments.flag, False):
+        ends = []
+    ends += fields.take("stop_token_ids", arguments.row_integers, [])
+    options["eos_token_id"] = ends
+    _add_rules(fields, model, options)
+    _add_grammar(fields, model, options)
+    seed = fields.take("seed", _count(-(2**63), SEED_MAX), None)
+    seeds = [None] * count if seed is None else row_seeds(seed % (SEED_MAX + 1), count)
+    limits = _limits(fields, model, wanted)
+    wanted.options = [
+        {**options, "seed": seeds[choice], "max_new_tokens": limits[choice // n]}
+        for choice in range(count)
+    ]
+
+
+def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
+    """Return the new tokens that each prompt may have."""
+    name = "max_tokens"
+    limit = fields.take(name, _count(1, 2**31 - 1), None)
+    if wanted.chat:
+        newer = fields.take("max_completion_tokens", _count(1, 2**31 - 1), None)
+        name, limit = (name, limit) if newer is None else ("max_completion_tokens", newer)
+    found = []
+    for ids in wanted.prompts:
+        most = model.prompt_limit
+        if most is not None and len(ids) > most:
+            raise Refusal(
+                400,
+                f"prompt: expected at most {most} tokens, given {len(ids)}",
+                code="context_length_exceeded",
+            )
+        room = None if model.context is None else model.context - len(ids)
+        if limit is not None:
+            new = limit
+        elif wanted.chat:
+            new = _UNBOUNDED if room is None else max(1, room)
+        else:
+            new = 16 if room is None else max(1, min(16, room))
+        if room is not None and new > room:
+            raise Refusal(
+                400,
+                f"{name}: expected prompt and answer of at most {model.context} tokens, given a "
+                f"prompt of {len(ids)} and an answer of up to {new}",
+                code="context_length_exceeded",
+            )
+        found.append(new)
+    return found
+
+
+def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
+    given = {name: fields.take(name, _any, None) for name in _RULES if name != "min_new_tokens"}
+    given["min_new_tokens"] = fields.take("min_tokens", _any, None)
+    given = {name: value for name, value in given.items() if value not in (None, 0, {}, [])}
+    if given.get("repetition_penalty") == 1:
+        del given["repetition_penalty"]
+    if not given:
+        return
+    if isinstance(biases := given.get("logit_bias"), dict):
+        given["logit_bias"] = {_id(name): value for name, value in biases.items()}
+        arguments.require_ids("logit_bias", list(given["logit_bias"]), len(model.tokenizer))
+    if "bad_words" in given:
+        given["bad_words"] = _words(_texts("bad_words", given["bad_words"]), model.tokenizer)
+    try:
+        from ..rules import LogitsRules
+    except ImportError:
+        raise ValueError(f"{next(iter(given))}: expected none, which is not supported") from None
+    options["rules"] = LogitsRules(**given)
+
+
+def _id(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise ValueError(f"logit_bias: expected token ids as names, given {arguments.shown(text)}")
+    return int(text)
+
+
+def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Return the ids of each text at the beginning of a word and behind a space."""
+    found = []
+    for text in texts:
+        for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
+            found.append(tokenizer(written, add_special_tokens=False)["input_ids"])
+    return found
+
+
+# Kinds of grammar by field of "structured_outputs"; "guided_" in front of each is a field as well.
+_GRAMMARS = ("json", "regex", "choice", "grammar")
+
+
+def _add_grammar(fields: _Body, model: Model, options: dict[str, Any]) -> None:
+    """Read the one grammar that a request may have."""
+    asked: list[tuple[str, str, Any]] = []
+    form = fields.take("response_format", _object, _NOTHING)
+    kind = form.get("type", "text")
+    if kind == "json_object":
+        asked.append(("response_format", "json", {"type": "object"}))
+    elif kind == "json_schema":
+        schema = _object("response_format", form.get("json_schema")).get("schema")
+        asked.append(("response_format", "json", schema))
+    elif kind != "text":
+        raise ValueError(
+            "response_format: expected the type text, json_object or json_schema, given "
+            f"{arguments.shown(kind)}"
+        )
+    inner = _Body(fields.take("structured_outputs", _object, _NOTHING))
+    for name in _GRAMMARS:
+        asked.append(("structured_outputs", name, inner.take(name, _any, None)))
+        asked.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
+    if inner.take("json_object", arguments.flag, False):
+        asked.append(("structured_outputs", "json", {"type": "object"}))
+    inner.end()
+    asked = [one for one in asked if one[2] is not None]
+    if len(asked) > 1:
+        raise ValueError(f"{asked[1][0]}: expected one grammar, given {asked[0][0]} as well")
+    for name, kind, source in asked:
+        ends = options["eos_token_id"] or None
+        options["grammar"] = _grammar(name, kind, source, model.tokenizer, ends)
+
+
+def _grammar(name: str, kind: str, source: Any, tokenizer: Any, ends: list[int] | None) -> Any:
+    if kind == "choice":
+        kind, source = "regex", "|".join(map(re.escape, _texts(name, source)))
+    if kind == "json":
+        source = parse(source.encode()) if isinstance(source, str) else _object(name, source)
+    else:
+        source = _text(name, source)
+    try:
+        from ..grammar import Grammar
+    except ImportError:
+        raise ValueError(f"{name}: expected none, which is not supported") from None
+    try:
+        build = {"json": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}[kind]
+        return build(source, tokenizer, ends)
+    except ImportError as error:  # of the optional package
+        raise Refusal(400, f"{name}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise Refusal(422, f"{name}: {error}") from error

@@ -1,0 +1,330 @@
+"""The endpoint through OpenAI's client: every field does what the chain alone does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")
+
+from endpoint import QUESTION, Served  # noqa: E402
+
+PROMPT = tiny.prompt_of(QUESTION)
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
+REQUESTS: list[dict[str, Any]] = [{"temperature": 0}, SAMPLED]
+EXTRAS = {"top_k": 40, "min_p": 0.02}
+
+
+def messages(text: str = QUESTION) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def chat_text(chunks: Iterable[Any]) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_are_those_of_the_chain_alone(
+    served: Served, client: Any, request_: dict[str, Any], stream: bool
+) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    alone = served.alone.generate(ids, 64, **request_, **EXTRAS)
+    wanted = alone.text[0]
+    ending = "stop" if alone.new_tokens[0][-1] == served.tokenizer.eos_token_id else "length"
+    options = {"model": "tiny", "stream": stream, "extra_body": EXTRAS, **request_}
+    text = client.completions.create(prompt=PROMPT, max_tokens=64, **options)
+    chat = client.chat.completions.create(messages=messages(), max_completion_tokens=64, **options)
+    if stream:
+        assert "".join(chunk.choices[0].text for chunk in text) == wanted
+        chunks = list(chat)
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chat_text(chunks) == wanted
+        assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * len(chunks[1:])
+        assert chunks[-1].choices[0].finish_reason == ending
+        assert len(chunks) > 3
+    else:
+        assert text.choices[0].text == wanted
+        assert chat.choices[0].message.content == wanted
+        assert chat.choices[0].finish_reason == ending
+        assert chat.usage.completion_tokens == text.usage.completion_tokens
+        assert chat.usage.completion_tokens == len(alone.new_tokens[0])
+        assert chat.usage.prompt_tokens == len(ids)
+
+
+def test_choices_have_the_seeds_of_rows(served: Served, client: Any) -> None:
+    prompts = [tiny.prompt_of(one) for one in tiny.QUESTIONS[:2]]
+    answer = client.completions.create(
+        model="tiny", prompt=prompts, n=2, max_tokens=24, temperature=1.0, seed=5
+    )
+    seeds = ps.row_seeds(5, 4)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        assert choice.text == served.text_alone(
+            prompts[choice.index // 2], max_new_tokens=24, temperature=1.0, seed=seeds[choice.index]
+        )
+    assert len({choice.text for choice in answer.choices}) == 4
+    streamed = [""] * 4
+    for chunk in client.completions.create(
+        model="tiny", prompt=prompts, n=2, max_tokens=24, temperature=1.0, seed=5, stream=True
+    ):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == [choice.text for choice in answer.choices]
+
+
+def test_prompts_are_token_ids_as_well(served: Served, client: Any) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    for prompt in (ids, [ids]):
+        answer = client.completions.create(model="tiny", prompt=prompt, temperature=0)
+        assert answer.choices[0].text == served.text_alone(PROMPT, max_new_tokens=16)
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_an_echo_begins_with_the_prompt(served: Served, client: Any) -> None:
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT, temperature=0, echo=True, stream=stream
+        )
+        chunks = answer if stream else [answer]
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+        assert text == PROMPT + served.text_alone(PROMPT, max_new_tokens=16)
+
+
+def test_usage_comes_behind_a_stream_that_asks_for_it(client: Any) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": messages(), "temperature": 0}
+    whole = client.chat.completions.create(**options)
+    *chunks, last = client.chat.completions.create(
+        **options, stream=True, stream_options={"include_usage": True}
+    )
+    assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in chunks)
+    assert last.choices == []
+    assert last.usage == whole.usage
+    assert last.metrics == whole.metrics
+    *chunks, last = client.chat.completions.create(**options, stream=True)
+    assert last.metrics == whole.metrics
+    assert last.choices[0].finish_reason == "stop"
+
+
+def test_acceptance_is_in_the_format_of_vllm(served: Served, client: Any) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=64, temperature=0, extra_body={"polyspec": True}
+    )
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    level = served.alone.generate(ids, 64).stats.levels[0]
+    assert answer.metrics["speculative_decoding"] == {
+        "mean_acceptance_length": level.mean_acceptance_length,
+        "draft_acceptance_rate": level.draft_acceptance_rate,
+        "acceptance_histogram": level.acceptance_histogram,
+        "num_spec_steps": level.num_drafts,
+        "num_accepted_draft_tokens": level.num_accepted_tokens,
+        "num_draft_tokens": level.num_draft_tokens,
+        "num_spec_tokens": len(level.acceptance_histogram) - 1,
+    }
+    assert [one["name"] for one in answer.polyspec[0]["levels"]] == served.chain.names
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_levels_come_beside_the_tokens(served: Served, client: Any, stream: bool) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages(), temperature=0, stream=stream,
+        extra_body={"polyspec": True},
+    )  # fmt: skip
+    found = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    parts = [choice.polyspec for choice in found if hasattr(choice, "polyspec")]
+    assert all(len(one["tokens"]) == len(one["levels"]) == len(one["corrected"]) for one in parts)
+    levels = [level for one in parts for level in one["levels"]]
+    assert "".join(text for one in parts for text in one["tokens"]) == served.text_alone(PROMPT)
+    assert set(levels) == {1, 2, 3}
+
+
+def test_speculation_is_a_choice_of_the_request(served: Served, client: Any) -> None:
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=64, temperature=0,
+        extra_body={"speculation": False, "polyspec": True},
+    )  # fmt: skip
+    assert answer.choices[0].text == served.text_alone(PROMPT, max_new_tokens=64)
+    assert answer.metrics["speculative_decoding"]["num_draft_tokens"] == 0
+    assert set(answer.choices[0].polyspec["levels"]) == {1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_the_chain(
+    served: Served, client: Any, stream: bool
+) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    alone = served.alone.generate(ids, 24, temperature=0.9, seed=3)
+    options = {"model": "tiny", "temperature": 0.9, "seed": 3, "max_tokens": 24, "stream": stream}
+    chat = client.chat.completions.create(
+        messages=messages(), logprobs=True, top_logprobs=2, **options
+    )
+    choices = [chunk.choices[0] for chunk in (chat if stream else [chat])]
+    entries = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+    assert [one.logprob for one in entries] == pytest.approx(alone.logprobs[0], abs=1e-5)
+    assert "".join(one.token for one in entries) == alone.text[0]
+    assert all(bytes(one.bytes).decode() == one.token for one in entries)
+    assert all(len(one.top_logprobs) == 2 for one in entries)
+    assert all(one.top_logprobs[0].logprob >= one.logprob - 1e-5 for one in entries)
+    text = client.completions.create(prompt=PROMPT, logprobs=2, **options)
+    choices = [chunk.choices[0] for chunk in (text if stream else [text])]
+    values = [one for choice in choices for one in choice.logprobs.token_logprobs]
+    assert values == pytest.approx(alone.logprobs[0], abs=1e-5)
+    offsets = [one for choice in choices for one in choice.logprobs.text_offset]
+    tokens = [one for choice in choices for one in choice.logprobs.tokens]
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert alone.text[0][offset:].startswith(token)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_text_before_it(served: Served, client: Any, stream: bool) -> None:
+    whole = served.text_alone(PROMPT, max_new_tokens=64)
+    stop = whole[len(whole) // 2 :][:5]
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages(), temperature=0, stop=["never", stop], stream=stream
+    )
+    choices = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    text = "".join(part.content for part in parts)
+    assert text == whole[: whole.index(stop)]
+    assert choices[-1].finish_reason == "stop"
+    assert choices[-1].stop_reason == stop
+
+
+def test_ends_are_ids_as_well(served: Served, client: Any) -> None:
+    end = served.tokenizer(" rolls", add_special_tokens=False)["input_ids"]
+    options: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "temperature": 0}
+    answer = client.completions.create(
+        **options, max_tokens=64, extra_body={"stop_token_ids": end[-1:]}
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].stop_reason == end[-1]
+    answer = client.completions.create(**options, max_tokens=100, extra_body={"ignore_eos": True})
+    assert answer.usage.completion_tokens == 100
+    assert answer.choices[0].finish_reason == "length"
+
+
+RULES: list[dict[str, Any]] = [
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.5},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {"19": 8.0}},
+    {"bad_words": ["12"]},
+    {"min_tokens": 60},
+]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda one: next(iter(one)))
+def test_rules_change_the_text(served: Served, client: Any, rules: dict[str, Any]) -> None:
+    usual = served.text_alone(PROMPT, max_new_tokens=64)
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=64, temperature=0, extra_body=rules
+    )
+    text = answer.choices[0].text
+    assert text != usual
+    if "bad_words" in rules:
+        assert "12" in usual
+        assert " 12" not in text
+    if "min_tokens" in rules:
+        assert answer.usage.completion_tokens >= 60
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"rolls": {"type": "integer"}, "left": {"enum": ["yes", "no"]}},
+    "required": ["rolls", "left"],
+    "additionalProperties": False,
+}
+LARK = 'start: "rolls: " NUMBER\nNUMBER: /[1-9][0-9]{0,2}/'
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"response_format": {"type": "json_object"}}, None),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+                }
+            },
+            None,
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, None),
+        ({"guided_regex": "[a-c]{3}-[0-9]{2}"}, r"[a-c]{3}-\d\d"),
+        ({"structured_outputs": {"choice": ["yes.", "no (never)"]}}, r"yes\.|no \(never\)"),
+        ({"structured_outputs": {"grammar": LARK}}, r"rolls: [1-9]\d{0,2}"),
+        ({"response_format": {"type": "text"}}, r"[^{]+"),
+    ],
+)
+def test_answers_have_the_form_that_was_asked_for(
+    client: Any, fields: dict[str, Any], pattern: str | None
+) -> None:
+    if fields.get("response_format") != {"type": "text"}:
+        pytest.importorskip("llguidance")
+    answer = client.chat.completions.create(
+        model="tiny", messages=messages(), temperature=0.7, seed=1, max_tokens=200,
+        extra_body=fields,
+    )  # fmt: skip
+    text = answer.choices[0].message.content
+    if pattern is not None:
+        assert re.fullmatch(pattern, text, re.S), text
+    elif answer.choices[0].finish_reason == "stop":
+        value = json.loads(text)
+        if fields.get("response_format") != {"type": "json_object"}:
+            assert value.keys() == {"rolls", "left"}
+    else:  # a text that is cut off
+        assert text.lstrip().startswith("{")
+
+
+def test_the_model_is_listed(client: Any) -> None:
+    (model,) = client.models.list()
+    assert model.id == "tiny"
+    assert model.max_model_len == 2048
+    assert client.models.retrieve("tiny") == model
+
+
+def test_metrics_count_what_was_answered(served: Served, client: Any) -> None:
+    def values() -> dict[str, float]:
+        lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+        pairs = [line.rpartition(" ") for line in lines if not line.startswith("#")]
+        return {re.sub(r'model_name="tiny",?', "", name): float(value) for name, _, value in pairs}
+
+    before = values()
+    answer = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=64, temperature=0)
+    rise = {name: value - before.get(name, 0) for name, value in values().items()}
+    spec = answer.metrics["speculative_decoding"]
+    new = answer.usage.completion_tokens
+    for name, count in {
+        "vllm:num_requests_running{}": 0,
+        "vllm:prompt_tokens_total{}": answer.usage.prompt_tokens,
+        "vllm:generation_tokens_total{}": new,
+        'vllm:request_success_total{finished_reason="stop"}': 1,
+        "vllm:time_to_first_token_seconds_count{}": 1,
+        'vllm:e2e_request_latency_seconds_bucket{le="+Inf"}': 1,
+        "vllm:request_generation_tokens_sum{}": new,
+        "vllm:spec_decode_num_drafts_total{}": spec["num_spec_steps"],
+        "vllm:spec_decode_num_accepted_tokens_total{}": spec["num_accepted_draft_tokens"],
+        "vllm:spec_decode_num_draft_tokens_total{}": spec["num_draft_tokens"],
+        'polyspec:level_num_draft_tokens_total{level="1",name="target"}': spec["num_draft_tokens"],
+    }.items():
+        assert rise[name] == count, name
+    assert 0 < rise["vllm:inter_token_latency_seconds_count{}"] < new
+
+
+def test_metrics_are_in_the_format_of_prometheus(served: Served, client: Any) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    text = httpx.get(f"{served.url}/metrics").text
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
+    assert families["vllm:time_to_first_token_seconds"].type == "histogram"
+    assert families["vllm:prompt_tokens"].type == "counter"
+    assert families["vllm:num_requests_waiting"].type == "gauge"

@@ -1,0 +1,495 @@
+"""What the endpoint refuses, and rude clients, which change no other request and leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import polyspec_ext as ps
+from polyspec_ext import cli, tiny
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+httpx = pytest.importorskip("httpx")
+
+from endpoint import Served, connection, head, post, wait_for  # noqa: E402
+
+from polyspec_ext.serving.api import Limits  # noqa: E402
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}]}
+PROMPT: dict[str, Any] = {"prompt": "x", "max_tokens": 4}
+DEEP = "[" * 100_000
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
+    (TEXT, b"{", 400, "body: expected a JSON object in UTF-8, given something else"),
+    (TEXT, b"[1]", 400, "body: expected a JSON object in UTF-8, given list"),
+    (TEXT, b'{"prompt": "\xff"}', 400, "given other bytes at 12"),
+    (TEXT, f'{{"prompt": {DEEP}'.encode(), 400, "nested too deeply"),
+    (TEXT, b'{"prompt": "x", "temperature": NaN}', 400, "NaN is no number of JSON"),
+    (TEXT, b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", 400, "body: expected a JSON object"),
+    (TEXT, b'{"prompt": "a\\ud800"}', 400, "prompt: expected text, given half of a character"),
+    (TEXT, {}, 400, "prompt: expected text or token ids, or several in a list, given None"),
+    (TEXT, {"prompt": []}, 400, "prompt: expected at least 1 token, given none"),
+    (TEXT, {"prompt": [5, 9999]}, 400, "prompt: expected token ids in [0, 2048), given 9999"),
+    (TEXT, {"prompt": [True]}, 400, "prompt: expected an integer, given True"),
+    (TEXT, {"prompt": ["a", 3]}, 400, "prompt: expected text or token ids, or several in a list"),
+    (TEXT, {**PROMPT, "model": "other"}, 404, "model: expected 'tiny', given 'other'"),
+    (TEXT, {**PROMPT, "model": 3}, 400, "model: expected a string, given 3"),
+    (TEXT, {**PROMPT, "temprature": 1}, 400, "expected no such field, given 1; did you mean temp"),
+    (TEXT, {**PROMPT, "temperature": -1}, 400, "temperature: expected a finite number >= 0"),
+    (TEXT, {**PROMPT, "temperature": "hot"}, 400, "temperature: expected a number, given 'hot'"),
+    (TEXT, {**PROMPT, "top_p": 2}, 400, "top_p: expected a number in [0, 1], given 2"),
+    (TEXT, {**PROMPT, "min_p": -0.1}, 400, "min_p: expected a number in [0, 1], given -0.1"),
+    (TEXT, {**PROMPT, "top_k": 1.5}, 400, "top_k: expected an integer, given 1.5"),
+    (TEXT, {**PROMPT, "seed": 2**64}, 400, "seed: expected an integer in ["),
+    (TEXT, {**PROMPT, "seed": "s"}, 400, "seed: expected an integer, given 's'"),
+    (TEXT, {**PROMPT, "n": 0}, 400, "n: expected an integer in [1, 128], given 0"),
+    (
+        TEXT,
+        {"prompt": ["x"] * 3, "n": 50},
+        400,
+        "n: expected at most 128 choices in all, given 150",
+    ),
+    (TEXT, {**PROMPT, "max_tokens": 0}, 400, "max_tokens: expected an integer in [1,"),
+    (TEXT, {"prompt": "x", "max_tokens": 5000}, 400, "prompt and answer of at most 2048 tokens"),
+    (TEXT, {"prompt": [5] * 301}, 400, "prompt: expected at most 300 tokens, given 301"),
+    (
+        TEXT,
+        {**PROMPT, "stop": [""]},
+        400,
+        "stop: expected at most 64 strings, none empty, given ''",
+    ),
+    (TEXT, {**PROMPT, "stop": 3}, 400, "stop: expected a string or a list of strings, given 3"),
+    (TEXT, {**PROMPT, "stream": "yes"}, 400, "stream: expected True or False, given 'yes'"),
+    (TEXT, {**PROMPT, "stream_options": {"x": 1}}, 400, "x: expected no such field, given 1"),
+    (TEXT, {**PROMPT, "logprobs": 21}, 400, "logprobs: expected an integer in [0, 20], given 21"),
+    (TEXT, {**PROMPT, "echo": True, "logprobs": 1}, 400, "echo: expected no logprobs beside it"),
+    (TEXT, {**PROMPT, "stop_token_ids": [-1]}, 400, "stop_token_ids: expected token ids in"),
+    (TEXT, {**PROMPT, "suffix": "y"}, 400, "suffix: expected no such field, given 'y'"),
+    (TEXT, {**PROMPT, "messages": [1]}, 400, "messages: expected no such field"),
+    (
+        TEXT,
+        {**PROMPT, "presence_penalty": 3},
+        400,
+        "presence_penalty: expected a number in [-2, 2]",
+    ),
+    (TEXT, {**PROMPT, "logit_bias": {"x": 1}}, 400, "logit_bias: expected token ids as names"),
+    (TEXT, {**PROMPT, "logit_bias": {"4000": 1}}, 400, "logit_bias: expected token ids in"),
+    (TEXT, {**PROMPT, "min_tokens": -1}, 400, "min_tokens: expected an integer"),
+    (TEXT, {**PROMPT, "speculation": "x"}, 400, "speculation: expected a bool or"),
+    (TEXT, {**PROMPT, "response_format": {"type": "x"}}, 400, "response_format: expected the type"),
+    (TEXT, {**PROMPT, "guided_regex": "a", "guided_json": {}}, 400, "expected one grammar, given"),
+    (TEXT, {**PROMPT, "guided_regex": "("}, 422, "guided_regex: pattern: expected a valid grammar"),
+    (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
+    (TEXT, {**PROMPT, "guided_json": {"type": 3}}, 422, "guided_json: schema: expected a valid"),
+    (CHAT, {}, 400, "messages: expected a list of at least one, given None"),
+    (CHAT, {"messages": ["x"]}, 400, "messages[0]: expected an object, given 'x'"),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
+    (CHAT, {"messages": [{"role": "system", "content": "x"}]}, 422, "messages: expected a conv"),
+    (CHAT, {**ASKED, "top_logprobs": 2}, 400, "top_logprobs: expected logprobs beside it"),
+    (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: expected no such field"),
+    (CHAT, {**ASKED, "prompt": "x"}, 400, "prompt: expected no such field"),
+]
+
+
+@pytest.fixture(scope="module")
+def narrow(chains: tuple[ps.Chain, ps.Chain]) -> Iterator[Served]:
+    """An endpoint with limits, over the chain for comparisons: no test below runs requests."""
+    limits = Limits(body=300_000, prompt=300)
+    with Served(chains[1], chains[1], limits=limits) as one:
+        yield one
+
+
+def test_errors_name_the_field_what_was_expected_and_what_came(narrow: Served) -> None:
+    wrong = []
+    with httpx.Client(base_url=narrow.url) as client:
+        for path, body, status, message in ERRORS:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            answer = client.post(path, content=data, headers={"Content-Type": "application/json"})
+            error = answer.json().get("error", {"message": "answered", "param": None, "type": ""})
+            field = re.match(r"\w+", error["message"])
+            named = error["param"] is None or (field is not None and error["param"] == field[0])
+            usual = error["type"] == "invalid_request_error"
+            if answer.status_code != status or message not in error["message"] or not named & usual:
+                wrong.append((body, answer.status_code, error))
+    assert not wrong
+    assert narrow.counts()["active"] == narrow.server.running == narrow.server.waiting == 0
+
+
+def test_fields_that_change_nothing_are_taken(served: Served) -> None:
+    ignored = {
+        "user": "u",
+        "store": False,
+        "tools": [],
+        "suffix": None,
+        "logit_bias": {},
+        "top_k": -1,
+    }
+    body = {**PROMPT, **ignored, "temperature": 0}
+    answer = httpx.post(f"{served.url}{TEXT}", json=body)
+    assert answer.json()["choices"][0]["text"] == served.text_alone("x", max_new_tokens=4)
+
+
+def test_other_paths_methods_types_and_hosts_are_refused(narrow: Served) -> None:
+    assert httpx.get(f"{narrow.url}/v1/other").status_code == 404
+    assert httpx.get(narrow.url + TEXT).status_code == 405
+    assert "expected a POST request" in httpx.get(narrow.url + TEXT).json()["error"]["message"]
+    form = httpx.post(narrow.url + TEXT, content=json.dumps(PROMPT))
+    assert form.status_code == 415
+    other = httpx.post(narrow.url + TEXT, json=PROMPT, headers={"Host": "elsewhere.example"})
+    assert other.status_code == 400
+    assert httpx.get(f"{narrow.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_10_mb_is_refused_before_it_is_read(narrow: Served, chunked: bool) -> None:
+    data = b"x" * 10_000_000
+    parts = (data[at : at + 65536] for at in range(0, len(data), 65536))
+    with contextlib.suppress(httpx.WriteError):  # the server has closed the connection
+        answer = httpx.post(
+            narrow.url + TEXT,
+            content=parts if chunked else data,
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 413
+        assert answer.json()["error"]["message"].startswith("body: expected at most 300000 bytes")
+    wait_for(lambda: narrow.counts()["active"] == 0)
+
+
+def test_a_key_is_asked_for(chains: tuple[ps.Chain, ps.Chain]) -> None:
+    with Served(chains[1], chains[1], api_key="s3cret") as one:
+        for shown in (None, "Bearer other", "s3cret", "Basic s3cret", "Bearer s3cret"):
+            headers = {} if shown is None else {"Authorization": shown}
+            for path in ("/v1/models", "/metrics"):
+                answer = httpx.get(one.url + path, headers=headers)
+                right = shown == "Bearer s3cret"
+                assert answer.status_code == (200 if right else 401), (shown, path)
+            answer = httpx.post(one.url + TEXT, json=PROMPT, headers=headers)
+            assert answer.status_code == (200 if right else 401)
+        assert answer.status_code == 200
+        assert httpx.get(f"{one.url}/health").status_code == 200
+        assert "s3cret" not in httpx.get(one.url).text
+
+
+# ---- queue and time ------------------------------------------------------------------------------
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+
+
+def test_a_full_queue_and_time_that_is_over(chains: tuple[ps.Chain, ps.Chain]) -> None:
+    limits = Limits(seconds=1.5)
+    with Served(chains[1], chains[1], slots=1, max_waiting=1, limits=limits) as one:
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(httpx.post, one.url + TEXT, json=LONG, timeout=30)]
+            wait_for(lambda: one.server.running == 1)
+            answers.append(pool.submit(httpx.post, one.url + TEXT, json=LONG, timeout=30))
+            wait_for(lambda: one.server.waiting == 1)
+            full = httpx.post(one.url + TEXT, json=PROMPT)
+            assert full.status_code == 429
+            assert int(full.headers["Retry-After"]) >= 1
+            assert full.json()["error"]["type"] == "rate_limit_error"
+            several = httpx.post(one.url + TEXT, json={**PROMPT, "n": 2})
+            assert several.status_code == 429
+            never = httpx.post(one.url + TEXT, json={**PROMPT, "n": 3})
+            assert never.status_code == 400
+            stream = httpx.post(one.url + TEXT, json={**PROMPT, "stream": True})
+            assert stream.status_code == 429
+            found = [answer.result() for answer in answers]
+        assert [answer.status_code for answer in found] == [504, 504]
+        assert "within 1.5 seconds" in found[0].json()["error"]["message"]
+        wait_for(lambda: one.server.running == one.server.waiting == 0)
+        short = httpx.post(one.url + TEXT, json=PROMPT)
+        assert short.status_code == 200
+
+
+# ---- rude clients --------------------------------------------------------------------------------
+
+
+def leave(one: socket.socket) -> None:
+    """Close a connection with a reset."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    one.close()
+
+
+def half_head(port: int) -> None:
+    with connection(port) as one:
+        one.sendall(head(CHAT, 100)[:40])
+
+
+def half_body(port: int) -> None:
+    with connection(port) as one:
+        one.sendall(head(CHAT, 1000) + b'{"messages": ')
+        time.sleep(0.05)
+
+
+def no_http(port: int) -> None:
+    with connection(port) as one:
+        one.sendall(b"\x16\x03\x01\x00\xff" + bytes(range(256)))
+        one.recv(1000)
+
+
+def large_body(port: int) -> None:
+    with connection(port) as one, contextlib.suppress(OSError):
+        one.sendall(head(CHAT, 10_000_000))
+        one.sendall(b"x" * 10_000_000)
+
+
+def wrong_bytes(port: int) -> None:
+    with connection(port) as one:
+        one.sendall(post(CHAT, b'{"messages": "\xff\xfe"}') + post(TEXT, DEEP.encode()))
+        one.recv(4000)
+
+
+def left_at(received: int, body: dict[str, Any]) -> Callable[[int], None]:
+    def run(port: int) -> None:
+        with connection(port) as one:
+            one.sendall(post(TEXT, body))
+            count = 0
+            while count < received:
+                count += len(one.recv(min(512, received - count)))
+            leave(one)
+
+    return run
+
+
+def slow_reader(port: int) -> None:
+    with connection(port) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        one.sendall(post(TEXT, {**LONG, "stream": True, "logprobs": 5, "max_tokens": 400}))
+        for _ in range(10):
+            one.recv(16)
+            time.sleep(0.02)
+        leave(one)
+
+
+def pipelined(port: int) -> None:
+    with connection(port) as one:
+        one.sendall(post(TEXT, PROMPT) * 5)
+        one.recv(100)
+        leave(one)
+
+
+STREAM = {**LONG, "stream": True}
+RUDE: dict[str, Callable[[int], None]] = {
+    "half a head": half_head,
+    "half a body": half_body,
+    "no HTTP": no_http,
+    "a large body": large_body,
+    "wrong bytes": wrong_bytes,
+    "a slow reader": slow_reader,
+    "pipelined requests": pipelined,
+    "left at once": left_at(0, LONG),
+    "left a stream at once": left_at(0, STREAM),
+    "left at the head": left_at(20, STREAM),
+    "left in the stream": left_at(3000, STREAM),
+    "left with several choices": left_at(1000, {**STREAM, "n": 3}),
+}
+
+
+def politely(served: Served, number: int) -> str:
+    """Return the text of a request."""
+    options = {"temperature": 0.8 * (number % 2), "seed": number}
+    prompt = tiny.prompt_of(tiny.QUESTIONS[number % 4])
+    body = {"prompt": prompt, "max_tokens": 40, **options}
+    answer = httpx.post(served.url + TEXT, json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+@pytest.fixture(scope="module")
+def texts(served: Served) -> list[str]:
+    """The texts of polite requests, each alone."""
+    return [
+        served.text_alone(
+            tiny.prompt_of(tiny.QUESTIONS[number % 4]),
+            max_new_tokens=40, temperature=0.8 * (number % 2), seed=number,
+        )
+        for number in range(8)
+    ]  # fmt: skip
+
+
+def require_as_before(served: Served, before: dict[str, int]) -> None:
+    """Wait until everything that requests and connections have is given back."""
+
+    def left() -> dict[str, int]:
+        counts = served.counts()
+        return {name: counts[name] for name, count in before.items() if counts[name] > count}
+
+    with contextlib.suppress(AssertionError):
+        wait_for(lambda: not left())
+    assert not left(), (before, threading.enumerate())
+
+
+def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: list[str]) -> None:
+    politely(served, 0)  # the executor has its thread
+    before = {**served.counts(), "tasks": 0, "connections": 0}
+    wait_for(lambda: served.counts()["connections"] == 0)
+    before["tasks"] = served.counts()["tasks"]
+    with ThreadPoolExecutor(4) as pool:
+        for name, rude in RUDE.items():
+            asked = [pool.submit(politely, served, number) for number in range(3)]
+            crowd = [threading.Thread(target=rude, args=(served.port,)) for _ in range(2)]
+            for thread in crowd:
+                thread.start()
+            for number, answer in enumerate(asked):
+                assert answer.result() == texts[number], name
+            for thread in crowd:
+                thread.join()
+    require_as_before(served, before)
+    assert served.server.running == served.server.waiting == 0
+
+
+def test_many_connections(served: Served, texts: list[str]) -> None:
+    wait_for(lambda: served.counts()["connections"] == 0)
+    before = {**served.counts(), "threads": 10_000}
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(1000, (soft - 200) // 2)
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(connection(served.port)) for _ in range(count)]
+        for number, one in enumerate(crowd):
+            if number % 3:
+                one.sendall(head(TEXT, 500)[: 20 + number % 60])
+        wait_for(lambda: served.counts()["connections"] >= count)
+        for number in range(4):
+            assert politely(served, number) == texts[number]
+    require_as_before(served, before)
+
+
+def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) -> None:
+    wait_for(lambda: served.counts()["connections"] == 0)
+    before = {**served.counts(), "threads": 10_000}
+    request = post(TEXT, {**PROMPT, "temperature": 0})
+    request = request.replace(b"Host", b"Connection: close\r\nHost")
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(connection(served.port)) for _ in range(200)]
+        for one in crowd:
+            one.sendall(request)
+        answers = [b"".join(iter(lambda one=one: one.recv(65536), b"")) for one in crowd]
+    states = [answer.split(b" ", 2)[1] for answer in answers]
+    assert set(states) == {b"200", b"429"}
+    assert states.count(b"200") >= 68  # slots and places in the queue
+    wanted = served.text_alone("x", max_new_tokens=4)
+    for answer, state in zip(answers, states, strict=True):
+        body = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert state == b"429" or body["choices"][0]["text"] == wanted
+    require_as_before(served, before)
+
+
+@pytest.mark.slow
+def test_ten_thousand_requests_leave_nothing(served: Served) -> None:
+    def memory() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+    def ask(count: int) -> None:
+        with httpx.Client(base_url=served.url, timeout=60) as client:
+            for number in range(count):
+                body = {"prompt": [5 + number % 9], "max_tokens": 1, "stream": number % 2 == 0}
+                assert client.post(TEXT, json=body).status_code == 200
+
+    ask(1000)
+    wait_for(lambda: served.counts()["connections"] == 0)
+    before, bytes_before = served.counts(), memory()
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(ask, 2500) for _ in range(4)]:
+            done.result()
+    require_as_before(served, before)
+    assert memory() - bytes_before < 64 * 2**20
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def process(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run the command, and yield it with its address."""
+    command = [sys.executable, "-m", "polyspec_ext", "serve", "--port", "0", "--pack", "on"]
+    command += ["--threads", "1", *options]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stderr is not None
+        line = running.stderr.readline()
+        assert " at http://127.0.0.1:" in line, line + running.stderr.read()
+        yield running, line.split()[-1]
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
+    with process("--name", "shipped") as (running, url):
+        wait_for(lambda: answers(url), 60)
+        body = {
+            **LONG,
+            "stream": True,
+            "max_tokens": 600,
+            "stream_options": {"include_usage": True},
+        }
+        with httpx.stream("POST", url + TEXT, json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            running.send_signal(signal.SIGTERM)
+            wait_for(lambda: httpx.get(f"{url}/health").status_code == 503)
+            refused = httpx.post(url + TEXT, json=PROMPT)
+            assert refused.status_code == 503
+            assert "Retry-After" in refused.headers
+            whole = [first, *filter(None, lines)]
+        assert whole[-1] == "data: [DONE]"
+        assert json.loads(whole[-2][6:])["usage"]["completion_tokens"] == 600
+        assert running.wait(20) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return bool(httpx.get(f"{url}/health").status_code == 200)
+    return False
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once() -> None:
+    with process() as (running, url):
+        wait_for(lambda: answers(url), 60)
+        body = {**LONG, "stream": True, "n": 4}
+        with httpx.stream("POST", url + TEXT, json=body, timeout=60) as stream:
+            lines = stream.iter_lines()  # which closes the connection where it is dropped
+            next(lines)
+            running.send_signal(signal.SIGINT)
+            wait_for(lambda: httpx.get(f"{url}/health").status_code == 503)
+            running.send_signal(signal.SIGINT)
+            assert running.wait(10) == 0
+
+
+def test_the_command_says_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["serve", "a", "--target", "b"]) == 2
+    assert capsys.readouterr().err == "error: --target: expected one target, given a and b\n"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli.main(["serve", "--port", str(taken.getsockname()[1])]) == 2
+    assert "error: --port: expected a free one" in capsys.readouterr().err
+    for name in [name for name in sys.modules if name.startswith("starlette")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "polyspec_ext.serving.api", raising=False)
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    assert cli.main(["serve"]) == 2
+    assert "pip install polyspec_ext[server]" in capsys.readouterr().err
