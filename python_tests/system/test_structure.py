@@ -30,7 +30,7 @@ LAYERS = (
     {"columns", "drawing", "errors", "files", "progress", "stats"},
     {"processor", "validate"},
     {"arguments", "returned"},
-    {"chain_file", "ops", "policies", "sampling", "scheduler", "seeds", "chat"},
+    {"chain_file", "grammar", "ops", "policies", "sampling", "scheduler", "seeds", "chat"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},
