@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from polyspec_ext.errors import RequestError as RequestError
     from polyspec_ext.errors import Status as Status
     from polyspec_ext.errors import raise_for_status as raise_for_status
+    from polyspec_ext.grammar import Grammar as Grammar
     from polyspec_ext.integrations.attach import attach as attach
     from polyspec_ext.integrations.attach import detach as detach
     from polyspec_ext.integrations.transformers import custom_generate as custom_generate
@@ -79,6 +80,7 @@ _NAMES = {
         "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit",
     ),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
+    "grammar": ("Grammar",),
     "integrations.attach": ("attach", "detach"),
     "integrations.transformers": ("custom_generate",),
     "kv_cache": ("RollbackCache",),

@@ -1,4 +1,4 @@
-"""Rules that change logits by the text: penalties, biases, bad words, a least length."""
+"""Rules that change logits by the text: penalties, biases, bad words, a least length, grammars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import arguments
+from .grammar import Grammar
 
 _NEGATIVE = -float("inf")
 _ANY = -1  # in a bad word, in front of its tokens: matches every token
@@ -18,8 +19,8 @@ _NONE = -2  # in front of a text: matches no token of a bad word
 @dataclass(frozen=True, slots=True)
 class LogitsRules:
     """Change the logits of a request before temperature and filters, on every level alike, in this
-    order: bias, repetition, frequency and presence, bad words, least length. Speculation keeps the
-    distribution that results.
+    order: bias, repetition, frequency and presence, bad words, least length, grammar. Speculation
+    keeps the distribution that results.
 
     Args:
         repetition_penalty: in [0.01, 100]; 1 is off. Logits of the tokens of prompt and text are
@@ -32,6 +33,7 @@ class LogitsRules:
             the prompt. An end-of-text id alone is no bad word (as in transformers).
         min_new_tokens: how many tokens a text has before it may end with an end-of-text id. Stop
             strings end it at any length.
+        grammar: that the text follows, without the prompt.
 
     Raises:
         TypeError, ValueError: begins with the parameter's name.
@@ -43,6 +45,7 @@ class LogitsRules:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     bad_words: Sequence[Sequence[int]] = ()
     min_new_tokens: int = 0
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -55,6 +58,7 @@ class LogitsRules:
         object.__setattr__(self, "bad_words", _words(self.bad_words))
         least = arguments.integer("min_new_tokens", self.min_new_tokens)
         object.__setattr__(self, "min_new_tokens", least)
+        arguments.instance("grammar", self.grammar, Grammar)
 
     @property
     def changes(self) -> bool:
@@ -85,6 +89,9 @@ class RowRules:
         for word in rules.bad_words:
             arguments.require_ids("bad_words", word, vocab_size)
         self._rules, self._prompt_length, self._vocab_size = rules, prompt_length, vocab_size
+        self._matcher = None
+        if rules.grammar is not None:
+            self._matcher = rules.grammar.for_request(prompt_length, eos, vocab_size)
         self._eos = torch.tensor(sorted(eos), dtype=torch.int64)
         self._biased = torch.tensor(list(rules.logit_bias), dtype=torch.int64)
         self._bias = torch.tensor(list(rules.logit_bias.values()), dtype=torch.float32)
@@ -106,6 +113,8 @@ class RowRules:
         early = self._prompt_length + self._rules.min_new_tokens - first
         if early > 0:
             scores[:early, self._eos[self._eos < width].to(scores.device)] = _NEGATIVE
+        if self._matcher is not None:
+            scores = self._matcher.apply(scores, prefix)
         if width < self._vocab_size:  # a draft level, whose distribution may be any
             scores = torch.where(scores.isneginf().all(-1, keepdim=True), logits.float(), scores)
         return scores

@@ -223,7 +223,11 @@ def _processed(
     for b, more in enumerate(left):
         if more:
             prefix = torch.cat([inputs.text(b).to(logits.device), drafted[b]])
-            out[b] = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
+            processed = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
+            # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
+            # processors (out[b] has these logits), and the level above rejects it.
+            if not bool(processed.isneginf().all()):
+                out[b] = processed
     return out
 
 

@@ -102,7 +102,7 @@ class Metrics:
         if stats is not None:
             self._sum = merge([self._sum, stats])
             for level in self._sum.levels:
-                level.emitted_per_verification.clear()  # which grows with the text
+                level.emitted_per_verification = None  # which grows with the text
 
     def text(self, running: int, waiting: int) -> str:
         """Return all in Prometheus's text format."""

@@ -1,0 +1,275 @@
+"""Answers that follow a grammar: a JSON schema, a regular expression or a Lark grammar, compiled by
+llguidance (``pip install polyspec_ext[grammar]``).
+
+A forbidden token has probability 0 on every level of a chain alike (contract C1), so the text has
+exactly the distribution of the target's masked logits. Rows behind the first invalid draft token
+stay as they are: that token is never accepted, so nothing is drawn from them.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from . import arguments
+
+_MISSING = (
+    "grammars need the package llguidance, which is not installed; install it with: "
+    "pip install polyspec_ext[grammar], or pip install llguidance"
+)
+
+Words = npt.NDArray[np.int32]
+
+# By tokenizer: its form for llguidance, which takes up to a second to make, by its size.
+_TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+
+class Grammar:
+    """A compiled grammar of the generated text. It does not change, and serves any number of
+    requests and threads at once.
+
+    Args:
+        source: a grammar in llguidance's form; usually made by one of the class methods.
+        tokenizer: a fast tokenizer of transformers; of the target.
+        name: argument that messages name.
+
+    Raises:
+        ImportError: llguidance is missing; says how to install it.
+        TypeError: the tokenizer is no fast tokenizer.
+        ValueError: the grammar is not valid, has no text, or uses something that llguidance does
+            not support; the tokenizer has no EOS id.
+    """
+
+    def __init__(self, source: str, tokenizer: Any, *, name: str = "source") -> None:
+        library = _llguidance()
+        arguments.instance(name, source, str, none=False)
+        form = _tokenizer(tokenizer)
+        failed, messages = library.LLMatcher.validate_grammar_with_warnings(source, form)
+        if failed:
+            raise ValueError(f"{name}: expected a valid grammar: {messages[0].strip()}")
+        self._eos = frozenset(form.eos_tokens)
+        # Of the empty text; each request gets a copy, which shares the compiled grammar.
+        self._start = library.LLMatcher(form, source, log_level=0)
+        self._start.compute_bitmask()
+        if self._start.is_error():
+            raise ValueError(f"{name}: expected a grammar with a text: {_message(self._start)}")
+
+    @classmethod
+    def json_schema(
+        cls,
+        schema: Mapping[str, Any] | str,
+        tokenizer: Any,
+        *,
+        whitespace: bool = True,
+    ) -> Grammar:
+        """Compile a JSON schema, as a mapping or as JSON text.
+
+        Args:
+            tokenizer: as of `Grammar`.
+            whitespace: allow any white space between the elements; False: none.
+
+        Raises:
+            TypeError, ValueError, ImportError: as `Grammar`; the text is no JSON.
+        """
+        arguments.flag("whitespace", whitespace)
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise ValueError(f"schema: expected JSON: {error}") from error
+        if not isinstance(schema, Mapping):
+            given = arguments.shown(schema)
+            raise TypeError(f"schema: expected a mapping or its JSON text, given {given}")
+        source = _llguidance().LLMatcher.grammar_from_json_schema(
+            json.dumps(dict(schema)), overrides={"whitespace_flexible": whitespace}
+        )
+        return cls(source, tokenizer, name="schema")
+
+    @classmethod
+    def json_object(cls, tokenizer: Any, *, whitespace: bool = True) -> Grammar:
+        """Compile the grammar of any JSON object. Arguments and errors as of `json_schema`."""
+        schema = {"type": "object"}
+        return cls.json_schema(schema, tokenizer, whitespace=whitespace)
+
+    @classmethod
+    def regex(cls, pattern: str, tokenizer: Any) -> Grammar:
+        """Compile a regular expression, which the whole text matches, in the syntax of Rust's
+        `regex` without look-around. Arguments and errors as of `Grammar`."""
+        arguments.instance("pattern", pattern, str, none=False)
+        source = _llguidance().LLMatcher.grammar_from_regex(pattern)
+        return cls(source, tokenizer, name="pattern")
+
+    @classmethod
+    def lark(cls, grammar: str, tokenizer: Any) -> Grammar:
+        """Compile a context-free grammar in llguidance's variant of Lark's syntax. Arguments and
+        errors as of `Grammar`."""
+        arguments.instance("grammar", grammar, str, none=False)
+        source = _llguidance().LLMatcher.grammar_from_lark(grammar)
+        return cls(source, tokenizer, name="grammar")
+
+    def for_request(
+        self, prompt_length: int, eos: Collection[int] = (), vocab_size: int = 0
+    ) -> GrammarMatcher:
+        """Return the state of one request.
+
+        Args:
+            prompt_length: tokens of its prompt, which the grammar does not speak of.
+            eos: ids that end its text, and may do so where that is complete; none: the
+                tokenizer's.
+            vocab_size: of the target. Levels of fewer ids keep the logits of a row that would
+                allow none of these.
+        """
+        length = arguments.integer("prompt_length", prompt_length)
+        ends = frozenset(eos) or self._eos
+        return GrammarMatcher(self._start.deep_copy(), self._eos, ends, length, vocab_size)
+
+
+class GrammarMatcher:
+    """The state of one request, which follows its text and drafts. Each call goes back to what the
+    text has in common with the call before, so that its cost is that of new tokens only.
+
+    Args:
+        matcher: llguidance's, of the empty text.
+        known: ids that it takes for the end of a text.
+        eos ... vocab_size: as of `Grammar.for_request`.
+    """
+
+    def __init__(
+        self,
+        matcher: Any,
+        known: frozenset[int],
+        eos: frozenset[int],
+        prompt_length: int,
+        vocab_size: int,
+    ) -> None:
+        self._matcher, self._known, self._eos = matcher, sorted(known), eos
+        self._begin, self._vocab_size = prompt_length, vocab_size
+        self._tokens: list[int] = []  # valid tokens that the matcher has consumed
+        # Behind each of them the mask, once it was asked for: every level asks for the same.
+        self._masks: list[Words | None] = [None]
+
+    def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
+        """Return the allow-masks of `count` successive tokens, the last of which is the token
+        behind `prefix`, prompt first: ``[W]`` int32, bit 1 is an allowed id, and ids past the
+        last word are forbidden. None: behind an invalid token, or within the prompt.
+
+        Raises:
+            RuntimeError: no token continues the text, or the grammar is too complex for llguidance.
+        """
+        text = list(prefix[self._begin :])
+        matched = 0
+        for consumed, token in zip(self._tokens, text, strict=False):
+            if consumed != token:
+                break
+            matched += 1
+        end = len(prefix) - self._begin
+        masks: list[Words | None] = []
+        for length in range(end - count + 1, end + 1):
+            if length < 0:
+                masks.append(None)
+                continue
+            if length > matched or self._masks[length] is None:
+                matched = self._move(text[:length], min(matched, length))
+            masks.append(
+                self._masks[length] if length <= matched else self._mask_behind_end(text[:length])
+            )
+        return masks
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int = 0) -> torch.Tensor:
+        """Return the logits with -inf at forbidden ids; arguments as of `LogitsProcessors.apply`,
+        of which `row` is not used.
+
+        Raises:
+            RuntimeError: as of `masks`.
+        """
+        masked = logits.clone()
+        vocab_size = logits.shape[1]
+        for i, words in enumerate(self.masks(prefix.tolist(), len(logits))):
+            if words is None:
+                continue
+            allowed = np.zeros(vocab_size, np.uint8)  # ids that the tokenizer lacks are forbidden
+            bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
+            allowed[: len(bits)] = bits
+            if vocab_size < self._vocab_size and not allowed.any():
+                continue  # a draft's distribution may be any
+            masked[i].masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
+        return masked
+
+    def _move(self, text: list[int], matched: int) -> int:
+        """Bring the matcher behind `text`, or behind its last valid token; return the number of
+        tokens that it has consumed.
+
+        Args:
+            matched: tokens that `text` has in common with those consumed.
+        """
+        if len(self._tokens) > matched:
+            self._matcher.rollback(len(self._tokens) - matched)
+            del self._tokens[matched:], self._masks[matched + 1 :]
+        more = text[matched:]
+        # An EOS is not consumed: the matcher could not tell it from another end.
+        ends = [i for i, token in enumerate(more) if token in self._eos]
+        taken = self._matcher.try_consume_tokens(more[: ends[0]] if ends else more) if more else 0
+        self._tokens += more[:taken]
+        self._masks += [None] * taken
+        if taken == len(more) and self._masks[-1] is None:
+            self._masks[-1] = self._current_mask()
+        if self._matcher.is_error():
+            reason = _message(self._matcher)
+            raise RuntimeError(f"grammar: no token may follow the text, by llguidance: {reason}")
+        return len(self._tokens)
+
+    def _mask_behind_end(self, text: list[int]) -> Words | None:
+        # Nothing but EOS is allowed behind an EOS of a complete text.
+        rest = text[len(self._tokens) :]
+        if not self._matcher.is_accepting() or not self._eos.issuperset(rest):
+            return None
+        return _mask_of(self._eos)
+
+    def _current_mask(self) -> Words:
+        # An id that ends the request is allowed behind a complete text only.
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32).copy()
+        ends = _mask_of([*self._known, *self._eos], len(words))
+        words = np.pad(words, (0, len(ends) - len(words))) & ~ends
+        if self._matcher.is_accepting():
+            words |= _mask_of(self._eos, len(words))
+        return words
+
+
+def _mask_of(ids: Collection[int], least: int = 0) -> Words:
+    bits = np.zeros(32 * max(least, max(ids) // 32 + 1), np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return llguidance
+
+
+def _tokenizer(tokenizer: Any) -> Any:
+    """Return a tokenizer in llguidance's form."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        given = arguments.shown(tokenizer)
+        raise TypeError(f"tokenizer: expected a fast tokenizer of transformers, given {given}")
+    if tokenizer.eos_token_id is None:
+        raise ValueError("tokenizer: expected one with an EOS token, given one without")
+    forms, size = _TOKENIZERS.setdefault(tokenizer, {}), len(tokenizer)
+    if size not in forms:
+        from llguidance.hf import from_tokenizer
+
+        forms[size] = from_tokenizer(tokenizer)
+    return forms[size]
+
+
+def _message(matcher: Any) -> str:
+    # Behind it comes the state of the parser.
+    return str(matcher.get_error()).split("\n<state>")[0].strip()

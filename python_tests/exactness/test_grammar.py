@@ -1,0 +1,355 @@
+"""Texts under a grammar have exactly the distribution of the target's masked logits, by enumeration
+of every draw; texts of random schemas are valid JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import proposal_kinds
+import pytest
+import torch
+import toy
+import toy_rows
+import toy_trees
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+
+pytest.importorskip("llguidance")
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+A, B, EOS = 0, 1, 2
+PROMPT = [1, 1]  # the grammar does not speak of it
+LANGUAGE = ("ab", "ba", "aab", "bba", "abab", "bb")
+PATTERN = "|".join(LANGUAGE)
+
+
+def letters(names: str = "ab") -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for each letter, then EOS."""
+    vocab = {name: token for token, name in enumerate([*names, "<e>"])}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<e>")
+
+
+GRAMMAR = ps.Grammar.regex(PATTERN, letters())
+
+
+class Masked(toy.ToyLevel):
+    """The law that texts must have: a level's logits, masked by the list of all texts."""
+
+    def __init__(self, level: toy.ToyLevel, prompt: Sequence[int]) -> None:
+        super().__init__(level.vocab_size, 0)
+        self.table, self.begin = level.table, len(prompt)
+
+    def row(self, prefix: Sequence[int]) -> torch.Tensor:
+        row = super().row(prefix).clone()
+        text = "".join("ab"[token] for token in prefix[self.begin :])
+        for token, letter in enumerate("ab"):
+            if not any(one.startswith(text + letter) for one in LANGUAGE):
+                row[token] = -torch.inf
+        if text not in LANGUAGE:
+            row[EOS] = -torch.inf
+        return row
+
+
+class ByRow:
+    """A matcher for each request of a batch; None: it has no grammar."""
+
+    def __init__(self, matchers: Sequence[Any]) -> None:
+        self.matchers = matchers
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        matcher = self.matchers[row]
+        processed: torch.Tensor = matcher.apply(logits, prefix) if matcher else logits.clone()
+        return processed
+
+
+def generate(chain: ps.Chain, length: int, **options: Any) -> list[int]:
+    matcher = GRAMMAR.for_request(len(PROMPT), [EOS], 3)
+    batch = chain.batch(
+        [PROMPT], length, temperature=1.0, eos_token_id=[EOS], processors=matcher, **options
+    )
+    batch.complete()
+    return batch.rows[0].tokens[len(PROMPT) :]
+
+
+def gap(
+    levels: Sequence[Any],
+    window: Sequence[int],
+    length: int = 4,
+    chance: Any = None,
+    **options: Any,
+) -> float:
+    """Total variation between a chain's texts and the target's masked distribution."""
+    chance = chance or toy.Enumerator()
+    chain = ps.Chain(levels, window, operators=chance.operators, **options)
+    texts = toy.chain_distribution(chance, partial(generate, chain, length))
+    assert abs(sum(texts.values()) - 1) < 1e-9
+    target = levels[0] if isinstance(levels[0], toy.ToyLevel) else levels[0].table
+    law = toy.text_distribution(Masked(target, PROMPT), PROMPT, length, eos=[EOS])
+    return toy.total_variation(texts, law)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("window", [[1], [3], [2, 1], [2, 2]], ids=str)
+def test_the_law_is_the_masked_targets(window: list[int], rule: str) -> None:
+    assert gap(toy.make_levels(len(window) + 1), window, rule=rule) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_law_with_drafts_as_they_were_drawn(count: int, rule: str) -> None:
+    """Of a drafter that does not know of the grammar, sampled or deterministic."""
+    chance = toy.Enumerator()
+    for kind in (proposal_kinds.SAMPLED, proposal_kinds.FIXED):
+        drafter = proposal_kinds.Various(lambda *_, kind=kind: kind, 3, chance.sample)
+        levels = [*toy.make_levels(count), drafter]
+        assert gap(levels, [2] * count, 3, chance, rule=rule) < 1e-12
+
+
+def test_the_law_where_the_drafter_has_no_allowed_id() -> None:
+    levels = [toy.ToyLevel(3, 1), toy.ToyLevel(3, 2), toy.ToyLevel(1, 3)]
+    assert gap(levels, [2, 1]) < 1e-12
+    assert gap(levels[::2], [2]) < 1e-12
+    assert gap([levels[0], toy.ToyLevel(1, 4), levels[2]], [2, 1]) < 1e-12  # nor the middle
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_law_with_trees(count: int, drawn: bool) -> None:
+    chance = toy_trees.TreeEnumerator()
+    levels = [toy_trees.TreeLevel(3, 11 + i) for i in range(count)]
+    sample = chance.sample if drawn else None
+    drafter = toy_trees.TreeDrafter(toy.ToyLevel(3, 31), [2] if drawn else [2, 2], sample)
+    window = [1 if drawn else 2] * count
+    assert gap([*levels, drafter], window, 2 if drawn else 4, chance) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_requests_with_and_without_a_grammar_side_by_side(rule: str) -> None:
+    chance = toy.Enumerator()
+    levels = [toy_rows.Rows(3, 11 + i) for i in range(3)]
+    chain = ps.Chain(levels, [2, 1], rule=rule, operators=chance.operators)
+    prompts = [PROMPT, PROMPT, [0]]
+    grammars = [GRAMMAR, None, GRAMMAR]
+
+    def text(number: int) -> list[int]:
+        matchers = [
+            g and g.for_request(len(p), [EOS], 3) for g, p in zip(grammars, prompts, strict=True)
+        ]
+        batch = chain.batch(
+            prompts, 3, 1.0, seed=[0, 1, 2], eos_token_id=[EOS], processors=ByRow(matchers)
+        )
+        batch.complete()
+        return batch.rows[number].tokens[len(prompts[number]) :]
+
+    for number, prompt in enumerate(prompts):
+        chance.only(number)
+        found = toy.chain_distribution(chance, partial(text, number))
+        level = Masked(levels[0], prompt) if grammars[number] else levels[0]
+        law = toy.text_distribution(level, prompt, 3, eos=[EOS])
+        assert toy.total_variation(found, law) < 1e-12
+
+
+# ---- mistakes of other systems -------------------------------------------------------------------
+
+
+class Trimming(toy.Enumerator):
+    """Cuts sampled drafts at the first token that the grammar forbids, before they are verified:
+    which drafts are rejected then depends on what they are (contract C2)."""
+
+    def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
+        width = tokens.shape[1]
+        valid = 0
+        while valid < width and target[0, valid, tokens[0, valid]] > -torch.inf:
+            valid += 1
+        r = super().verify(
+            target[:, : valid + 1],
+            tokens[:, :valid],
+            None if draft is None or not valid else draft[:, :valid],
+            **{**options, "draft_statistics": None, "draft_lengths": None},
+        )
+        wide = torch.nn.functional.pad
+        return r._replace(
+            tokens=wide(r.tokens, (0, width - valid), value=-1),
+            logprobs=wide(r.logprobs, (0, width - valid)),
+            statistics=wide(r.statistics, (0, 0, 0, width - valid)),
+        )
+
+
+def test_trimmed_drafts_are_seen() -> None:
+    chance = Trimming()
+    kind = proposal_kinds.Kind(torch.bfloat16)
+    drafter = proposal_kinds.Various(lambda *_: kind, 3, chance.sample)
+    assert gap([toy.ToyLevel(3, 11, 2.0), drafter], [1], chance=chance) > 0.1
+
+
+def test_a_state_that_is_not_rolled_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = ps.grammar.GrammarMatcher.masks
+    longest: list[int] = []
+
+    def wrong(self: Any, prefix: Sequence[int], count: int) -> Any:
+        if len(prefix) < len(longest) and count > 1:
+            longest.clear()  # another text
+        longest.extend(prefix[len(longest) :])
+        return masks(self, longest[: len(prefix)], count)
+
+    monkeypatch.setattr(ps.grammar.GrammarMatcher, "masks", wrong)
+    kind = proposal_kinds.FIXED
+    drafter = proposal_kinds.Various(lambda *_: kind, 3)
+    assert gap([toy.ToyLevel(3, 12), drafter], [2]) > 0.01
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A schema whose texts are short."""
+    kinds = ["boolean", "null", "enum", "integer", "string", "number"]
+    kind = rng.choice([*kinds, "object", "array", "anyOf"] if depth else kinds)
+    if kind == "enum":
+        return {"enum": rng.sample(["a", "b c", 1, -2, None, True, "\u00e9"], rng.randint(1, 3))}
+    if kind == "integer":
+        return {"type": "integer", "minimum": rng.randint(-9, 0), "maximum": rng.randint(1, 999)}
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randint(0, 4)}
+    if kind == "number":
+        return {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25}
+    if kind == "object":
+        names = rng.sample("abcdef", rng.randint(0, 3))
+        return {
+            "type": "object",
+            "properties": {name: random_schema(rng, depth - 1) for name in names},
+            "required": rng.sample(names, rng.randint(0, len(names))),
+            "additionalProperties": False,
+        }
+    if kind == "array":
+        return {
+            "type": "array",
+            "items": random_schema(rng, depth - 1),
+            "minItems": rng.randint(0, 1),
+            "maxItems": rng.randint(1, 2),
+        }
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth - 1) for _ in range(2)]}
+    return {"type": kind}
+
+
+def test_texts_of_random_schemas_are_valid() -> None:
+    """A thousand of them, in batches of chains of the shipped models, greedy and sampled. A text
+    that ends is valid; one that was cut off is the beginning of one."""
+    jsonschema = pytest.importorskip("jsonschema")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
+    chain = ps.Chain([tiny.path(name) for name in ("target", "drafter")], [3])
+    rng = random.Random(7)
+    prompt = tokenizer("2 + 2 =")["input_ids"]
+    ended = 0
+    for begin in range(0, 1000, 50):
+        schemas = [random_schema(rng) for _ in range(50)]
+        grammars = [ps.Grammar.json_schema(s, tokenizer, whitespace=False) for s in schemas]
+        matchers = [grammar.for_request(len(prompt)) for grammar in grammars]
+        batch = chain.batch(
+            [prompt] * 50, 64, [0.0, 1.5] * 25, seed=begin, processors=ByRow(matchers)
+        )
+        batch.complete()
+        for schema, grammar, row in zip(schemas, grammars, batch.rows, strict=True):
+            tokens = row.tokens[len(prompt) :]
+            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            if tokens[-1] == tokenizer.eos_token_id:
+                ended += 1
+                jsonschema.validate(json.loads(text), schema)
+            else:
+                assert grammar.for_request(0).masks(tokens, 1)[0] is not None
+    assert ended > 990
+
+
+# ---- the interface -------------------------------------------------------------------------------
+
+
+def test_masks_are_of_the_text_behind_the_prompt() -> None:
+    """Those of the same text are computed once, whoever asks, and come back after a rollback."""
+    matcher = GRAMMAR.for_request(2)
+    both, ended, nothing = [0b011], [0b100], None
+    first = matcher.masks([B, B, A, A], 4)
+    assert [m if m is None else m.tolist() for m in first] == [None, both, both, [0b010]]
+    assert all(a is b for a, b in zip(first, matcher.masks([B, B, A, A], 4), strict=True))
+    for text, last in [
+        ([A, B], [0b101]),
+        ([A, B, EOS], ended),  # nothing but EOS behind an EOS, as often as it is asked for
+        ([A, B, EOS, EOS], ended),
+        ([A, B, EOS, A], nothing),
+        ([A, EOS], nothing),
+        ([A, A, A, B], nothing),
+        ([A, A], [0b010]),
+        ([], both),
+    ]:
+        (mask,) = matcher.masks([B, B, *text], 1)
+        assert (mask if mask is None else mask.tolist()) == last
+
+
+def test_a_grammar_serves_many_requests_and_other_vocabularies() -> None:
+    """Matchers do not share a state; ids that the tokenizer lacks are forbidden."""
+    grammar = ps.Grammar.lark('start: "a" "b"+', letters())
+    one, other = grammar.for_request(0), grammar.for_request(0)
+    assert one.masks([A, B], 1)[0].tolist() == [0b110]
+    logits = torch.zeros(1, 40, dtype=torch.bfloat16)
+    masked = other.apply(logits, torch.tensor([A]))
+    assert masked.dtype == logits.dtype
+    assert masked[0].isfinite().nonzero().flatten().tolist() == [B]
+    assert not logits.any()
+    assert one.masks([A, B], 1)[0].tolist() == [0b110]
+    few = torch.zeros(1, 1)  # none of its ids is allowed: an error of a target, a rejected draft
+    assert other.apply(few, torch.tensor([A])).tolist() == [[-torch.inf]]
+    assert grammar.for_request(0, [EOS], 3).apply(few, torch.tensor([A])).tolist() == [[0.0]]
+
+
+def test_an_id_that_ends_the_request_is_allowed_behind_a_complete_text_only() -> None:
+    """Whether it is the tokenizer's or another, or an id of the text."""
+    grammar = ps.Grammar.regex("ab+", letters())
+    for eos, behind in [([EOS], 0b110), ([40], 1 << 40 | 0b10), ([B, 40], 1 << 40 | 0b10)]:
+        matcher = grammar.for_request(0, eos)
+        masks = [matcher.masks(text, 1)[0] for text in ([], [A], [A, B], [A, eos[-1]])]
+        bits = [
+            mask if mask is None else int.from_bytes(mask.tobytes(), "little") for mask in masks
+        ]
+        if B in eos:
+            assert bits == [0b1, 0, None, None]
+        else:
+            assert bits == [0b1, 0b10, behind, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda t: ps.Grammar.regex("(", t), ValueError, "pattern: expected a valid grammar"),
+        (lambda t: ps.Grammar.regex(3, t), TypeError, "pattern: expected a str, given 3"),
+        (lambda t: ps.Grammar.regex("c", t), ValueError, "pattern: expected a grammar with a text"),
+        (lambda t: ps.Grammar.lark("start: x", t), ValueError, "grammar: .* unknown name"),
+        (lambda t: ps.Grammar.json_schema("{", t), ValueError, "schema: expected JSON"),
+        (lambda t: ps.Grammar.json_schema([], t), TypeError, "schema: .* a mapping .* given list"),
+        (
+            lambda t: ps.Grammar.json_schema({"type": "what"}, t),
+            ValueError,
+            "schema: .* Invalid type: what",
+        ),
+        (lambda t: ps.Grammar.regex("a", "gpt2"), TypeError, "tokenizer: .* given 'gpt2'"),
+        (lambda t: ps.Grammar.regex("a", t).for_request(-1), ValueError, "prompt_length"),
+    ],
+)
+def test_errors(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make(letters())
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ImportError, match=r"pip install polyspec_ext\[grammar\]"):
+        ps.Grammar.json_object(letters())
