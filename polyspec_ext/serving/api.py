@@ -20,7 +20,7 @@ from ..chat import ends_of_turn, has_template
 from .answers import Answers, Choice, Piece
 from .asynchronous import AsyncServer
 from .metrics import Metrics
-from .protocol import Model, Refusal, Wanted, parse, read
+from .protocol import Model, Refusal, Wanted, parse, read, wrong
 from .server import Event, Server, ServerFull
 
 try:
@@ -44,12 +44,6 @@ _BODY_SECONDS = 30.0  # in which a request's body has to come
 # The page needs nothing from anywhere else, and no text of a model can make it ask for it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
-# Options of `Server.add` by the fields that set them.
-_FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "eos_token_id": "stop_token_ids",
-}
 _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[Any], Awaitable[None]]
 
@@ -317,8 +311,7 @@ class Endpoint:
         if isinstance(error, ServerFull):
             return _full(str(error))
         if isinstance(error, TypeError | ValueError):
-            name, colon, rest = str(error).partition(": ")
-            return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
+            return wrong(error)
         self._failed = not self.ending
         return Refusal(503, f"the server takes no requests: {error}", retry_after=5)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .. import arguments
 from ..chat import chat_prompt, has_template
+from ..rules import LogitsRules
 from ..seeds import row_seeds
 from ..validate import SEED_MAX
 
@@ -25,9 +26,14 @@ _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
+# Fields by the options of `Server.add` that they set.
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "eos_token_id": "stop_token_ids",
+}
 _RULES = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
-    "min_new_tokens",
 )  # fmt: skip
 
 
@@ -61,6 +67,13 @@ class Refusal(Exception):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         shown = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": shown}
+
+
+def wrong(error: TypeError | ValueError) -> Refusal:
+    """Return the refusal of a request with a value that `Server.add` or a class of options does not
+    take, by the name of the field."""
+    name, colon, rest = str(error).partition(": ")
+    return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
 
 
 @dataclass(frozen=True)
@@ -234,7 +247,7 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
     except RecursionError:
         raise Refusal(400, "body: expected JSON that is nested less deeply") from None
     except (TypeError, ValueError) as error:
-        raise Refusal(400, str(error)) from error
+        raise wrong(error) from error
     return wanted
 
 
@@ -375,22 +388,13 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
 
 
 def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
-    given = {name: fields.take(name, _any, None) for name in _RULES if name != "min_new_tokens"}
+    given = {name: fields.take(name, _any, None) for name in _RULES}
     given["min_new_tokens"] = fields.take("min_tokens", _any, None)
-    given = {name: value for name, value in given.items() if value not in (None, 0, {}, [])}
-    if given.get("repetition_penalty") == 1:
-        del given["repetition_penalty"]
-    if not given:
-        return
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(biases := given.get("logit_bias"), dict):
         given["logit_bias"] = {_id(name): value for name, value in biases.items()}
-        arguments.require_ids("logit_bias", list(given["logit_bias"]), len(model.tokenizer))
     if "bad_words" in given:
         given["bad_words"] = _words(_texts("bad_words", given["bad_words"]), model.tokenizer)
-    try:
-        from ..rules import LogitsRules
-    except ImportError:
-        raise ValueError(f"{next(iter(given))}: expected none, which is not supported") from None
     options["rules"] = LogitsRules(**given)
 
 
