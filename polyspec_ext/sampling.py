@@ -68,6 +68,10 @@ class RequestProcessors:
         """Return whether anything changes the logits of request number `row`."""
         return row in self._of_row or self._last is not None
 
+    def __bool__(self) -> bool:
+        """Return whether anything changes the logits of any request."""
+        return any(self._of_row.values()) or self._last is not None
+
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors of a row as `LogitsProcessors.apply`."""
         for processor in self._of_row.get(row, ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -22,6 +23,9 @@ class AsyncServer:
 
     Args:
         server: nobody else steps it meanwhile.
+
+    Raises:
+        RuntimeError: of `start`: the thread has been started already.
     """
 
     def __init__(self, server: Server) -> None:
@@ -29,11 +33,12 @@ class AsyncServer:
         self._wake = threading.Condition()
         self._put: dict[int, _Put] = {}
         self._accepting = self._running = False
-        self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
+        if self._thread is not None:
+            raise RuntimeError("expected a server that has not been started, given one that has")
         self._accepting = self._running = True
         self._thread = threading.Thread(target=self._run, name="polyspec server", daemon=True)
         self._thread.start()
@@ -69,7 +74,8 @@ class AsyncServer:
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def put(event: Event) -> None:
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(queue.put_nowait, event)
 
         with self._wake:
             if not self._accepting:
@@ -100,7 +106,7 @@ class AsyncServer:
                 self._deliver(self.server.step())
         except BaseException as failure:
             with self._wake:
-                self._accepting, self._failure = False, failure
+                self._accepting = False
                 left = list(self._put)
             error = RuntimeError(f"the server's thread has failed: {failure!r}")
             self._deliver([Event(one, finish_reason="error", error=error) for one in left])

@@ -69,7 +69,7 @@ class Server:
     Args:
         chain: nobody else uses it meanwhile.
         slots: requests that run at a time.
-        max_waiting: requests that wait for a slot at most.
+        max_waiting: requests that wait for a slot at most, beside those for which one is free.
         max_tokens: tokens that the running requests may have together, prompts and answers; a
             request waits until there is room. None: as many as the slots take.
         cache_tokens: tokens of finished and running requests whose keys and values are kept for
@@ -184,7 +184,7 @@ class Server:
                 f"tokens together, given {_size(row)}"
             )
         with self._lock:
-            if len(self._waiting) >= self.max_waiting:
+            if len(self._waiting) >= self.max_waiting + len(self._numbers):
                 raise ServerFull(
                     f"expected at most {self.max_waiting} waiting requests, given one more"
                 )

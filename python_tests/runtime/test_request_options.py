@@ -149,8 +149,10 @@ def test_processors_of_requests_come_and_go() -> None:
     assert not processors.applies(8)
     assert processors.apply(logits, prefix, 8) is logits
     assert processors.apply(logits, prefix, 7)[0, 2] == 2.0
+    assert processors
     processors.remove(7)
     processors.remove(7)
+    assert not processors
     assert not processors.applies(7)
     assert processors.apply(logits, prefix, 7) is logits
 
@@ -358,27 +360,40 @@ PIECES = [b"a", b"b", b"ab", b"ba ", "é".encode(), b"\xc3", b"\xa9", b" ", SMIL
 
 
 class Spelling:
-    """A tokenizer whose tokens are bytes."""
+    """A tokenizer whose tokens are bytes.
+
+    Args:
+        runs: whether those of a single byte are byte tokens, whose text the next token settles.
+    """
 
     clean_up_tokenization_spaces = False
+
+    def __init__(self, runs: bool = False) -> None:
+        self._runs = runs
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         return b"".join(PIECES[token] for token in tokens).decode(errors="replace")
 
     def convert_ids_to_tokens(self, token: int) -> str:
-        return str(PIECES[token])
+        piece = PIECES[token]
+        return f"<0x{piece[0]:02X}>" if self._runs and len(piece) == 1 else str(piece)
 
     def get_vocab(self) -> dict[str, int]:
         return {str(piece): token for token, piece in enumerate(PIECES)}
 
 
 class Spelled(toy_rows.Rows):
+    runs = False
+
     def tokenizer(self) -> Spelling:
-        return Spelling()
+        return Spelling(self.runs)
 
 
-def spelled(count: int) -> list[Any]:
-    return [Spelled(len(PIECES), 21 + i, scale=1.5) for i in range(count)]
+def spelled(count: int, runs: bool = False) -> list[Any]:
+    levels = [Spelled(len(PIECES), 21 + i, scale=1.5) for i in range(count)]
+    for level in levels:
+        level.runs = runs
+    return levels
 
 
 def stopped(tokens: list[int], stops: list[str]) -> tuple[int, str, bool]:
@@ -397,12 +412,12 @@ STOPS = ["ab", "é", "bc", "a b", "abca", " x", SMILE, "xa", "ba c", "c\n"]
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize(("levels", "runs"), [(1, False), (1, True), (2, False), (3, True)])
 def test_stop_strings_cut_the_text_that_would_be(
-    levels: int, temperature: float, rule: str
+    levels: int, runs: bool, temperature: float, rule: str
 ) -> None:
     """Rows of a batch, each in front of its stop string, whatever the others do; streams too."""
-    chain = ps.Chain(spelled(levels), [5, 2][: levels - 1], rule=rule)
+    chain = ps.Chain(spelled(levels, runs), [5, 2][: levels - 1], rule=rule)
     prompts = [[1], [4, 2, 7], [8, 9], [0, 1, 2]]
     options: dict[str, Any] = {"temperature": temperature, "eos_token_id": [13]}
     counted = Counter[str]()
@@ -424,7 +439,9 @@ def test_stop_strings_cut_the_text_that_would_be(
             assert out.sequences[row, begin : begin + count].tolist() == tokens[:count]
         assert out.stats.num_new_tokens == sum(map(len, out.new_tokens))
         stream = chain.stream(prompts[0], 30, **options, seed=seed, stop=stops)
-        assert list(stream) == out.new_tokens[0]
+        tokens = list(stream)
+        assert tokens[: len(out.new_tokens[0])] == out.new_tokens[0]
+        assert runs or tokens == out.new_tokens[0]
         assert stream.finish_reason == out.finish_reasons[0]
         assert stream.stats.num_new_tokens == len(out.new_tokens[0])
     assert counted["stop"] > 10 or not temperature

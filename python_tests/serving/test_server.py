@@ -161,6 +161,32 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
         assert sum(level > 1 for level in proposed) == accepted
 
 
+def test_rules_and_alternatives_are_those_of_the_request() -> None:
+    """As `Chain.generate` gives them, beside requests without any."""
+
+    def chain() -> ps.Chain:
+        return ps.Chain([Admitting(VOCAB, 11 + i, 1.2) for i in range(3)], [4, 2])
+
+    rules = [
+        ps.LogitsRules(presence_penalty=1.5, frequency_penalty=0.3),
+        None,
+        ps.LogitsRules(logit_bias={3: 5.0}, bad_words=[[1, 3]]),
+        ps.LogitsRules(repetition_penalty=1.4),
+    ]
+    sampling: dict[str, Any] = {"temperature": 0.9, "top_k": 5, "eos_token_id": []}
+    wanted, requests = [], []
+    for number, own in enumerate(rules):
+        request = {"max_new_tokens": 20, "rules": own, "seed": number, "logprobs": 3, **sampling}
+        wanted.append(chain().generate([[number, 2]], **request))
+        requests.append({"prompt": [number, 2], **request})
+    for out, events in zip(
+        wanted, serve(ps.Server(chain(), 2), requests, [0, 0, 1, 4]), strict=True
+    ):
+        assert tokens_of(sound(events)) == out.new_tokens[0]
+        assert logprobs_of(events) == out.logprobs[0]
+        assert [one for event in events for one in event.alternatives] == out.alternatives[0]
+
+
 MIXED: list[dict[str, Any]] = [
     {"prompt": [5, 17, 80, 3] * 12, "max_new_tokens": 24, "temperature": 1.0, "seed": 3},
     {"prompt": [9], "max_new_tokens": 9, "temperature": 0.0, "seed": 4},
@@ -341,9 +367,9 @@ def test_a_request_that_is_aborted() -> None:
 
 
 def test_the_queue_is_bounded_and_goes_by_priority() -> None:
-    server = server_of(1, max_waiting=3)
+    server = server_of(1, max_waiting=2)
     ids = [server.add([1], max_new_tokens=2, priority=n) for n in (0, 0, 5)]
-    with pytest.raises(ps.ServerFull, match="expected at most 3 waiting requests"):
+    with pytest.raises(ps.ServerFull, match="expected at most 2 waiting requests"):
         server.add([1])
     order = []
     while server.running or server.waiting:
