@@ -32,7 +32,7 @@ _FIELDS = {
     "min_new_tokens": "min_tokens",
     "eos_token_id": "stop_token_ids",
 }
-_RULES = (
+RULES = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
 )  # fmt: skip
 
@@ -388,7 +388,7 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
 
 
 def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
-    given = {name: fields.take(name, _any, None) for name in _RULES}
+    given = {name: fields.take(name, _any, None) for name in RULES}
     given["min_new_tokens"] = fields.take("min_tokens", _any, None)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(biases := given.get("logit_bias"), dict):
@@ -414,7 +414,7 @@ def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 
 # Kinds of grammar by field of "structured_outputs"; "guided_" in front of each is a field as well.
-_GRAMMARS = ("json", "regex", "choice", "grammar")
+GRAMMARS = ("json", "regex", "choice", "grammar")
 
 
 def _add_grammar(fields: _Body, model: Model, options: dict[str, Any]) -> None:
@@ -433,7 +433,7 @@ def _add_grammar(fields: _Body, model: Model, options: dict[str, Any]) -> None:
             f"{arguments.shown(kind)}"
         )
     inner = _Body(fields.take("structured_outputs", _object, _NOTHING))
-    for name in _GRAMMARS:
+    for name in GRAMMARS:
         asked.append(("structured_outputs", name, inner.take(name, _any, None)))
         asked.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
     if inner.take("json_object", arguments.flag, False):
