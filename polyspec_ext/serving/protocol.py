@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from .. import arguments
 from ..chat import chat_prompt, has_template
+from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..seeds import row_seeds
 from ..validate import SEED_MAX
@@ -343,7 +344,6 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     ends += fields.take("stop_token_ids", arguments.row_integers, [])
     options["eos_token_id"] = ends
     _add_rules(fields, model, options)
-    _add_grammar(fields, model, options)
     seed = fields.take("seed", _count(-(2**63), SEED_MAX), None)
     seeds = [None] * count if seed is None else row_seeds(seed % (SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)
@@ -390,6 +390,7 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
 def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
     given = {name: fields.take(name, _any, None) for name in RULES}
     given["min_new_tokens"] = fields.take("min_tokens", _any, None)
+    given["grammar"] = _grammar_of(fields, model)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(biases := given.get("logit_bias"), dict):
         given["logit_bias"] = {_id(name): value for name, value in biases.items()}
@@ -405,7 +406,7 @@ def _id(text: str) -> int:
 
 
 def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Return the ids of each text at the beginning of a word and behind a space."""
+    # At the beginning of a text and behind a space.
     found = []
     for text in texts:
         for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
@@ -417,8 +418,8 @@ def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
 GRAMMARS = ("json", "regex", "choice", "grammar")
 
 
-def _add_grammar(fields: _Body, model: Model, options: dict[str, Any]) -> None:
-    """Read the one grammar that a request may have."""
+def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
+    """Return the one grammar that a request may have."""
     asked: list[tuple[str, str, Any]] = []
     form = fields.take("response_format", _object, _NOTHING)
     kind = form.get("type", "text")
@@ -442,25 +443,23 @@ def _add_grammar(fields: _Body, model: Model, options: dict[str, Any]) -> None:
     asked = [one for one in asked if one[2] is not None]
     if len(asked) > 1:
         raise ValueError(f"{asked[1][0]}: expected one grammar, given {asked[0][0]} as well")
-    for name, kind, source in asked:
-        ends = options["eos_token_id"] or None
-        options["grammar"] = _grammar(name, kind, source, model.tokenizer, ends)
+    return _grammar(*asked[0], model.tokenizer) if asked else None
 
 
-def _grammar(name: str, kind: str, source: Any, tokenizer: Any, ends: list[int] | None) -> Any:
+def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
     if kind == "choice":
         kind, source = "regex", "|".join(map(re.escape, _texts(name, source)))
     if kind == "json":
         source = parse(source.encode()) if isinstance(source, str) else _object(name, source)
     else:
         source = _text(name, source)
+    build: Callable[[Any, Any], Grammar] = {
+        "json": Grammar.json_schema,
+        "regex": Grammar.regex,
+        "grammar": Grammar.lark,
+    }[kind]
     try:
-        from ..grammar import Grammar
-    except ImportError:
-        raise ValueError(f"{name}: expected none, which is not supported") from None
-    try:
-        build = {"json": Grammar.json_schema, "regex": Grammar.regex, "grammar": Grammar.lark}[kind]
-        return build(source, tokenizer, ends)
+        return build(source, tokenizer)
     except ImportError as error:  # of the optional package
         raise Refusal(400, f"{name}: {error}") from error
     except (TypeError, ValueError) as error:

@@ -338,11 +338,19 @@ def require_as_before(served: Served, before: dict[str, int]) -> None:
     assert not left(), (before, threading.enumerate())
 
 
+def aborts(served: Served) -> int:
+    """Return how many requests have been aborted."""
+    text = httpx.get(f"{served.url}/metrics").text
+    (count,) = re.findall(r'finished_reason="abort"} (\d+)', text)
+    return int(count)
+
+
 def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: list[str]) -> None:
     politely(served, 0)  # the executor has its thread
     before = {**served.counts(), "tasks": 0, "connections": 0}
     wait_for(lambda: served.counts()["connections"] == 0)
     before["tasks"] = served.counts()["tasks"]
+    aborted = aborts(served)
     with ThreadPoolExecutor(4) as pool:
         names = sorted(RUDE)
         for first in range(0, len(names), 4):
@@ -357,6 +365,8 @@ def test_rude_clients_change_no_text_and_leave_nothing(served: Served, texts: li
                 thread.join()
     require_as_before(served, before)
     assert served.server.running == served.server.waiting == 0
+    # At least those of clients that have read something of their streams.
+    assert aborts(served) - aborted >= 2 + 2 + 2 * 3
 
 
 def test_many_connections(served: Served, texts: list[str]) -> None:
