@@ -72,7 +72,8 @@ class Grammar:
 
         Args:
             tokenizer: as of `Grammar`.
-            whitespace: allow any white space between the elements; False: none.
+            whitespace: allow white space between the elements, at most 20 characters in a row,
+                since some models would write no end of it; False: none.
 
         Raises:
             TypeError, ValueError, ImportError: as `Grammar`; the text is no JSON.
@@ -86,8 +87,11 @@ class Grammar:
         if not isinstance(schema, Mapping):
             given = arguments.shown(schema)
             raise TypeError(f"schema: expected a mapping or its JSON text, given {given}")
+        overrides: dict[str, Any] = {"whitespace_flexible": whitespace}
+        if whitespace:
+            overrides["whitespace_pattern"] = r"[\x20\x0A\x0D\x09]{0,20}"
         source = _llguidance().LLMatcher.grammar_from_json_schema(
-            json.dumps(dict(schema)), overrides={"whitespace_flexible": whitespace}
+            json.dumps(dict(schema)), overrides=overrides
         )
         return cls(source, tokenizer, name="schema")
 

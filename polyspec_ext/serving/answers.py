@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..chat import TextDecoder
+from ..chat import StopStrings
 from ..stats import Stats
 from .metrics import speculative_decoding
 from .protocol import Model, Refusal, Wanted
@@ -55,16 +55,11 @@ class Choice:
     """
 
     def __init__(self, wanted: Wanted, model: Model) -> None:
-        self._text = _text_of(model.tokenizer, wanted.stop)
+        self._text = StopStrings(model.tokenizer, wanted.stop)
         self._ends = {*model.ends, *model.eos}
         self.ended, self.count = False, 0
         self.stats: Stats | None = None
         self._last: int | None = None
-
-    @property
-    def _stopped(self) -> str | None:
-        found: str | None = getattr(self._text, "stopped", None)
-        return found
 
     def add(self, event: Event) -> Piece:
         """Return what an event adds.
@@ -82,31 +77,21 @@ class Choice:
         for number, token in enumerate(event.tokens):
             piece.tokens.append(_token(event, number, self._text.add(token)))
             self.count, self._last = self.count + 1, token
-            if self._stopped is not None:
+            if self._text.stopped is not None:
                 break
-        if event.finish_reason is not None and piece.tokens and self._stopped is None:
+        if event.finish_reason is not None and piece.tokens and self._text.stopped is None:
             piece.tokens[-1].text += self._text.rest()
         piece.text = "".join(token.text for token in piece.tokens)
         if event.finish_reason is not None and not piece.tokens:
             piece.text = self._text.rest()
-        if self._stopped is not None:
-            piece.finish_reason, piece.stop_reason = "stop", self._stopped
+        if self._text.stopped is not None:
+            piece.finish_reason, piece.stop_reason = "stop", self._text.stopped
         elif event.finish_reason is not None:
             piece.finish_reason = event.finish_reason
             if event.finish_reason == "stop" and self._last not in self._ends:
                 piece.stop_reason = self._last
         self.ended = piece.finish_reason is not None
         return piece
-
-
-def _text_of(tokenizer: Any, stop: list[str]) -> Any:
-    if not stop:
-        return TextDecoder(tokenizer)
-    try:
-        from ..chat import StopStrings
-    except ImportError:
-        raise Refusal(400, "stop: expected none, which is not supported") from None
-    return StopStrings(tokenizer, stop)
 
 
 def _token(event: Event, number: int, text: str) -> Token:

@@ -20,7 +20,7 @@ from ..chat import ends_of_turn, has_template
 from .answers import Answers, Choice, Piece
 from .asynchronous import AsyncServer
 from .metrics import Metrics
-from .protocol import Model, Refusal, Wanted, parse, read
+from .protocol import Model, Refusal, Wanted, parse, read, wrong
 from .server import Event, Server, ServerFull
 
 try:
@@ -44,12 +44,6 @@ _BODY_SECONDS = 30.0  # in which a request's body has to come
 # The page needs nothing from anywhere else, and no text of a model can make it ask for it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
-# Options of `Server.add` by the fields that set them.
-_FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "eos_token_id": "stop_token_ids",
-}
 _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[Any], Awaitable[None]]
 
@@ -81,6 +75,7 @@ class Endpoint:
         hosts: names of this machine that clients may use; None: any.
 
     Attributes:
+        model, limits: as above.
         app: the ASGI application. Its lifespan starts and stops the server's thread.
         ending: no more requests are taken.
         active: number of requests that are being answered.
@@ -99,14 +94,14 @@ class Endpoint:
         chain = server.chain
         lengths = [server.max_tokens, *(part.max_length for part in chain.engine.parts)]
         target, vocab_size = chain.levels[0], chain.vocab_sizes[0]
-        self._limits = limits or Limits()
-        self._model = Model(
+        self.limits = limits or Limits()
+        self.model = Model(
             name,
             tokenizer,
             ends_of_turn(tokenizer, target),
             [one for one in getattr(target, "eos_token_ids", ()) if 0 <= one < vocab_size],
             min((length for length in lengths if length is not None), default=None),
-            self._limits.prompt,
+            self.limits.prompt,
             min(128, server.slots + server.max_waiting),
         )
         self._server, self._engine = server, AsyncServer(server)
@@ -165,21 +160,21 @@ class Endpoint:
     async def _models(self, request: Request) -> Response:
         self._require_key(request)
         model = {
-            "id": self._model.name,
+            "id": self.model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "polyspec",
-            "max_model_len": self._model.context,
+            "max_model_len": self.model.context,
             "levels": self._server.chain.names,
-            "chat": has_template(self._model.tokenizer),
+            "chat": has_template(self.model.tokenizer),
         }
         name = request.path_params.get("name")
         if name is None:
             return JSONResponse({"object": "list", "data": [model]})
-        if name != self._model.name:
+        if name != self.model.name:
             raise Refusal(
                 404,
-                f"model: expected {self._model.name!r}, given {name!r}",
+                f"model: expected {self.model.name!r}, given {name!r}",
                 code="model_not_found",
             )
         return JSONResponse(model)
@@ -224,7 +219,7 @@ class Endpoint:
                     408, f"body: expected it within {_BODY_SECONDS:.0f} seconds, given less of it"
                 ) from None
             wanted = await asyncio.get_running_loop().run_in_executor(
-                self._reader, lambda: read(parse(body), self._model, chat)
+                self._reader, lambda: read(parse(body), self.model, chat)
             )
             self._require_running()
         finally:
@@ -240,14 +235,14 @@ class Endpoint:
         if kind != "application/json":
             # Pages of other hosts can send what is no JSON without asking.
             raise Refusal(415, f"content-type: expected application/json, given {kind!r}")
-        too_long = Refusal(413, f"body: expected at most {self._limits.body} bytes, given more")
+        too_long = Refusal(413, f"body: expected at most {self.limits.body} bytes, given more")
         size = request.headers.get("content-length", "")
-        if size.isdecimal() and int(size) > self._limits.body:
+        if size.isdecimal() and int(size) > self.limits.body:
             raise too_long
         found = bytearray()
         async for chunk in request.stream():
             found += chunk
-            if len(found) > self._limits.body:
+            if len(found) > self.limits.body:
                 raise too_long
         return bytes(found)
 
@@ -285,40 +280,36 @@ class Endpoint:
     ) -> None:
         """Add the request of a choice, and pass its events on, counted."""
         prompt = wanted.prompts[wanted.of(index)]
-        last, count = began, 0
-        reason, stats = "abort", None
-        added = False
+        last, count, number = began, 0, -1
+        reason: str | None = "abort"
+        stats = None
         try:
             stream: Any = self._engine.stream(prompt, **wanted.options[index])
             async with contextlib.aclosing(stream) as events:
                 async for event in events:
-                    now = time.perf_counter()
+                    now, number = time.perf_counter(), event.request
                     if event.tokens:
                         self._metrics.tokens(len(event.tokens), now - last, first=count == 0)
                         last, count = now, count + len(event.tokens)
-                    added = True
                     if event.finish_reason is not None:
                         reason, stats = event.finish_reason, event.stats
-                        reason = "stop" if event.request in self._complete else reason
-                        self._complete.discard(event.request)
                     queue.put_nowait((index, event))
-        except asyncio.CancelledError:
-            added = True
-            raise
         except Exception as error:
+            reason = None  # it has not run
             queue.put_nowait((index, self._refusal(error)))
         finally:
-            if added:
+            if number in self._complete:
+                self._complete.remove(number)
+                reason = "stop"
+            if reason is not None:
                 seconds = time.perf_counter() - began
                 self._metrics.finished(reason, len(prompt), count, seconds, stats)
 
     def _refusal(self, error: Exception) -> Refusal:
-        """Return what a client reads of an error of `AsyncServer.stream`."""
         if isinstance(error, ServerFull):
             return _full(str(error))
         if isinstance(error, TypeError | ValueError):
-            name, colon, rest = str(error).partition(": ")
-            return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
+            return wrong(error)
         self._failed = not self.ending
         return Refusal(503, f"the server takes no requests: {error}", retry_after=5)
 
@@ -326,14 +317,6 @@ class Endpoint:
         """End a request whose answer is complete; its last event still comes."""
         self._complete.add(request)
         self._server.abort(request)
-
-    @property
-    def model(self) -> Model:
-        return self._model
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
 
 
 class _Reply:

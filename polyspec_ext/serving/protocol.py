@@ -27,9 +27,14 @@ _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-_RULES = (
+# Fields by the options of `Server.add` that they set.
+_FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "eos_token_id": "stop_token_ids",
+}
+RULES = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words",
-    "min_new_tokens",
 )  # fmt: skip
 
 
@@ -63,6 +68,13 @@ class Refusal(Exception):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         shown = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": shown}
+
+
+def wrong(error: TypeError | ValueError) -> Refusal:
+    """Return the refusal of a request with a value that `Server.add` or a class of options does not
+    take, by the name of the field."""
+    name, colon, rest = str(error).partition(": ")
+    return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
 
 
 @dataclass(frozen=True)
@@ -236,7 +248,7 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
     except RecursionError:
         raise Refusal(400, "body: expected JSON that is nested less deeply") from None
     except (TypeError, ValueError) as error:
-        raise Refusal(400, str(error)) from error
+        raise wrong(error) from error
     return wanted
 
 
@@ -324,7 +336,8 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
         options[name] = fields.take(name, _number, usual)
     options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
     options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
-    options["speculation"] = fields.take("speculation", _window, True)
+    speculation: bool | int = True
+    options["speculation"] = fields.take("speculation", _window, speculation)
     options["logprobs"] = wanted.logprobs or 0
     ends = list(model.ends if wanted.chat else model.eos)
     if fields.take("ignore_eos", arguments.flag, False):
@@ -376,19 +389,12 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
 
 
 def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
-    given = {name: fields.take(name, _any, None) for name in _RULES if name != "min_new_tokens"}
-    given["min_new_tokens"] = fields.take("min_tokens", arguments.integer, 0)
-    given = {name: value for name, value in given.items() if value not in (None, 0, {}, [])}
-    if given.get("repetition_penalty") == 1:
-        del given["repetition_penalty"]
-    grammar = _grammar_of(fields, model)
-    if grammar is not None:
-        given["grammar"] = grammar
-    if not given:
-        return
+    given = {name: fields.take(name, _any, None) for name in RULES}
+    given["min_new_tokens"] = fields.take("min_tokens", _any, None)
+    given["grammar"] = _grammar_of(fields, model)
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(biases := given.get("logit_bias"), dict):
         given["logit_bias"] = {_id(name): value for name, value in biases.items()}
-        arguments.require_ids("logit_bias", list(given["logit_bias"]), len(model.tokenizer))
     if "bad_words" in given:
         given["bad_words"] = _words(_texts("bad_words", given["bad_words"]), model.tokenizer)
     options["rules"] = LogitsRules(**given)
@@ -401,7 +407,7 @@ def _id(text: str) -> int:
 
 
 def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Return the ids of each text at the beginning of a word and behind a space."""
+    # At the beginning of a text and behind a space.
     found = []
     for text in texts:
         for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
@@ -410,7 +416,7 @@ def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
 
 
 # Kinds of grammar by field of "structured_outputs"; "guided_" in front of each is a field as well.
-_GRAMMARS = ("json", "regex", "choice", "grammar")
+GRAMMARS = ("json", "regex", "choice", "grammar")
 
 
 def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
@@ -429,7 +435,7 @@ def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
             f"{arguments.shown(kind)}"
         )
     inner = _Body(fields.take("structured_outputs", _object, _NOTHING))
-    for name in _GRAMMARS:
+    for name in GRAMMARS:
         asked.append(("structured_outputs", name, inner.take(name, _any, None)))
         asked.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
     if inner.take("json_object", arguments.flag, False):
@@ -448,13 +454,10 @@ def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
         source = parse(source.encode()) if isinstance(source, str) else _object(name, source)
     else:
         source = _text(name, source)
-    build: Callable[[Any, Any], Grammar] = {
-        "json": Grammar.json_schema,
-        "regex": Grammar.regex,
-        "grammar": Grammar.lark,
-    }[kind]
     try:
-        return build(source, tokenizer)
+        if kind == "json":
+            return Grammar.json_schema(source, tokenizer)
+        return (Grammar.regex if kind == "regex" else Grammar.lark)(source, tokenizer)
     except ImportError as error:  # of the optional package
         raise Refusal(400, f"{name}: {error}") from error
     except (TypeError, ValueError) as error:

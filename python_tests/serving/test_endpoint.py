@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ pytest.importorskip("openai")
 httpx = pytest.importorskip("httpx")
 
 from endpoint import QUESTION, Served  # noqa: E402
+
+from polyspec_ext.serving import protocol  # noqa: E402
 
 PROMPT = tiny.prompt_of(QUESTION)
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
@@ -328,3 +332,44 @@ def test_metrics_are_in_the_format_of_prometheus(served: Served, client: Any) ->
     assert families["vllm:time_to_first_token_seconds"].type == "histogram"
     assert families["vllm:prompt_tokens"].type == "counter"
     assert families["vllm:num_requests_waiting"].type == "gauge"
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def test_the_programs_of_the_page_run(served: Served) -> None:
+    pytest.importorskip("llguidance")
+    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE, re.M | re.S)
+    assert len(blocks) == 1
+    names: dict[str, Any] = {}
+    exec(blocks[0].replace("http://127.0.0.1:8000", served.url), names)
+    assert 0 <= names["eggs"] <= 99
+    assert names["accepted"] >= 1
+
+
+def test_the_requests_of_the_page_are_answered(served: Served) -> None:
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
+    lines = block.replace("\\\n", " ").splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        program, url, *options = shlex.split(line)
+        assert program == "curl"
+        url = url.replace("http://127.0.0.1:8000", served.url)
+        if not options:
+            assert httpx.get(url).status_code == 200
+            continue
+        header, body = options[1::2]
+        answer = httpx.post(url, content=body, headers=dict([header.split(": ")]))
+        assert answer.status_code == 200
+        assert "finish_reason" in answer.text
+
+
+def test_the_table_of_the_page_has_every_field() -> None:
+    table = PAGE.partition("### Fields")[2].partition("###")[0]
+    shown = {name for row in re.findall(r"^\| (`.*?) \|", table, re.M) for name in row.split(", ")}
+    source = Path(protocol.__file__).read_text(encoding="utf-8")
+    taken = set(re.findall(r'take\(\s*"(\w+)"', source)) | set(protocol.RULES)
+    taken |= {f"guided_{name}" for name in protocol.GRAMMARS} | {"temperature", "top_p", "min_p"}
+    taken |= {"max_tokens"}
+    taken -= {"stream_options", "include_usage", "json_object"}
+    assert {name.strip("`") for name in shown} == taken | {"stream_options.include_usage"}
