@@ -527,13 +527,7 @@ class Chain:
             self.owner,
             rows,
             policy=self.policy,
-            processors=inputs.processors_of(
-                rules,
-                [row.tokens for row in rows],
-                [row.eos for row in rows],
-                self.vocab_sizes[0],
-                processors,
-            ),
+            processors=processors,
             observe=observe,
             cache_prompt=cache_prompt,
         )

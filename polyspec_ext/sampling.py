@@ -57,9 +57,6 @@ class RequestProcessors:
         if processors:
             self._of_row[row] = list(processors)
 
-    def __bool__(self) -> bool:
-        return bool(self._of_row) or self._last is not None
-
     def remove(self, row: int) -> None:
         """Forget a request, if it is known."""
         self._of_row.pop(row, None)
@@ -70,7 +67,7 @@ class RequestProcessors:
 
     def __bool__(self) -> bool:
         """Return whether anything changes the logits of any request."""
-        return any(self._of_row.values()) or self._last is not None
+        return bool(self._of_row) or self._last is not None
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors of a row as `LogitsProcessors.apply`."""
