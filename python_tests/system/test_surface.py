@@ -33,7 +33,7 @@ def documented(thing: type) -> set[str]:
 
 def test_help_of_chain_shows_what_a_user_calls() -> None:
     assert documented(ps.Chain) == {
-        "batch", "chat", "from_plan", "generate", "generate_text", "planned", "stream",
+        "batch", "chat", "from_plan", "generate", "generate_text", "planned", "requests", "stream",
     }  # fmt: skip
 
 
