@@ -103,7 +103,7 @@ class HuggingFaceLevel(ModelLevel):
         ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
             C7), weights on the meta device, logits of a type or on a device that the operators do
             not read, or a few short passes (`levels.models`) show that the model's logits behind a
-            cache are not those of one pass over the text. Also of `prefill` and `extend`, where the
+            cache are not those of one pass over the text. Also of `prefill` and `open`, where the
             model changed since (`levels.models`). The message names the level and the reason.
     """
 
@@ -144,6 +144,7 @@ class HuggingFaceLevel(ModelLevel):
         # What the passes run: `model` stays as it is.
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
+        self._sharded = is_sharded(model)  # by every weight, which takes milliseconds
         self._head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
@@ -284,7 +285,7 @@ class HuggingFaceLevel(ModelLevel):
             checked=True,
             admits=batches and bool(cache.takes_rows),
             continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
-            sharded=is_sharded(self.model),
+            sharded=self._sharded,
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             id_map=self.id_map,
@@ -344,6 +345,7 @@ class HuggingFaceLevel(ModelLevel):
 
     def open(self, capacity: int) -> Any:
         self._require_admitting()
+        self._unchanged.require()
         return self._make(1, capacity) if self._owns_cache else None
 
     @torch.inference_mode()
@@ -352,7 +354,6 @@ class HuggingFaceLevel(ModelLevel):
     ) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read them
             return None
-        self._unchanged.require()
         if layers:
             self._states.require(layers, self.name)
         whole = self._cache

@@ -159,7 +159,7 @@ class Engine:
             self.caches.begin({})
         for row in new:
             self._begin_windows(row)
-        if readings and (len(slots) == len(new) or self.caches.begun):
+        if readings and (len(slots) == len(new) or self.caches.can_join):
             self.caches.join(readings, slots, self._rows)
         else:
             self._begin_caches()

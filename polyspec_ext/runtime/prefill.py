@@ -63,7 +63,11 @@ def prefill(
             with named(config.names, number - 1, slots), stream:
                 lengths = None if reused is None else reused.get(number)
                 begin = [0] * len(slots) if lengths is None else lengths
-                rest = [row.tokens[n:-1] for row, n in zip(slots, begin, strict=True)]
+                # Paused rows are read when they go on; not without the states of their tokens.
+                rest = [
+                    [] if row.paused and not hidden_layers else row.tokens[n:-1]
+                    for row, n in zip(slots, begin, strict=True)
+                ]
                 tokens, counts = padded(rest, part.device)
                 even = min(counts) == tokens.shape[1]
                 tokens = config.id_maps[number - 1].to_below(tokens)
@@ -137,9 +141,10 @@ class Caches:
     # ---- rows that join a batch ------------------------------------------------------------------
 
     @property
-    def begun(self) -> bool:
-        """Return whether every level has read the texts of the batch."""
-        return all(self._begun[: len(self._parts)])
+    def can_join(self) -> bool:
+        """Return whether readings can join the batch as it is: the target has begun it, and the
+        drafter where it reads hidden states of every token."""
+        return all(self._begun[: len(self._parts)]) if self._layers else self._begun[0]
 
     @property
     def admits(self) -> bool:
@@ -192,18 +197,31 @@ class Caches:
             recorder.read_beside(row.stats, number - 1, time.perf_counter() - began)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
-        """Have the requests of these readings join the batch, `slots` and `rows` with them. A batch
-        with other rows must have `begun`."""
+        """Have the requests of these readings join the batch, `slots` and `rows` with them. Levels
+        that have not begun it have read nothing of the other rows. Where the drafter reads the
+        target's hidden states, both must have (`can_join`)."""
         joined = [one.row.slot for one in readings]
-        numbers = None if len(readings) == len(slots) else joined
         capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
-        for number, part in enumerate(self._parts, 1):
-            lengths = [one.lengths[number] for one in readings]
-            sequences = [one.sequences[number] for one in readings]
-            with named(self._config.names, number - 1, [one.row for one in readings]):
-                cast(Admitting, part).admit(sequences, lengths, capacity, numbers)
+        for number, part in enumerate(map(_admitting, self._parts), 1):
+            lengths = {one.row.slot: one.lengths[number] for one in readings}
+            sequences = {one.row.slot: one.sequences[number] for one in readings}
             cached = rows.state.cached(number)
-            for slot, length in zip(joined, lengths, strict=True):
+            if self._begun[number - 1]:
+                numbers = joined
+            else:
+                numbers = None
+                for slot in range(len(slots)):
+                    if slot not in sequences:
+                        sequences[slot], lengths[slot] = part.open(capacity), 0
+            order = sorted(sequences)
+            with named(self._config.names, number - 1, [one.row for one in readings]):
+                part.admit(
+                    [sequences[slot] for slot in order],
+                    [lengths[slot] for slot in order],
+                    capacity,
+                    numbers,
+                )
+            for slot, length in lengths.items():
                 cached[slot] = length
             rows.state.set_cached(number, cached)
         self._begun = [True] * self._count
@@ -305,7 +323,9 @@ class Caches:
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            committed = [row.committed - 1 for row in slots]
+            committed = [
+                0 if row.paused and not self._layers else row.committed - 1 for row in slots
+            ]
             states = prefill(
                 self._parts,
                 fresh,
@@ -361,6 +381,10 @@ class Caches:
                     part.select(keep)
             if reused:
                 self._reused[number] = [reused[slot] for slot in keep]
+
+
+def _admitting(part: Member) -> Admitting:
+    return cast(Admitting, part)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -24,8 +24,9 @@ from ..sampling import Alternatives, likeliest
 from ..stats import Stats
 from .prefix import PrefixCache
 
-_CHUNK = 512  # tokens of a prompt that one step reads at most
-_LEAST = 16  # and beside other requests at least
+_CHUNK = 512  # tokens of prompts that one step reads at most
+_LEAST = 64  # and beside other requests at least: fewer take about as long
+_TOGETHER = 1024  # tokens of prompts that are read in one pass while no request runs
 _WEIGHT = 0.2  # of the latest measurement in the mean of a time
 
 
@@ -107,8 +108,8 @@ class Server:
         self._numbers = list(range(slots))  # that no running request has, for the policy
         # How many are wanted for each token, and those of the tokens since the last event.
         self._alternatives: dict[int, tuple[int, list[Alternatives]]] = {}
-        # Seconds of a round, and of reading a token, as measured.
-        self._round_seconds = self._token_seconds = 0.0
+        self._round_seconds = 0.0  # as measured
+        self._reading_time = _ReadingTime()
         self._batch = Batch(
             chain.engine,
             chain.owner,
@@ -245,18 +246,25 @@ class Server:
 
     def _open(self, events: list[Event]) -> None:
         """Give free slots to the requests that wait."""
+        rows: list[Row] = []
         while (row := self._next()) is not None:
             self._running[row.number] = row
             row.policy_number = self._numbers.pop()
             if row.ended:  # of no new tokens
                 events.append(self._event(row, 0))
-                continue
-            saved = self.cache.find(row.tokens[:-1])
+            else:
+                rows.append(row)
+        if not rows:
+            return
+        saved = [self.cache.find(row.tokens[:-1]) for row in rows]
+        idle = not self._readings and all(row.ended for row in self._batch.rows)
+        short = sum(row.committed for row in rows) <= _TOGETHER
+        if not self._batch.admits or (idle and short and len(rows) > 1 and not any(saved)):
+            self._batch.join(rows)
+            return
+        for row, blocks in zip(rows, saved, strict=True):
             try:
-                if self._batch.admits:
-                    self._readings.append(self._batch.open(row, saved, self.cache.block))
-                else:
-                    self._batch.join([row])
+                self._readings.append(self._batch.open(row, blocks, self.cache.block))
             except Exception as error:
                 self._fail(row, error, events)
 
@@ -275,8 +283,8 @@ class Server:
         """Read a piece of the prompts, of which the running requests wait for no longer than for a
         round."""
         budget = _CHUNK
-        if self._token_seconds and any(not row.ended for row in self._batch.rows):
-            fitting = int(self._round_seconds / self._token_seconds)
+        if any(not row.ended for row in self._batch.rows):
+            fitting = self._reading_time.tokens_in(self._round_seconds)
             budget = min(max(fitting, _LEAST), _CHUNK)
         for reading in list(self._readings):
             if reading.row.ended:
@@ -292,7 +300,7 @@ class Server:
                 self._readings.remove(reading)
                 self._fail(reading.row, error, events)
                 continue
-            self._token_seconds = _mean(self._token_seconds, (time.perf_counter() - began) / count)
+            self._reading_time.add(count, time.perf_counter() - began)
             budget -= count
             if budget <= 0:
                 return
@@ -355,6 +363,35 @@ class Server:
 
 def _size(row: Row) -> int:
     return row.stats.num_prompt_tokens + row.max_new_tokens
+
+
+class _ReadingTime:
+    """The time of reading n tokens, a line through the latest measurements: a pass reads all
+    weights, whatever it has tokens."""
+
+    def __init__(self) -> None:
+        self._x = self._y = self._xx = self._xy = 0.0  # weighted means
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Add a measurement."""
+        first = self._x == 0
+        for name, value in (
+            ("_x", tokens),
+            ("_y", seconds),
+            ("_xx", tokens * tokens),
+            ("_xy", tokens * seconds),
+        ):
+            before = value if first else getattr(self, name)
+            setattr(self, name, (1 - _WEIGHT) * before + _WEIGHT * value)
+
+    def tokens_in(self, seconds: float) -> int:
+        """Return how many tokens take so long; many, where nothing is known."""
+        variance = self._xx - self._x**2
+        slope = (self._xy - self._x * self._y) / variance if variance > 1 else 0.0
+        if slope <= 0:
+            slope = self._y / self._x if self._x else 0.0
+        fixed = max(0.0, self._y - slope * self._x)
+        return int((seconds - fixed) / slope) if slope > 0 else _CHUNK
 
 
 def _mean(mean: float, latest: float) -> float:

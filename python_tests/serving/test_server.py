@@ -324,18 +324,26 @@ def test_a_request_that_fails_ends_alone(how: str) -> None:
     assert how != "drafter" or failed == [2]
 
 
-def test_a_request_whose_prompt_cannot_be_read_ends_alone() -> None:
+@pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
+def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> None:
+    """Read together with others, and beside a batch."""
+
     class Refusing(Admitting):
         def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
             if tokens[0, 0] == 6:
                 raise MemoryError("no room")
             super().extend(sequence, tokens, layers)
 
+        def prefill(self, prompts: Any) -> None:
+            if prompts.tokens.numel() and 6 in prompts.tokens[:, 0]:
+                raise MemoryError("no room")
+            super().prefill(prompts)
+
+    requests = [{"prompt": [i, 1], "max_new_tokens": 9, "seed": i} for i in (1, 6, 2, 3)]
     chain = ps.Chain([Refusing(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)], [3])
-    requests = [{"prompt": [i, 1], "max_new_tokens": 9, "seed": i} for i in (1, 6, 2)]
-    first, broken, last = serve(ps.Server(chain, 2), requests)
+    first, broken, *others = serve(ps.Server(chain, 3), requests, joins)
     assert isinstance(broken[-1].error, MemoryError)
-    assert len(tokens_of(first)) == len(tokens_of(last)) == 9
+    assert [len(tokens_of(one)) for one in (first, *others)] == [9] * 3
 
 
 # ---- the queue -----------------------------------------------------------------------------------
