@@ -365,7 +365,7 @@ class Caches:
         """Have a level read all committed tokens but the last; return its cached lengths."""
         part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
         rest = [
-            [] if row.ended else row.tokens[length:-1]
+            row.tokens[length:-1] if row.active else []
             for row, length in zip(slots, cached, strict=True)
         ]
         tokens, counts = padded(rest, part.device)

@@ -339,6 +339,11 @@ def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> N
                 raise MemoryError("no room")
             super().prefill(prompts)
 
+        def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+            if any(row[0] == 6 for row, n in zip(tokens.tolist(), counts, strict=True) if n):
+                raise MemoryError("no room")
+            super().read(tokens, counts)
+
     requests = [{"prompt": [i, 1], "max_new_tokens": 9, "seed": i} for i in (1, 6, 2, 3)]
     chain = ps.Chain([Refusing(VOCAB, 11, 1.2), Admitting(VOCAB, 12, 1.2)], [3])
     first, broken, *others = serve(ps.Server(chain, 3), requests, joins)
