@@ -26,7 +26,7 @@ from polyspec_ext import policies, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
-from polyspec_ext.quantization.stored import original
+from polyspec_ext.levels.sources import original
 
 SCHEMA = 1  # of the JSON report
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
