@@ -20,7 +20,7 @@ from ..outputs import Answer
 from ..stats import Stats
 from . import options
 from .chains import build_chain, sampling_of
-from .texts import SHIPPED, show_prompt, speed, tokenizer_of
+from .texts import SHIPPED, Colours, show_prompt, speed, tokenizer_of
 
 COMMANDS = {
     "/help": "list these commands",
@@ -152,7 +152,8 @@ class Conversation:
                     f"the context of {answer.context} tokens has no room for the oldest "
                     f"{answer.left_out // 2} of the turns, which are left out"
                 )
-            _print(self._args, answer, drawn=seed is None)
+            shown = Colours(self.chain, answer.stream.batch) if self._args.show_levels else None
+            _print(self._args, answer, seed is None, shown)
         except (ValueError, RuntimeError) as error:
             _note(f"error: {error}")
             return
@@ -160,7 +161,7 @@ class Conversation:
             self.messages = [*earlier, question, answer.message]
 
 
-def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
+def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colours | None) -> None:
     """Print an answer as it comes, then what is to be said of it; `drawn`: its seed too."""
     if args.verbose:
         show_prompt(answer.prompt)
@@ -168,7 +169,8 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
     try:
         with _between_rounds() as asked:
             for piece in answer:
-                print(piece, end="", flush=True)
+                shown = piece if colours is None else colours(piece, len(answer.tokens) - 1)
+                print(shown, end="", flush=True)
                 if asked:
                     ending = "ended by Ctrl-C"
                     break
@@ -177,10 +179,10 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool) -> None:
     except KeyboardInterrupt:
         ending = "ended by Ctrl-C"
     print(answer.rest(), flush=True)
-    lines = []
+    lines = [] if colours is None else [colours.legend]
     if answer.tokens:
         stats = answer.stats
-        lines = [stats.table() if args.stats else _figures(stats)]
+        lines.append(stats.table() if args.stats else _figures(stats))
         if drawn and any(args.temperature):
             lines.append(f"--seed {answer.seeds[0]}")
     _note("\n".join(filter(None, [*lines, ending])))

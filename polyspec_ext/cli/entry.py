@@ -65,6 +65,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 def _add_generate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
     options.add_raw(sub)
+    options.add_show_levels(sub)
     options.add_prompt_options(sub)
     sub.add_argument(
         "--json",
@@ -90,6 +91,7 @@ def _add_generate(sub: argparse.ArgumentParser) -> None:
 
 def _add_chat(sub: argparse.ArgumentParser) -> None:
     options.add_prompt_options(sub)
+    options.add_show_levels(sub)
     sub.add_argument(
         "--stats",
         action="store_true",

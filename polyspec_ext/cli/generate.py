@@ -13,6 +13,7 @@ from ..outputs import Output
 from .chains import build_chain, planned_chain, sampling_of
 from .texts import (
     SHIPPED,
+    Colours,
     drawn_seeds,
     print_text,
     require_text,
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     if args.raw and args.system is not None:
         raise ValueError("system: expected no --raw beside it, which leaves out the chat template")
+    if args.show_levels and (args.json or args.n > 1 or len(args.prompt) > 1):
+        raise ValueError("show-levels: expected one text on the terminal, given several or --json")
     request = sampling_of(args, len(args.prompt), args.n)
     asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
     require_text(asked)
@@ -47,7 +50,12 @@ def run(args: argparse.Namespace) -> int:
     ids = [prompt.input_ids for prompt in prompts]
     if len(ids) == args.n == 1 and not args.json:
         stream = chain.stream(ids[0], **request)
-        print_text(stream, tokenizer, args.stop or ())
+        if args.show_levels:
+            colours = Colours(chain, stream.batch)
+            print_text(stream, tokenizer, args.stop or (), colours)
+            print(columns.wrapped(colours.legend), file=sys.stderr)
+        else:
+            print_text(stream, tokenizer, args.stop or ())
         seeds, stats = stream.seeds, stream.stats
     else:
         out = chain.generate(ids, **request, n=args.n)

@@ -219,6 +219,16 @@ def add_prompt_options(parser: Any) -> None:
     )
 
 
+def add_show_levels(parser: Any) -> None:
+    """Add the option that colours the tokens of a text (`texts.Colours`)."""
+    parser.add_argument(
+        "--show-levels",
+        action="store_true",
+        help="show each token in the colour of the level that proposed it, underlined where it "
+        "came in place of a rejected one",
+    )
+
+
 def add_raw(parser: Any) -> None:
     """Add the option that leaves out the chat template (`text_prompt`)."""
     parser.add_argument("--raw", action="store_true", help="without the chat template")

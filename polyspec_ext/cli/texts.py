@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .. import tiny
+from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, prompt_of_text
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
+from ..runtime.batch import Batch
 from ..stats import Stats
 
 SHIPPED = (
@@ -49,13 +51,52 @@ def show_prompt(prompt: ChatPrompt) -> None:
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
 
 
-def print_text(tokens: Iterable[int], tokenizer: Any, stops: Sequence[str] = ()) -> str:
-    """Print a text up to a stop string while its tokens come; return it."""
+def print_text(
+    tokens: Iterable[int],
+    tokenizer: Any,
+    stops: Sequence[str] = (),
+    shown: Callable[[str, int], str] = lambda piece, number: piece,
+) -> str:
+    """Print a text up to a stop string while its tokens come; return it.
+
+    Args:
+        shown: from a piece of the text, and the number of the token that settled it, to what is
+            printed.
+    """
     reader = StopStrings(tokenizer, stops)
-    for token in tokens:
-        print(reader.add(token), end="", flush=True)
+    for number, token in enumerate(tokens):
+        print(shown(reader.add(token), number), end="", flush=True)
     print(reader.rest(), flush=True)
     return reader.text
+
+
+class Colours:
+    """Show pieces of a text in the colour of the level that proposed them (``--show-levels``).
+
+    Args:
+        chain: that generates the text; its engine traces from now on.
+        batch: that has begun, of one row.
+    """
+
+    # Of the drafter and the levels above it; the target's tokens have none.
+    _CODES = (("green", "32"), ("cyan", "36"), ("yellow", "33"), ("magenta", "35"))
+
+    def __init__(self, chain: Chain, batch: Batch) -> None:
+        chain.engine.traces = True
+        self._row, self._count = batch.rows[0], len(chain.names)
+        below = enumerate(chain.names[1:], 2)
+        names = [chain.names[0], *(f"{name} ({self._code(n)[0]})" for n, name in below)]
+        self.legend = f"{', '.join(names)}; underlined: in place of a rejected token"
+
+    def _code(self, level: int) -> tuple[str, str]:
+        return self._CODES[(self._count - level) % len(self._CODES)]
+
+    def __call__(self, piece: str, number: int) -> str:
+        """Return `piece` with the colour of token `number`."""
+        origin = self._row.origins[number]
+        codes = [] if origin.level == 1 else [self._code(origin.level)[1]]
+        codes += ["4"] if origin.corrected else []
+        return f"\x1b[{';'.join(codes)}m{piece}\x1b[0m" if codes and piece else piece
 
 
 def drawn_seeds(args: argparse.Namespace, seeds: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,19 @@ def test_generate_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert [level["name"] for level in report["stats"]["levels"]] == ["target", "middle", "drafter"]
     again = json.loads(call(capsys, *command)[1])
     assert again["tokens"] == report["tokens"]
+
+
+def test_levels_are_shown_by_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("generate", "x", "--max-new-tokens", "30", "--temperature", "1.5", "--seed", "3")
+    plain = call(capsys, *command)[1]
+    status, shown, notes = call(capsys, *command, "--show-levels")
+    assert status == 0
+    assert re.sub(r"\x1b\[[\d;]*m", "", shown) == plain
+    assert {"\x1b[32m", "\x1b[36;4m"} <= set(re.findall(r"\x1b\[[\d;]*m", shown))
+    assert "target, middle (cyan), drafter (green); underlined" in notes
+    status, _, error = call(capsys, "generate", "x", "--show-levels", "--json")
+    assert status == 2
+    assert error.startswith("error: show-levels: expected one text")
 
 
 def test_options_of_a_text_are_those_of_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
