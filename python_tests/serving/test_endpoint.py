@@ -200,7 +200,21 @@ def test_a_stop_string_ends_the_text_before_it(served: Served, client: Any, stre
     text = "".join(part.content for part in parts)
     assert text == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
+    if not stream:  # tokens behind the stop are neither shown nor counted
+        assert answer.usage.completion_tokens < len(served.tokenizer(whole)["input_ids"])
     assert choices[-1].stop_reason == stop
+
+
+def test_a_stop_string_ends_the_request(served: Served, client: Any) -> None:
+    whole = served.text_alone(PROMPT, max_new_tokens=64)
+    before = served.server.stats.num_new_tokens
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, temperature=0, max_tokens=1500, stop=whole[5:9],
+        extra_body={"ignore_eos": True, "polyspec": True},
+    )  # fmt: skip
+    assert answer.usage.completion_tokens == len(answer.choices[0].polyspec["tokens"]) <= 9
+    assert served.server.stats.num_new_tokens - before < 100
+    assert answer.metrics["speculative_decoding"]["num_draft_tokens"] > 0
 
 
 def test_ends_are_ids_as_well(served: Served, client: Any) -> None:
