@@ -21,6 +21,7 @@ httpx = pytest.importorskip("httpx")
 
 from endpoint import QUESTION, Served  # noqa: E402
 
+from polyspec_ext.chat import StopStrings  # noqa: E402
 from polyspec_ext.serving import protocol  # noqa: E402
 
 PROMPT = tiny.prompt_of(QUESTION)
@@ -200,9 +201,24 @@ def test_a_stop_string_ends_the_text_before_it(served: Served, client: Any, stre
     text = "".join(part.content for part in parts)
     assert text == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
-    if not stream:  # tokens behind the stop are neither shown nor counted
-        assert answer.usage.completion_tokens < len(served.tokenizer(whole)["input_ids"])
     assert choices[-1].stop_reason == stop
+
+
+def test_tokens_behind_a_stop_string_are_not_counted(served: Served, client: Any) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    alone = served.alone.generate(ids, 64)
+    for at in range(4, len(alone.text[0]) - 4, 9):
+        stop = alone.text[0][at : at + 3]
+        text = StopStrings(served.tokenizer, [stop])
+        count = 0
+        while text.stopped is None:
+            text.add(alone.new_tokens[0][count])
+            count += 1
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT, temperature=0, stop=stop, max_tokens=64
+        )
+        assert answer.usage.completion_tokens == count
+        assert answer.choices[0].text == text.text
 
 
 def test_a_stop_string_ends_the_request(served: Served, client: Any) -> None:

@@ -100,6 +100,7 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "guided_regex": "("}, 422, "guided_regex: pattern: expected a valid grammar"),
     (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
     (TEXT, {**PROMPT, "guided_json": {"type": 3}}, 422, "guided_json: schema: expected a valid"),
+    (TEXT, {**PROMPT, "guided_regex": "(" * 9000}, 422, "(((..."),
     (CHAT, {}, 400, "messages: expected a list of at least one, given None"),
     (CHAT, {"messages": ["x"]}, 400, "messages[0]: expected an object, given 'x'"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
@@ -452,7 +453,7 @@ def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
         body = {
             **LONG,
             "stream": True,
-            "max_tokens": 600,
+            "max_tokens": 400,
             "stream_options": {"include_usage": True},
         }
         with httpx.stream("POST", url + TEXT, json=body, timeout=60) as stream:
@@ -465,7 +466,7 @@ def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
             assert "Retry-After" in refused.headers
             whole = [first, *filter(None, lines)]
         assert whole[-1] == "data: [DONE]"
-        assert json.loads(whole[-2][6:])["usage"]["completion_tokens"] == 600
+        assert json.loads(whole[-2][6:])["usage"]["completion_tokens"] == 400
         assert running.wait(20) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
