@@ -221,6 +221,43 @@ def test_a_full_queue_and_time_that_is_over(chains: tuple[ps.Chain, ps.Chain]) -
         assert short.status_code == 200
 
 
+class Unwilling:
+    """A drafter that fails for some texts, for some of them late."""
+
+    def fork(self) -> Unwilling:
+        return Unwilling()
+
+    def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+        first, length = context.tokens[0], len(context.tokens)
+        if first == 6:
+            raise ValueError("of this text")
+        if first == 7 and length > 20:
+            raise LookupError("of the server")
+        return ps.Proposal([5] * k)
+
+
+def test_a_request_that_fails_ends_alone() -> None:
+    chain = ps.Chain([tiny.path("target"), Unwilling()], [3], pack=True)
+    with Served(chain, chain) as one, ThreadPoolExecutor(3) as pool:
+
+        def ask(first: int, stream: bool = False) -> Any:
+            body = {"prompt": [first, 9], "max_tokens": 60, "ignore_eos": True, "stream": stream}
+            return httpx.post(one.url + TEXT, json={**body, "temperature": 0}, timeout=30)
+
+        alone = ask(5).json()["choices"]
+        together = [pool.submit(ask, first) for first in (5, 6, 7)]
+        sound, wrong, late = [answer.result() for answer in together]
+        assert sound.json()["choices"] == alone
+        assert (wrong.status_code, late.status_code) == (422, 500)
+        assert "the request has failed: of this text" in wrong.json()["error"]["message"]
+        *chunks, error, done, _ = ask(7, stream=True).text.split("\n\n")
+        assert len(chunks) > 2
+        assert "of the server" in json.loads(error[6:])["error"]["message"]
+        assert done == "data: [DONE]"
+        assert ask(5).json()["choices"] == alone
+        assert httpx.get(f"{one.url}/health").status_code == 200
+
+
 # ---- rude clients --------------------------------------------------------------------------------
 
 
