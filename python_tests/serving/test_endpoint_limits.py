@@ -160,6 +160,18 @@ def test_other_paths_methods_types_and_hosts_are_refused(narrow: Served) -> None
     assert httpx.get(f"{narrow.url}/health").status_code == 200
 
 
+def test_a_model_without_a_template_only_continues_text(chains: tuple[ps.Chain, ps.Chain]) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = None
+    with Served(chains[1], chains[1], tokenizer=tokenizer) as one:
+        (model,) = httpx.get(f"{one.url}/v1/models").json()["data"]
+        assert model["chat"] is False
+        answer = httpx.post(one.url + CHAT, json=ASKED)
+        assert answer.status_code == 400
+        assert "expected a model with a chat template" in answer.json()["error"]["message"]
+        assert httpx.post(one.url + TEXT, json=PROMPT).status_code == 200
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_of_10_mb_is_refused_before_it_is_read(narrow: Served, chunked: bool) -> None:
     data = b"x" * 10_000_000
