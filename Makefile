@@ -6,6 +6,8 @@
 #   make quick                after `make test` once: what was changed is built, and half a minute of tests
 #   make llama            chains of GGUF models inside llama.cpp, measured: brings 1.6 GB of models, or
 #                         MODELS=dir; LLAMA="--rounds 5" adds options of csrc/examples/llama_cpp/compare.py
+#   make llama-server     llama.cpp's server, from the sources of that release, which takes ten minutes
+#                         or more; `python -m benchmarks serving --llama-server` measures beside it
 #   make demo VENV=dir        an environment that exists already, or another place for a new one
 #   make test PYTHON=python3.12   the interpreter to make the environment from
 #   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
@@ -22,6 +24,7 @@ TORCH ?= torch==2.13.0
 
 EXAMPLE = csrc/examples/llama_cpp
 LLAMA_PROGRAM = build/llama/program/polyspec_llama
+LLAMA_SERVER = build/llama/server/bin/llama-server
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 CXX_FILES = $$(find csrc -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
@@ -37,7 +40,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel hooks lint clean
+.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel hooks lint clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -63,6 +66,16 @@ $(LLAMA_PROGRAM): $(PY)
 llama: $(LLAMA_PROGRAM)
 	$(PY) $(EXAMPLE)/compare.py --program $(LLAMA_PROGRAM) --json build/llama/results.json \
 	  $(if $(MODELS),--models $(MODELS)) $(LLAMA)
+
+# Nothing else waits for it: alone on one core, behind what else runs. No page, no HTTPS.
+llama-server: $(PY)
+	$(PIP) "cmake>=3.24" ninja
+	sources=$$($(PY) $(EXAMPLE)/get.py llama.cpp-sources) && \
+	$(VENV)/bin/cmake -S "$$sources" -B build/llama/server -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(VENV))/bin/ninja" \
+	  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
+	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF && \
+	nice -n 10 $(VENV)/bin/cmake --build build/llama/server --target llama-server --parallel 1
+	@echo $(LLAMA_SERVER)
 
 test: test-environment
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2

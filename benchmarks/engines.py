@@ -7,9 +7,13 @@ weights are rounded otherwise. So an engine's text is compared with that engine'
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +25,7 @@ from benchmarks.measuring import Answer, Decode, Request
 _ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
 _CHAIN = "-chain"  # our chain within it
 _WINDOW = 4
+_START_SECONDS = 600.0  # that a server may load for
 
 
 class Variant(NamedTuple):
@@ -177,6 +182,90 @@ class LlamaCpp:
             return Answer([found["ids"]], seconds=seconds, prefill_seconds=prefill)
 
         return call
+
+
+class LlamaServer:
+    """llama.cpp's server in a process of its own.
+
+    Args:
+        program: ``llama-server``, of ``make llama-server``.
+        flags: its models, and more.
+        slots: requests at a time; room: tokens that each may have.
+
+    Attributes:
+        command: name and flags, with no path of this machine.
+        version: as the program says.
+
+    Raises:
+        RuntimeError: it does not serve.
+    """
+
+    def __init__(self, program: Path, flags: Sequence[str], slots: int, room: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        threads = torch.get_num_threads()
+        numbers = {"-np": slots, "-c": slots * room, "-t": threads, "-tb": threads}
+        numbers["--cache-ram"] = 0
+        words = [*flags, *(str(word) for pair in numbers.items() for word in pair)]
+        self.command = " ".join([program.name, *(Path(word).name for word in words)])
+        said = subprocess.run([program, "--version"], capture_output=True, text=True)
+        self.version = " ".join((said.stderr + said.stdout).split())
+        self._process = subprocess.Popen(
+            [program, *words, "--host", "127.0.0.1", "--port", str(self._port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_START_SECONDS)
+
+    def _wait(self) -> None:
+        until = time.monotonic() + _START_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(OSError), contextlib.closing(self._connection()) as one:
+                one.request("GET", "/health")
+                if one.getresponse().status == http.client.OK:
+                    return
+            time.sleep(0.2)
+        raise RuntimeError(f"{self.command}: expected it to serve, given no answer")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+
+    def stream(self, request: Request) -> Iterator[list[int]]:
+        """Yield the new tokens of a prompt as they arrive. Nothing of earlier prompts is kept."""
+        (prompt,), (seed,) = request.prompts, request.seeds
+        asked = {
+            "prompt": prompt,
+            "n_predict": request.max_new_tokens,
+            "temperature": request.temperature,
+            "samplers": ["temperature"],
+            "seed": seed % 2**32,
+            "cache_prompt": False,
+            "return_tokens": True,
+            "stream": True,
+        }
+        with contextlib.closing(self._connection()) as one:
+            kind = {"Content-Type": "application/json"}
+            one.request("POST", "/completion", json.dumps(asked), kind)
+            answer = one.getresponse()
+            if answer.status != http.client.OK:
+                raise RuntimeError(f"{self.command}: {answer.status} {answer.read(200)!r}")
+            for line in answer:
+                if line.startswith(b"data: "):
+                    part = json.loads(line[6:])
+                    if "error" in part:
+                        raise RuntimeError(f"{self.command}: {part['error']}")
+                    if part.get("tokens"):
+                        yield part["tokens"]
 
 
 Engine = OpenVino | LlamaCpp

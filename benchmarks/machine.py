@@ -58,7 +58,7 @@ def require_device(device: str) -> None:
 def commit() -> str | None:
     """Abbreviated commit of the checkout that this file is in, "+" for local changes; None
     outside a checkout."""
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
         done = subprocess.run(

@@ -33,8 +33,8 @@ from polyspec_ext.drafters import (
 )
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
+from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
-from polyspec_ext.quantization.stored import copy_prefix, original
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.tuning import level_for
 

@@ -10,8 +10,7 @@ from typing import Any
 from .. import tiny
 from ..chat import ChatPrompt, StopStrings, prompt_of_text
 from ..levels import tokenizer_at
-from ..levels.sources import model_source
-from ..quantization.stored import original
+from ..levels.sources import model_source, original
 from ..stats import Stats
 
 SHIPPED = (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .base import (
     BatchedDrafter,
     Context,
@@ -13,14 +16,16 @@ from .base import (
     Proposal,
     RowBuffer,
 )
-from .eagle import Eagle
-from .features import FeatureCache, Hydra, Medusa
 from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel, early_exit
 from .proposals import ProposalDrafter
 from .switching import SwitchingDrafter, levels_of
 from .trees import DynamicTree, StaticTree
 from .words import elements, is_drafter, register_word
+
+if TYPE_CHECKING:
+    from .eagle import Eagle
+    from .features import FeatureCache, Hydra, Medusa
 
 __all__ = [
     "BatchedDrafter",
@@ -53,3 +58,12 @@ __all__ = [
 register_word("prompt-lookup", PromptLookup)
 register_word("suffix", SuffixMatch)
 register_word("ngram", NGramTable)
+
+# Heads of published checkpoints, which most chains do without.
+_HEADS = {"Eagle": "eagle", "FeatureCache": "features", "Hydra": "features", "Medusa": "features"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HEADS:
+        return getattr(importlib.import_module(f".{_HEADS[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -207,3 +207,48 @@ def names_in(file: Path) -> set[str]:
             return set(opened.keys())
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file}: expected a safetensors file: {error}") from error
+
+
+# ---- which directories hold a head ---------------------------------------------------------------
+
+
+_PREFIX = "eagle:"
+
+
+def is_head(place: str | Path) -> bool:
+    """Return whether a directory holds an EAGLE head: its configuration says so, or it is that of a
+    Llama of one layer, and the weights have the product that fuses states."""
+    folder = Path(place)
+    if not (folder / "config.json").is_file():
+        return False
+    config = read_config(folder)
+    named = any("eagle" in str(name).lower() for name in architectures(config))
+    if named or str(config.get("speculators_model_type", "")).startswith("eagle"):
+        return True
+    if "draft_vocab_size" in config:
+        return True
+    kind = config.get("model_type", "llama")
+    if config.get("num_hidden_layers") != 1 or kind not in ("llama", "qwen2"):
+        return False
+    try:
+        files = weight_files(folder)
+    except ValueError:
+        return False
+    return any("fc.weight" in names_in(file) for file in files)
+
+
+def head_place(thing: Any) -> str | None:
+    """Return the directory or id of an EAGLE head, if a chain's element is one: "eagle:" in front
+    of either, or a directory that holds one."""
+    if not isinstance(thing, str | Path):
+        return None
+    text = str(thing)
+    if text.startswith(_PREFIX):
+        return text.removeprefix(_PREFIX)
+    return text if is_head(thing) else None
+
+
+def architectures(config: Mapping[str, Any]) -> list[Any]:
+    """Return the architectures that a configuration names."""
+    names = config.get("architectures")
+    return names if isinstance(names, list) else []

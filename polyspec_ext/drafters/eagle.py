@@ -33,8 +33,6 @@ from .checkpoint import Target
 from .eagle_format import (
     EagleConfig,
     draft_ids,
-    head_place,
-    is_head,
     parse,
     renamed,
     require_target,
@@ -46,7 +44,7 @@ from .trees import Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Eagle", "EagleConfig", "EagleNetwork", "HeadPasses", "head_place", "is_head"]
+__all__ = ["Eagle", "EagleConfig", "EagleNetwork", "HeadPasses"]
 
 # Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
 # at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +56,6 @@ _NAMES = (("midlayer.", "layers.0."), ("fusion_fc.", "fc."), ("transformer.", "l
 # Tensors that are for training only, or follow from others.
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 _UNUSED_END = ".rotary_emb.inv_freq"
-_PREFIX = "eagle:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,47 +107,6 @@ class EagleConfig:
         return self.target_hidden_size * len(self.hidden_layers)
 
 
-# ---- which directories hold a head ---------------------------------------------------------------
-
-
-def is_head(place: str | Path) -> bool:
-    """Return whether a directory holds an EAGLE head: its configuration says so, or it is that of a
-    Llama of one layer, and the weights have the product that fuses states."""
-    folder = Path(place)
-    if not (folder / "config.json").is_file():
-        return False
-    config = checkpoint.read_config(folder)
-    named = any("eagle" in str(name).lower() for name in _architectures(config))
-    if named or str(config.get("speculators_model_type", "")).startswith("eagle"):
-        return True
-    if "draft_vocab_size" in config:
-        return True
-    kind = config.get("model_type", "llama")
-    if config.get("num_hidden_layers") != 1 or kind not in ("llama", "qwen2"):
-        return False
-    try:
-        files = checkpoint.weight_files(folder)
-    except ValueError:
-        return False
-    return any("fc.weight" in checkpoint.names_in(file) for file in files)
-
-
-def head_place(thing: Any) -> str | None:
-    """Return the directory or id of an EAGLE head, if a chain's element is one: "eagle:" in front
-    of either, or a directory that holds one."""
-    if not isinstance(thing, str | Path):
-        return None
-    text = str(thing)
-    if text.startswith(_PREFIX):
-        return text.removeprefix(_PREFIX)
-    return text if is_head(thing) else None
-
-
-def _architectures(config: Mapping[str, Any]) -> list[Any]:
-    names = config.get("architectures")
-    return names if isinstance(names, list) else []
-
-
 # ---- the configuration ---------------------------------------------------------------------------
 
 
@@ -188,7 +145,7 @@ def parse(
     }
     third = kind == "eagle3"
     if published:
-        third = any(one in _EAGLE3 for one in _architectures(config)) or any(
+        third = any(one in _EAGLE3 for one in checkpoint.architectures(config)) or any(
             key.endswith(".hidden_norm.weight") for key in tensors
         )
     if not third:

@@ -13,10 +13,9 @@ import torch
 from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
 from ..levels.cpu import can_pack
-from ..quantization.stored import WORDS, copy_of, is_copy, original
-from ..quantization.trimming import trim
+from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
-from .eagle import Eagle, head_place
+from .checkpoint import head_place
 from .model import DraftModel, early_exit
 
 
@@ -60,6 +59,8 @@ def _matcher(pattern: str) -> Callable[[object], bool]:
 def _load_copy(thing: str, options: Options) -> Any:
     """Make the copy of a model with 4-bit or 8-bit weights; "w4" or "w8" alone copies the target,
     and shares its cache."""
+    from ..quantization.stored import copy_of  # most chains have no copy
+
     name = options.name
     if is_copy(thing):
         # With the checkpoint's data type, unless the caller names another.
@@ -73,6 +74,8 @@ def _load_copy(thing: str, options: Options) -> Any:
 
 
 def _load_trimmed(thing: str, options: Options) -> Any:
+    from ..quantization.trimming import trim
+
     _, size, place = thing.split(":", 2)
     whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))
     if not isinstance(whole, HuggingFaceLevel):
@@ -96,7 +99,9 @@ def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
         raise ValueError(f"{options.name}: {error}") from error
 
 
-def _load_eagle(thing: Any, options: Options) -> Eagle:
+def _load_eagle(thing: Any, options: Options) -> BatchedDrafter:
+    from .eagle import Eagle
+
     place = head_place(thing)
     assert place is not None
     target = options.target(f"the EAGLE head {place!r} below a Hugging Face model as the target")
@@ -121,7 +126,7 @@ for _kind in (
     ),
     _Kind(
         "the directory of an EAGLE head, or 'eagle:' and an id or directory",
-        (Eagle,),
+        (BatchedDrafter,),
         lambda thing: bool(head_place(thing)),
         _load_eagle,
         ("'eagle:' and an id or directory",),
@@ -136,7 +141,7 @@ for _kind in (
     _Kind(
         "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target",
         (HuggingFaceLevel,),
-        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in WORDS),
+        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in COPIES),
         _load_copy,
     ),
     _Kind(

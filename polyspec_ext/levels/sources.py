@@ -23,6 +23,22 @@ _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _CONFIGS = ("config.json", "adapter_config.json")
 _POINTER = b"version https://git-lfs"
+COPIES = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
+
+
+def is_copy(place: object) -> bool:
+    """Return whether a chain's element is the quantised copy of a model, as ``w4:DIR``."""
+    return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in COPIES))
+
+
+def original(place: str | Path) -> str | Path:
+    """Return the source of the model, which has the copy's tokenizer: `place` without ``w4:``."""
+    return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
+
+
+def copy_prefix(place: object) -> str:
+    """Return ``w4:`` or ``w8:`` if `place` is such a copy, else an empty string."""
+    return str(place).partition(":")[0] + ":" if is_copy(place) else ""
 
 
 @dataclass(frozen=True)

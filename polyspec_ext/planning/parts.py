@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import arguments, progress
 from ..drafters import elements, is_drafter
-from ..drafters.eagle import head_place
+from ..drafters.checkpoint import head_place
 from ..levels import batched
 from ..levels.base import id_map_of
-from ..quantization.stored import is_copy, original
+from ..levels.sources import is_copy, original
 from ..sampling import Sampling
 from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX

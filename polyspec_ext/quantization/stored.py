@@ -1,12 +1,10 @@
-"""4-bit copies that are made once, kept in the user's cache folder, and found again; and the words
-for them and for 8-bit copies, which are made in seconds."""
+"""4-bit copies that are made once, kept in the user's cache folder, and found again."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import zlib
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,27 +14,11 @@ from ..files import cache_folder
 from . import load_w4, quantize_w4, quantize_w8, save_w4
 from .weights import quantisable
 
-WORDS = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
 _GROUPS = (128, 64, 32)
 
 
-def is_copy(place: object) -> bool:
-    """Return whether a chain's element is the quantised copy of a model, as ``w4:DIR``."""
-    return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in WORDS))
-
-
-def original(place: str | Path) -> str | Path:
-    """Return the source of the model, which has the copy's tokenizer: `place` without ``w4:``."""
-    return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
-
-
-def copy_prefix(place: object) -> str:
-    """Return ``w4:`` or ``w8:`` if `place` is such a copy, else an empty string."""
-    return str(place).partition(":")[0] + ":" if is_copy(place) else ""
-
-
 def copy_of(word: str, model: Any, name: str = "model") -> Any:
-    """Make or load the copy that a word of `WORDS` stands for; see `stored_w4`."""
+    """Make or load the copy that a word of `levels.sources.COPIES` stands for; see `stored_w4`."""
     if word == "w4":
         return stored_w4(model, name)
     try:

