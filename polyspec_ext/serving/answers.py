@@ -72,7 +72,9 @@ class Choice:
         if self.ended:
             return piece
         if event.finish_reason in ("error", "abort"):
-            status = 503 if event.finish_reason == "abort" else 500
+            # An error of values is of this request, and comes again with it.
+            status = 422 if isinstance(event.error, ValueError) else 500
+            status = 503 if event.finish_reason == "abort" else status
             raise Refusal(status, f"the request has failed: {event.error or 'aborted'}")
         for number, token in enumerate(event.tokens):
             piece.tokens.append(_token(event, number, self._text.add(token)))
@@ -95,16 +97,13 @@ class Choice:
 
 
 def _token(event: Event, number: int, text: str) -> Token:
-    def entry(values: Sequence[Any], usual: Any) -> Any:
-        return values[number] if number < len(values) else usual
-
     return Token(
         event.tokens[number],
         text,
-        entry(event.logprobs, 0.0),
-        entry(event.levels, 1),
-        entry(event.corrected, False),
-        entry(event.alternatives, []),
+        event.logprobs[number],
+        event.levels[number],
+        event.corrected[number],
+        event.alternatives[number] if event.alternatives else [],
     )
 
 

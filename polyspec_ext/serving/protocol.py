@@ -19,6 +19,7 @@ from ..validate import SEED_MAX
 T = TypeVar("T")
 
 MOST_ALTERNATIVES = 20
+_LONGEST = 600  # characters of a message
 MOST_TEXTS = 64  # stop strings, and bad words
 _NOTHING: dict[str, Any] = {}
 _UNBOUNDED = 4096  # new tokens of a chat answer where neither request nor context bounds them
@@ -57,7 +58,7 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
         field_name = re.match(r"([a-z_]+)(\[\d+\])?: ", message)
         self.status, self.code, self.retry_after = status, code, retry_after
         self.param = field_name[1] if param is None and field_name else param

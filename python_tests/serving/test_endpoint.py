@@ -21,6 +21,7 @@ httpx = pytest.importorskip("httpx")
 
 from endpoint import QUESTION, Served  # noqa: E402
 
+from polyspec_ext.chat import StopStrings  # noqa: E402
 from polyspec_ext.serving import protocol  # noqa: E402
 
 PROMPT = tiny.prompt_of(QUESTION)
@@ -201,6 +202,35 @@ def test_a_stop_string_ends_the_text_before_it(served: Served, client: Any, stre
     assert text == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
     assert choices[-1].stop_reason == stop
+
+
+def test_tokens_behind_a_stop_string_are_not_counted(served: Served, client: Any) -> None:
+    ids = served.tokenizer(PROMPT)["input_ids"]
+    alone = served.alone.generate(ids, 64)
+    for at in range(4, len(alone.text[0]) - 4, 9):
+        stop = alone.text[0][at : at + 3]
+        text = StopStrings(served.tokenizer, [stop])
+        count = 0
+        while text.stopped is None:
+            text.add(alone.new_tokens[0][count])
+            count += 1
+        answer = client.completions.create(
+            model="tiny", prompt=PROMPT, temperature=0, stop=stop, max_tokens=64
+        )
+        assert answer.usage.completion_tokens == count
+        assert answer.choices[0].text == text.text
+
+
+def test_a_stop_string_ends_the_request(served: Served, client: Any) -> None:
+    whole = served.text_alone(PROMPT, max_new_tokens=64)
+    before = served.server.stats.num_new_tokens
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, temperature=0, max_tokens=1500, stop=whole[5:9],
+        extra_body={"ignore_eos": True, "polyspec": True},
+    )  # fmt: skip
+    assert answer.usage.completion_tokens == len(answer.choices[0].polyspec["tokens"]) <= 9
+    assert served.server.stats.num_new_tokens - before < 100
+    assert answer.metrics["speculative_decoding"]["num_draft_tokens"] > 0
 
 
 def test_ends_are_ids_as_well(served: Served, client: Any) -> None:

@@ -100,6 +100,7 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "guided_regex": "("}, 422, "guided_regex: pattern: expected a valid grammar"),
     (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
     (TEXT, {**PROMPT, "guided_json": {"type": 3}}, 422, "guided_json: schema: expected a valid"),
+    (TEXT, {**PROMPT, "guided_regex": "(" * 9000}, 422, "(((..."),
     (CHAT, {}, 400, "messages: expected a list of at least one, given None"),
     (CHAT, {"messages": ["x"]}, 400, "messages[0]: expected an object, given 'x'"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
@@ -157,6 +158,18 @@ def test_other_paths_methods_types_and_hosts_are_refused(narrow: Served) -> None
     other = httpx.post(narrow.url + TEXT, json=PROMPT, headers={"Host": "elsewhere.example"})
     assert other.status_code == 400
     assert httpx.get(f"{narrow.url}/health").status_code == 200
+
+
+def test_a_model_without_a_template_only_continues_text(chains: tuple[ps.Chain, ps.Chain]) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = None
+    with Served(chains[1], chains[1], tokenizer=tokenizer) as one:
+        (model,) = httpx.get(f"{one.url}/v1/models").json()["data"]
+        assert model["chat"] is False
+        answer = httpx.post(one.url + CHAT, json=ASKED)
+        assert answer.status_code == 400
+        assert "expected a model with a chat template" in answer.json()["error"]["message"]
+        assert httpx.post(one.url + TEXT, json=PROMPT).status_code == 200
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -218,6 +231,43 @@ def test_a_full_queue_and_time_that_is_over(chains: tuple[ps.Chain, ps.Chain]) -
         wait_for(lambda: one.server.running == one.server.waiting == 0)
         short = httpx.post(one.url + TEXT, json=PROMPT)
         assert short.status_code == 200
+
+
+class Unwilling:
+    """A drafter that fails for some texts, for some of them late."""
+
+    def fork(self) -> Unwilling:
+        return Unwilling()
+
+    def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+        first, length = context.tokens[0], len(context.tokens)
+        if first == 6:
+            raise ValueError("of this text")
+        if first == 7 and length > 20:
+            raise LookupError("of the server")
+        return ps.Proposal([5] * k)
+
+
+def test_a_request_that_fails_ends_alone() -> None:
+    chain = ps.Chain([tiny.path("target"), Unwilling()], [3], pack=True)
+    with Served(chain, chain) as one, ThreadPoolExecutor(3) as pool:
+
+        def ask(first: int, stream: bool = False) -> Any:
+            body = {"prompt": [first, 9], "max_tokens": 60, "ignore_eos": True, "stream": stream}
+            return httpx.post(one.url + TEXT, json={**body, "temperature": 0}, timeout=30)
+
+        alone = ask(5).json()["choices"]
+        together = [pool.submit(ask, first) for first in (5, 6, 7)]
+        sound, wrong, late = [answer.result() for answer in together]
+        assert sound.json()["choices"] == alone
+        assert (wrong.status_code, late.status_code) == (422, 500)
+        assert "the request has failed: of this text" in wrong.json()["error"]["message"]
+        *chunks, error, done, _ = ask(7, stream=True).text.split("\n\n")
+        assert len(chunks) > 2
+        assert "of the server" in json.loads(error[6:])["error"]["message"]
+        assert done == "data: [DONE]"
+        assert ask(5).json()["choices"] == alone
+        assert httpx.get(f"{one.url}/health").status_code == 200
 
 
 # ---- rude clients --------------------------------------------------------------------------------
@@ -452,7 +502,7 @@ def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
         body = {
             **LONG,
             "stream": True,
-            "max_tokens": 600,
+            "max_tokens": 400,
             "stream_options": {"include_usage": True},
         }
         with httpx.stream("POST", url + TEXT, json=body, timeout=60) as stream:
@@ -465,7 +515,7 @@ def test_a_signal_finishes_what_runs_and_takes_no_more() -> None:
             assert "Retry-After" in refused.headers
             whole = [first, *filter(None, lines)]
         assert whole[-1] == "data: [DONE]"
-        assert json.loads(whole[-2][6:])["usage"]["completion_tokens"] == 600
+        assert json.loads(whole[-2][6:])["usage"]["completion_tokens"] == 400
         assert running.wait(20) == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")

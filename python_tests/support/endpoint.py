@@ -34,7 +34,7 @@ class Served:
             name: options.pop(name) for name in ("slots", "max_waiting") & options.keys()
         }
         self.chain, self.alone = chain, alone
-        self.tokenizer = tiny.tokenizer()
+        self.tokenizer = options.pop("tokenizer", None) or tiny.tokenizer()
         self.server = ps.Server(chain, **server_options)
         self.endpoint = Endpoint(self.server, self.tokenizer, "tiny", **options)
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
