@@ -72,6 +72,7 @@ llama-server: $(PY)
 	$(PIP) "cmake>=3.24" ninja
 	sources=$$($(PY) $(EXAMPLE)/get.py llama.cpp-sources) && \
 	$(VENV)/bin/cmake -S "$$sources" -B build/llama/server -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(VENV))/bin/ninja" \
+	  "-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/$(EXAMPLE)/server.cmake" \
 	  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF \
 	  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF && \
 	nice -n 10 $(VENV)/bin/cmake --build build/llama/server --target llama-server --parallel 1
