@@ -210,7 +210,8 @@ class LlamaServer:
         words = [*flags, *(str(word) for pair in numbers.items() for word in pair)]
         self.command = " ".join([program.name, *(Path(word).name for word in words)])
         said = subprocess.run([program, "--version"], capture_output=True, text=True)
-        self.version = " ".join((said.stderr + said.stdout).split())
+        lines = (said.stderr + said.stdout).splitlines()
+        self.version = next((line for line in lines if line.startswith("version:")), "unknown")
         self._process = subprocess.Popen(
             [program, *words, "--host", "127.0.0.1", "--port", str(self._port)],
             stdout=subprocess.DEVNULL,
