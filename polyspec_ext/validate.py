@@ -297,6 +297,15 @@ def table(
     return _gathered(value, dtype)
 
 
+def allowed(value: Any, place: Place, shape: tuple[int, ...], vocab: int, text: str) -> Any:
+    """Return an allow-mask as contiguous int32 words ``[*shape, ceil(V / 32)]``, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.int32:
+        _wrong_kind("allowed", "an int32 tensor of 32 ids a word, or None", value)
+    return table("allowed", value, place, (*shape, -(-vocab // 32)), text, torch.int32)
+
+
 def ids(name: str, value: Any, place: Place) -> torch.Tensor:
     """Return token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device.
 

@@ -110,6 +110,17 @@ Batch set_rows(const Tensor& target_logits, const OptTensor& offsets, const char
   return place;
 }
 
+// The allowed ids of each row of the target, words [.., ceil(V / 32)].
+template <class Params>
+void set_allowed(const OptTensor& allowed, const Batch& place, int64_t rows, Params* params) {
+  const int64_t words = (params->vocab + 31) / 32;
+  params->allowed = params->offsets != nullptr
+                        ? data_of<int32_t>(allowed, "allowed", place, {params->num_rows, words})
+                        : data_of<int32_t>(allowed, "allowed", place, {place.batch, rows, words});
+  params->allowed_stride[0] = rows * words;
+  params->allowed_stride[1] = words;
+}
+
 // Where the requests' parameters lie.
 template <class Params>
 void set_slots(const OptTensor& slots, int64_t num_slots, Batch* place, Params* params) {
@@ -189,7 +200,8 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
                int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps,
                double min_p, const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
                int64_t position, const OptTensor& positions, int64_t round, const OptTensor& rounds,
-               int64_t node, const OptTensor& nodes, int64_t level, const OptTensor& draws) {
+               int64_t node, const OptTensor& nodes, int64_t level, const OptTensor& draws,
+               const OptTensor& allowed) {
   STD_TORCH_CHECK(logits.dim() == 2 && logits.size(1) >= 1,
                   "logits: expected shape [B, V] with V >= 1");
   const Batch place(logits);
@@ -199,6 +211,9 @@ Sampled sample(const Tensor& logits, double temperature, const OptTensor& temper
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws, 1);
   params.node = per_request<int64_t>(node, nodes, "node", place);
   set_logits(logits, place, &params);
+  params.allowed_stride = (params.vocab + 31) / 32;
+  params.allowed =
+      data_of<int32_t>(allowed, "allowed", place, {place.batch, params.allowed_stride});
   const Tensor tokens = empty<int64_t>(place, {place.batch});
   const Tensor logprobs = empty<float>(place, {place.batch});
   const Tensor status = empty<int32_t>(place, {place.batch});
@@ -286,7 +301,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
                 int64_t position, const OptTensor& positions, int64_t round,
                 const OptTensor& rounds, int64_t level, int64_t rule, const OptTensor& draws,
                 const OptTensor& slots, int64_t num_slots, const OptTensor& eos, int64_t room,
-                const OptTensor& rooms) {
+                const OptTensor& rooms, const OptTensor& allowed) {
   polyspec::VerifyParams params;
   Batch place = set_rows(target_logits, offsets, "K", &draft_len, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && draft_lengths.has_value()),
@@ -294,6 +309,7 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
   const bool ragged = params.offsets != nullptr;
   const int64_t vocab = params.vocab;
   params.draft_len = draft_len;
+  set_allowed(allowed, place, draft_len + 1, &params);
 
   // Draft tokens and, alike, the rows that they were drawn from.
   const auto by_token = [&](const Tensor& table, const char* name, int64_t* stride) {
@@ -366,7 +382,7 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
                          int64_t position, const OptTensor& positions, int64_t round,
                          const OptTensor& rounds, int64_t level, const OptTensor& draws,
                          const OptTensor& slots, int64_t num_slots, const OptTensor& eos,
-                         int64_t room, const OptTensor& rooms) {
+                         int64_t room, const OptTensor& rooms, const OptTensor& allowed) {
   polyspec::VerifyTreeParams params;
   Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && counts.has_value()),
@@ -375,6 +391,7 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
   const int64_t vocab = params.vocab;
   params.nodes = nodes;
   params.depth = depth;
+  set_allowed(allowed, place, nodes + 1, &params);
 
   // By node, or by row of the target, which are one more.
   const auto table = [&](const OptTensor& values, const char* name, int64_t width) {
@@ -427,7 +444,7 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "sample(Tensor logits, float temperature, Tensor? temperatures, int top_k, Tensor? top_ks, "
       "float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, Tensor? seeds, "
       "int position, Tensor? positions, int round, Tensor? rounds, int node, Tensor? nodes, "
-      "int level, Tensor? draws) "
+      "int level, Tensor? draws, Tensor? allowed=None) "
       "-> (Tensor tokens, Tensor logprobs, Tensor status, Tensor distributions)");
   // `sample` of the next token of each row [B, 1, V], which is given back as [B, 1]; it is written
   // to the column of what is drawn one behind the other, with its row and what is known of that.
@@ -444,7 +461,7 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "Tensor? top_ks, float top_p, Tensor? top_ps, float min_p, Tensor? min_ps, int seed, "
       "Tensor? seeds, int position, Tensor? positions, int round, Tensor? rounds, int level, "
       "int rule, Tensor? draws, Tensor? slots, int num_slots, Tensor? eos, int room, "
-      "Tensor? rooms) "
+      "Tensor? rooms, Tensor? allowed=None) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, "
       "Tensor distributions, Tensor ends)");
   m.def(
@@ -454,7 +471,7 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "Tensor? temperatures, int top_k, Tensor? top_ks, float top_p, Tensor? top_ps, "
       "float min_p, Tensor? min_ps, int seed, Tensor? seeds, int position, Tensor? positions, "
       "int round, Tensor? rounds, int level, Tensor? draws, Tensor? slots, int num_slots, "
-      "Tensor? eos, int room, Tensor? rooms) "
+      "Tensor? eos, int room, Tensor? rooms, Tensor? allowed=None) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, "
       "Tensor distributions, Tensor path, Tensor rows, Tensor ends)");
 }

@@ -119,6 +119,7 @@ def sample(
     *,
     node: Int = 0,
     draws: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
     validate: bool = False,
 ) -> SampleResult:
     """Draw one token per request from the processed distribution of its logits.
@@ -141,6 +142,9 @@ def sample(
         round: in [0, 2**32), counts the level's draws at a position.
         node: in [0, 2**14), tells several draws for one position apart, such as those of a tree.
         draws: [B, 1] int64, 64 uniform bits each, in place of Philox.
+        allowed: [B, ceil(V / 32)] int32, allowed ids: bit i % 32 of word i // 32, as llguidance and
+            xgrammar write it. A forbidden id has probability 0, as if its logit were -inf; a row
+            that allows nothing has the status ``EMPTY_ROW``. None: all are allowed.
         validate: raise where the logits are probabilities. It reads them on the host, so it waits
             for the device and is not for graphs or ``torch.compile``.
 
@@ -159,6 +163,7 @@ def sample(
             *_checks.integer("node", node, place, _checks.NODE_MAX),
             _checks.level(level),
             _checks.draws(draws, place, 1, "[B, 1]"),
+            _checks.allowed(allowed, place, place[:1], logits.shape[1], "[B, ceil(V / 32)]"),
         )
     )
 
@@ -183,6 +188,7 @@ class _Options(TypedDict, total=False):
     offsets: torch.Tensor | None
     draft_len: int | None
     draws: torch.Tensor | None
+    allowed: torch.Tensor | None
     validate: bool
 
 
@@ -232,6 +238,7 @@ def verify(
     offsets: torch.Tensor | None = None,
     draft_len: int | None = None,
     draws: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
     validate: bool = False,
@@ -282,6 +289,9 @@ def verify(
             it.
         draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
             emitted token.
+        allowed: [B, K+1, ceil(V / 32)] int32, or [N, ceil(V / 32)] with ``offsets``: allowed ids of
+            each row of the target, as in ``sample``. Draft rows are not masked, so that a forbidden
+            draft token is rejected; ``draft_statistics`` stay theirs. A row behind one is not used.
         eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
             the logits' device, padded with -1. (Ids that are no tensor are copied to the device.)
         room: >= 0, most tokens that may be emitted; scalar or [B]. A request with room 0 is not
@@ -347,6 +357,7 @@ def verify(
         held[0],
         None if eos is None else _checks.ids("eos", eos, held),
         *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
+        _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
 

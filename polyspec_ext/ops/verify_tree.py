@@ -77,6 +77,7 @@ def verify_tree(
     level: int = 1,
     round: Int = 0,
     draws: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
     validate: bool = False,
@@ -116,6 +117,8 @@ def verify_tree(
             ``position`` is that of the tree's first nodes.
         draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
             then the token drawn at each depth.
+        allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
+            each row of the target, as for ``verify``.
         eos, room: where texts end, as for ``verify``.
         validate: look for mistakes that only values show, as for ``verify``.
 
@@ -180,6 +183,7 @@ def verify_tree(
         held[0],
         None if eos is None else _checks.ids("eos", eos, held),
         *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
+        _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
     )
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)

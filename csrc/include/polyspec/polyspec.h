@@ -196,12 +196,17 @@ typedef struct polyspec_sample_params {
   /* [b] out, or NULL; for draft_statistics of the level above */
   polyspec_row_statistics* statistics;
   polyspec_int64_param node; /* in [0, 2^14); tells draws for one position apart. Default 0 */
+  /* [b, ceil(v / 32)] allowed ids, bit i % 32 of word i / 32; a forbidden id has probability 0. Or
+   * NULL: all are allowed */
+  const int32_t* allowed;
+  int64_t allowed_stride; /* words from one request to the next */
 } polyspec_sample_params;
 
-/* The sizes of earlier releases that are read: all fields before `statistics`, all before `node`.
- */
+/* The sizes of earlier releases that are read: all fields before `statistics`, before `node`,
+ * before `allowed`. */
 #define POLYSPEC_SAMPLE_PARAMS_MIN_SIZE offsetof(polyspec_sample_params, statistics)
 #define POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE offsetof(polyspec_sample_params, node)
+#define POLYSPEC_SAMPLE_PARAMS_MASKLESS_SIZE offsetof(polyspec_sample_params, allowed)
 
 /* One token per request from the processed distribution of its logits. stream NULL: the CPU,
  * serially. */
@@ -274,6 +279,11 @@ typedef struct polyspec_verify_params {
   const int64_t* slots; /* [b] in [0, num_slots): where the arrays of sampling, draw, eos and room
                            hold a request's parameters; or NULL: those arrays are [b] */
   int64_t num_slots;
+
+  /* [b, k+1, ceil(v / 32)], or [num_rows, ceil(v / 32)] with offsets: allowed ids of each row of
+   * the target, as in polyspec_sample_params; or NULL */
+  const int32_t* allowed;
+  int64_t allowed_stride[2]; /* words per request (not with offsets), per row */
 } polyspec_verify_params;
 
 #define POLYSPEC_VERIFY_WORKSPACE_BYTES 196608
@@ -281,10 +291,11 @@ typedef struct polyspec_verify_params {
 enum { POLYSPEC_ENDED_EOS = 1 << 0, POLYSPEC_ENDED_ROOM = 1 << 1 };
 
 /* The sizes of earlier releases that are read: all fields before `statistics`, before `eos`, before
- * `draft_rows`. */
+ * `draft_rows`, before `allowed`. */
 #define POLYSPEC_VERIFY_PARAMS_MIN_SIZE offsetof(polyspec_verify_params, statistics)
 #define POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE offsetof(polyspec_verify_params, eos)
 #define POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_params, draft_rows)
+#define POLYSPEC_VERIFY_PARAMS_MASKLESS_SIZE offsetof(polyspec_verify_params, allowed)
 
 /* Verifies b drafted blocks; the emitted tokens have the target's distribution. stream NULL: the
  * CPU, serially. */
@@ -351,11 +362,18 @@ typedef struct polyspec_verify_tree_params {
   int64_t num_slots;
 
   void* workspace; /* CUDA: as in polyspec_verify_params, the same memory in turns; or NULL */
+
+  /* [b, n+1, ceil(v / 32)], or [num_rows, ceil(v / 32)] with offsets: as in
+   * polyspec_verify_params; or NULL */
+  const int32_t* allowed;
+  int64_t allowed_stride[2];
 } polyspec_verify_tree_params;
 
-/* The sizes of earlier releases that are read: all fields before `offsets`, before `workspace`. */
+/* The sizes of earlier releases that are read: all fields before `offsets`, before `workspace`,
+ * before `allowed`. */
 #define POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_tree_params, offsets)
 #define POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE offsetof(polyspec_verify_tree_params, workspace)
+#define POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE offsetof(polyspec_verify_tree_params, allowed)
 
 /* Verifies b trees; the emitted tokens have the target's distribution. stream NULL: the CPU,
  * serially. */

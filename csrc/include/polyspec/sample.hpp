@@ -54,6 +54,10 @@ struct SampleParams {
   DType dtype = DType::kFloat32;
   const void* logits = nullptr;  // [b, v], unit stride along v
   int64_t logits_stride = 0;     // elements from one request to the next
+  // [b, ceil(v / 32)] allowed ids, bit i % 32 of word i / 32: a forbidden id has probability 0, as
+  // if its logit were -inf. Contiguous words of a row; nullptr: all are allowed.
+  const int32_t* allowed = nullptr;
+  int64_t allowed_stride = 0;  // words from one request to the next
   SamplingParams sampling;
   DrawParams draw;
   PerRequest<int64_t> node{nullptr, 0};  // in [0, 2^14); one of several draws for a position

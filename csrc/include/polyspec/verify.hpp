@@ -73,6 +73,11 @@ struct VerifyParams {
   const void* target_logits = nullptr;
   int64_t target_stride[2] = {0, 0};  // elements per request (not with `offsets`), per row
 
+  // [b, k+1, ceil(v / 32)], or [num_rows, ceil(v / 32)] with `offsets`: allowed ids of each row of
+  // the target, as of `sample`; draft rows are not masked. nullptr: all are allowed.
+  const int32_t* allowed = nullptr;
+  int64_t allowed_stride[2] = {0, 0};  // words per request (not with `offsets`), per row
+
   DType draft_dtype = DType::kFloat32;
   // [b, k, vd], or the pool [num_draft_rows, vd] with `draft_rows`; nullptr: deterministic proposal
   const void* draft_logits = nullptr;

@@ -54,6 +54,9 @@ struct VerifyTreeParams {
   // [b, n+1, v], or [num_rows, v] with `offsets`; unit stride along v
   const void* target_logits = nullptr;
   int64_t target_stride[2] = {0, 0};  // elements per request (not with `offsets`), per row
+  // [b, n+1, ceil(v / 32)], or [num_rows, ceil(v / 32)] with `offsets`; as for `verify`
+  const int32_t* allowed = nullptr;
+  int64_t allowed_stride[2] = {0, 0};
 
   // [b, n] contiguous, target ids; or [num_rows] with `offsets`: entry offsets[i] + j is node j of
   // request i.

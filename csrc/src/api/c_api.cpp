@@ -33,7 +33,7 @@ polyspec_code copy_draws(const char* function, const Struct& in, Params* to) {
 // clang-format off
 #define SAMPLE_FIELDS(F)                                                      \
   F(batch) F(vocab) F(dtype) F(logits) F(logits_stride) F(tokens) F(logprobs) \
-  F(status) F(statistics) F(node)
+  F(status) F(statistics) F(node) F(allowed) F(allowed_stride)
 // clang-format on
 POLYSPEC_COPY(polyspec_sample_params, SampleParams, 3, SAMPLE_FIELDS)
 
@@ -44,7 +44,7 @@ POLYSPEC_COPY(polyspec_sample_params, SampleParams, 3, SAMPLE_FIELDS)
   F(draft_dtype) F(draft_logits) F(draft_stride) F(draft_statistics)                 \
   F(target_to_draft) F(draft_tokens) F(tokens) F(num_accepted) F(logprobs) F(status) \
   F(statistics) F(draft_rows) F(num_draft_rows) F(offsets) F(num_rows) F(slots)      \
-  F(num_slots) F(workspace)
+  F(num_slots) F(workspace) F(allowed) F(allowed_stride)
 #define CUT_FIELDS(F)                                                                \
   F(eos) F(eos_count) F(eos_stride) F(room) F(num_emitted) F(ended) F(cache_lengths) \
   F(next_ids) F(next_positions)
@@ -117,21 +117,22 @@ const char* polyspec_isa(int32_t op) { return polyspec::isa(static_cast<polyspec
 
 polyspec_code polyspec_sample(const polyspec_sample_params* params, const polyspec_stream* stream) {
   return call(__func__, &polyspec::sample, params, polyspec_sample_params_default(),
-              {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE, POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE}, stream,
-              read);
+              {POLYSPEC_SAMPLE_PARAMS_MIN_SIZE, POLYSPEC_SAMPLE_PARAMS_NODELESS_SIZE,
+               POLYSPEC_SAMPLE_PARAMS_MASKLESS_SIZE},
+              stream, read);
 }
 
 polyspec_code polyspec_verify(const polyspec_verify_params* params, const polyspec_stream* stream) {
   return call(__func__, &polyspec::verify, params, polyspec_verify_params_default(),
               {POLYSPEC_VERIFY_PARAMS_MIN_SIZE, POLYSPEC_VERIFY_PARAMS_UNCUT_SIZE,
-               POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE},
+               POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE, POLYSPEC_VERIFY_PARAMS_MASKLESS_SIZE},
               stream, read);
 }
 
 polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                    const polyspec_stream* stream) {
-  return call(
-      __func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
-      {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE},
-      stream, read);
+  return call(__func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
+              {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE,
+               POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE},
+              stream, read);
 }

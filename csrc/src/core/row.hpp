@@ -36,10 +36,82 @@ struct Row {
   POLYSPEC_FN float operator[](int64_t i) const { return to_float(data[i]); }
 };
 
+// Names rows of logits of type T of which some ids are forbidden.
 template <class T>
-constexpr DType kDTypeOf = std::is_same_v<T, float>      ? DType::kFloat32
-                           : std::is_same_v<T, BFloat16> ? DType::kBFloat16
-                                                         : DType::kFloat16;
+struct Masked {
+  T logit;
+};
+template <class T>
+struct PlainType {
+  using Type = T;
+};
+template <class T>
+struct PlainType<Masked<T>> {
+  using Type = T;
+};
+template <class T>
+using Plain = typename PlainType<T>::Type;
+template <class T>
+constexpr bool kIsMasked = !std::is_same_v<T, Plain<T>>;
+
+// -inf as a logit of type T.
+template <class T>
+POLYSPEC_FN T lowest_logit() {
+  if constexpr (std::is_same_v<T, float>) return -kInfinity;
+  if constexpr (std::is_same_v<T, BFloat16>) return {0xff80};
+  if constexpr (std::is_same_v<T, Float16>) return {0xfc00};
+}
+
+// A row whose forbidden ids are read as -inf.
+template <class T>
+struct Row<Masked<T>> {
+  const T* data;
+  const uint32_t* allowed;  // bit i % 32 of word i / 32; nullptr: all are allowed
+  uint32_t first;           // of the row in `allowed`
+  int32_t n;                // small, since functions take rows in registers
+  using Element = T;
+  POLYSPEC_FN float operator[](int64_t i) const {
+    return (bits_at<1>(i) & 1) != 0 ? to_float(data[i]) : -kInfinity;
+  }
+  // The bits of kCount <= 32 ids from i on, from the lowest bit up; others may be set above them.
+  template <int kCount>
+  POLYSPEC_FN uint32_t bits_at(int64_t i) const {
+    if (allowed == nullptr) return ~uint32_t{0};
+    const uint32_t at = first + static_cast<uint32_t>(i);
+    const int shift = static_cast<int>(at % 32);
+    const uint32_t bits = allowed[at / 32] >> shift;
+    return shift + kCount > 32 ? bits | allowed[at / 32 + 1] << (32 - shift) : bits;
+  }
+};
+
+// n elements of a row, the first of them `begin`.
+template <class T>
+POLYSPEC_FN Row<T> part_of(const Row<T>& row, int64_t begin, int64_t n) {
+  if constexpr (kIsMasked<T>) {
+    return {row.data + begin, row.allowed, row.first + static_cast<uint32_t>(begin),
+            static_cast<int32_t>(n)};
+  } else {
+    return {row.data + begin, n};
+  }
+}
+
+template <class T>
+constexpr DType kDTypeOf = std::is_same_v<Plain<T>, float>      ? DType::kFloat32
+                           : std::is_same_v<Plain<T>, BFloat16> ? DType::kBFloat16
+                                                                : DType::kFloat16;
+
+// The row `offset` elements after `base`; offsets are 64-bit, tensors may exceed 2^32 elements.
+// `allowed` is of masked rows only.
+template <class T>
+POLYSPEC_FN Row<T> row_at(const void* base, int64_t offset, int64_t n,
+                          const int32_t* allowed = nullptr) {
+  if constexpr (kIsMasked<T>) {
+    return {static_cast<const Plain<T>*>(base) + offset, reinterpret_cast<const uint32_t*>(allowed),
+            0, static_cast<int32_t>(n)};
+  } else {
+    return {static_cast<const T*>(base) + offset, n};
+  }
+}
 
 // A row whose element type is known at run time only: the draft's side of a residual.
 struct AnyRow {
@@ -49,7 +121,7 @@ struct AnyRow {
   using Element = float;  // for all that is known
   template <class T>
   POLYSPEC_FN Row<T> of_type() const {
-    return {static_cast<const T*>(data), n};
+    return row_at<T>(data, 0, n);
   }
   POLYSPEC_FN float operator[](int64_t i) const {
     switch (dtype) {
@@ -85,11 +157,6 @@ POLYSPEC_FN bool is_row(const AnyRow& row) {
 
 POLYSPEC_FN int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
-// The row `offset` elements after `base`; offsets are 64-bit, tensors may exceed 2^32 elements.
-template <class T>
-POLYSPEC_FN Row<T> row_at(const void* base, int64_t offset, int64_t n) {
-  return {static_cast<const T*>(base) + offset, n};
-}
 POLYSPEC_FN AnyRow any_row_at(const void* base, DType dtype, int64_t offset, int64_t n) {
   return {static_cast<const char*>(base) + offset * element_size(dtype), n, dtype};
 }

@@ -23,6 +23,19 @@ POLYSPEC_FN RowType draft_row_at(const void* base, DType dtype, int64_t offset, 
   }
 }
 
+// The mask of a request's row i of the target, nullptr where rows are not masked.
+template <class T, class Params>
+POLYSPEC_FN const int32_t* allowed_row(const Params& params, int64_t request, int64_t i) {
+  if constexpr (kIsMasked<T>) {
+    const int64_t* offsets = params.offsets;
+    const int64_t at = offsets != nullptr ? offsets[request] * params.allowed_stride[1]
+                                          : request * params.allowed_stride[0];
+    return params.allowed + at + i * params.allowed_stride[1];
+  } else {
+    return nullptr;
+  }
+}
+
 // One request's block. Row i of target and draft verify draft token i.
 template <class T, Requests kind = Requests::kAny>
 struct Block {
@@ -41,7 +54,8 @@ struct Block {
       : params(params), request(request) {}
 
   POLYSPEC_FN Row<T> target_row(int64_t i) const {
-    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab);
+    return row_at<T>(params.target_logits, target_at + i * params.target_stride[1], params.vocab,
+                     allowed_row<T>(params, request, i));
   }
   // Where the draft's row of token i lies; with a pool its id, which must be in range.
   POLYSPEC_FN int64_t row_id(int64_t i) const { return params.draft_rows[ids_at + i]; }

@@ -63,7 +63,7 @@ POLYSPEC_FN uint64_t mapped_mass(const ResidualWeight<T>& weight, int64_t begin,
     with_type(weight.q.row, [&](const auto& row) {
       gather_loop(row.data, weight.draft_vocab, weight.target_to_draft + begin, n, logits);
     });
-    const Row<T> target{weight.p.row.data + begin, n};
+    const Row<T> target = part_of(weight.p.row, begin, n);
     sum += sum_loop(both_parts(weight, target, Row<float>{logits, n}), 0, n);
   }
   return sum;

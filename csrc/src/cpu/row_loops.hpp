@@ -138,6 +138,50 @@ POLYSPEC_LOOP void key_loop(const T* data, int64_t n, uint32_t* keys) {
   for (int64_t i = 0; i < n; ++i) keys[i] = key_of(to_float(data[i]));
 }
 
+// ---- Masked rows: blocks of one are copied with -inf for forbidden ids ----
+
+constexpr int64_t kMaskedBlock = 1024;
+
+template <class T>
+POLYSPEC_LOOP void masked_loop(const Row<Masked<T>>& given, int64_t begin, int64_t n, T* logits) {
+  const Row<Masked<T>> row = given;
+  const T lowest = lowest_logit<T>();
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const uint32_t bits = row.template bits_at<32>(begin + i);
+    const T* from = row.data + begin + i;
+    for (int j = 0; j < 32; ++j) logits[i + j] = (bits >> j & 1) != 0 ? from[j] : lowest;
+  }
+  for (; i < n; ++i)
+    logits[i] = (row.template bits_at<1>(begin + i) & 1) != 0 ? row.data[begin + i] : lowest;
+}
+
+// n logits of a row from `begin` on; `block` has room for them where the row is masked.
+template <class T>
+POLYSPEC_FN const Plain<T>* span_of(const Row<T>& row, int64_t begin, int64_t n, Plain<T>* block) {
+  if constexpr (kIsMasked<T>) {
+    masked_loop(row, begin, n, block);
+    return block;
+  } else {
+    return row.data + begin;
+  }
+}
+template <class T>
+constexpr int64_t room_for_span(int64_t n) {
+  return kIsMasked<T> ? n : 1;
+}
+
+// f(block, n) for the blocks of [begin, end).
+template <class T, class F>
+POLYSPEC_FN void over_blocks(const Row<Masked<T>>& row, int64_t begin, int64_t end, const F& f) {
+  T block[kMaskedBlock];
+  for (int64_t at = begin; at < end; at += kMaskedBlock) {
+    const int64_t n = end - at < kMaskedBlock ? end - at : kMaskedBlock;
+    masked_loop(row, at, n, block);
+    f(block, n);
+  }
+}
+
 // ---- Rows and weights of any type ----
 
 // f(row) with the element type made known.
@@ -174,6 +218,15 @@ POLYSPEC_FN uint64_t mass_between(const TokenMass<RowType>& weight, int64_t begi
 }
 
 template <class T>
+uint64_t mass_between(const TokenMass<Row<Masked<T>>>& weight, int64_t begin, int64_t end) {
+  uint64_t sum = 0;
+  over_blocks(weight.row, begin, end, [&](const T* block, int64_t n) {
+    sum += mass_between(over(weight, Row<T>{block, n}), 0, n);
+  });
+  return sum;
+}
+
+template <class T>
 POLYSPEC_FN void masses_of(const TokenMass<Row<T>>& weight, int64_t begin, int64_t n,
                            uint64_t* masses) {
   if (!fits_vectors(weight.head)) return mass_loop(weight, begin, n, masses);
@@ -184,6 +237,16 @@ template <class RowType>
 POLYSPEC_FN Extremes extremes_between(const RowType& any, int64_t begin, int64_t end) {
   return with_type(any,
                    [&](const auto& row) { return extremes_loop(row.data + begin, end - begin); });
+}
+template <class T>
+Extremes extremes_between(const Row<Masked<T>>& row, int64_t begin, int64_t end) {
+  Extremes all{kOrderMinusInfinity, kOrderInfinity};
+  over_blocks(row, begin, end, [&](const T* block, int64_t n) {
+    const Extremes found = extremes_loop(block, n);
+    all.high = found.high > all.high ? found.high : all.high;
+    all.low = found.low < all.low ? found.low : all.low;
+  });
+  return all;
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -69,6 +69,19 @@ int64_t first_of(SerialGroup&, const RowType& any, float max) {
   });
 }
 
+template <class T>
+int64_t first_of(SerialGroup&, const Row<Masked<T>>& row, float max) {
+  int64_t first = row.n;
+  for (int64_t begin = 0; begin < row.n && first == row.n; begin += kMaskedBlock) {
+    T block[kMaskedBlock];
+    const int64_t n = std::min(kMaskedBlock, row.n - begin);
+    masked_loop(row, begin, n, block);
+    if (!any_equal_loop(block, n, max)) continue;
+    for (first = begin; row[first] != max;) ++first;
+  }
+  return first;
+}
+
 template <class Weight>
 uint64_t sum_tiles(SerialGroup& group, int64_t n, const Weight& weight) {
   const Tiling tiling(n);

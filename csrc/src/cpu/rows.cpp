@@ -18,11 +18,14 @@ void sample_one(const SampleParams& params, int64_t request, const Executor* exe
   SerialGroup group(scratch, executor);
   switch (params.dtype) {
     case DType::kFloat32:
-      return sample_request<float>(group, params, request);
+      return params.allowed == nullptr ? sample_request<float>(group, params, request)
+                                       : sample_request<Masked<float>>(group, params, request);
     case DType::kBFloat16:
-      return sample_request<BFloat16>(group, params, request);
+      return params.allowed == nullptr ? sample_request<BFloat16>(group, params, request)
+                                       : sample_request<Masked<BFloat16>>(group, params, request);
     case DType::kFloat16:
-      return sample_request<Float16>(group, params, request);
+      return params.allowed == nullptr ? sample_request<Float16>(group, params, request)
+                                       : sample_request<Masked<Float16>>(group, params, request);
   }
 }
 
@@ -32,11 +35,14 @@ void verify_one(const VerifyParams& params, int64_t request, const Executor* exe
   SerialGroup group(scratch, executor);
   switch (params.target_dtype) {
     case DType::kFloat32:
-      return verify_request<float>(group, params, request);
+      return params.allowed == nullptr ? verify_request<float>(group, params, request)
+                                       : verify_request<Masked<float>>(group, params, request);
     case DType::kBFloat16:
-      return verify_request<BFloat16>(group, params, request);
+      return params.allowed == nullptr ? verify_request<BFloat16>(group, params, request)
+                                       : verify_request<Masked<BFloat16>>(group, params, request);
     case DType::kFloat16:
-      return verify_request<Float16>(group, params, request);
+      return params.allowed == nullptr ? verify_request<Float16>(group, params, request)
+                                       : verify_request<Masked<Float16>>(group, params, request);
   }
 }
 
@@ -46,11 +52,16 @@ void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* e
   SerialGroup group(scratch, executor);
   switch (params.target_dtype) {
     case DType::kFloat32:
-      return verify_tree_request<float>(group, params, request);
+      return params.allowed == nullptr ? verify_tree_request<float>(group, params, request)
+                                       : verify_tree_request<Masked<float>>(group, params, request);
     case DType::kBFloat16:
-      return verify_tree_request<BFloat16>(group, params, request);
+      return params.allowed == nullptr
+                 ? verify_tree_request<BFloat16>(group, params, request)
+                 : verify_tree_request<Masked<BFloat16>>(group, params, request);
     case DType::kFloat16:
-      return verify_tree_request<Float16>(group, params, request);
+      return params.allowed == nullptr
+                 ? verify_tree_request<Float16>(group, params, request)
+                 : verify_tree_request<Masked<Float16>>(group, params, request);
   }
 }
 

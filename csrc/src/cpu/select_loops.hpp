@@ -39,12 +39,14 @@ POLYSPEC_LOOP int64_t count_in_loop(const T* data, int64_t n, uint32_t low, uint
 template <class T>
 bool collect(const Row<T>& row, uint32_t low, uint32_t span, Candidates* found) {
   found->count = 0;
+  Plain<T> block[room_for_span<T>(kSelectStep)];
   for (int64_t begin = 0; begin < row.n; begin += kSelectStep) {
-    const int64_t end = std::min(begin + kSelectStep, row.n);
-    if (count_in_loop(row.data + begin, end - begin, low, span) == 0) continue;
+    const int64_t n = std::min(kSelectStep, row.n - begin);
+    const Plain<T>* logits = span_of(row, begin, n, block);
+    if (count_in_loop(logits, n, low, span) == 0) continue;
     if (found->count + kSelectStep > kCandidates) return false;
-    for (int64_t i = begin; i < end; ++i) {
-      const float z = row[i];
+    for (int64_t i = 0; i < n; ++i) {
+      const float z = to_float(logits[i]);
       found->logits[found->count] = z;  // no branch: overwritten by the next if it is not in
       found->count += key_of(z) - low <= span ? 1 : 0;
     }
@@ -63,8 +65,11 @@ POLYSPEC_LOOP void column_max_loop(const T* data, int64_t n, float* columns) {
 template <class T>
 void column_maxima(const Row<T>& row, float* columns) {
   for (int64_t i = 0; i < kColumns; ++i) columns[i] = -kInfinity;
-  for (int64_t begin = 0; begin < row.n; begin += kColumns)
-    column_max_loop(row.data + begin, std::min(kColumns, row.n - begin), columns);
+  Plain<T> block[room_for_span<T>(kColumns)];
+  for (int64_t begin = 0; begin < row.n; begin += kColumns) {
+    const int64_t n = std::min(kColumns, row.n - begin);
+    column_max_loop(span_of(row, begin, n, block), n, columns);
+  }
 }
 
 POLYSPEC_FN One weight_over(One, const Row<float>&) { return {}; }
@@ -81,9 +86,10 @@ POLYSPEC_LOOP void count_digit(SerialGroup& group, const Row<T>& row, const Weig
   uint32_t keys[kSelectStep];
   uint64_t masses[kSelectStep];
   uint64_t* bins = group.bins();
+  Plain<T> block[room_for_span<T>(kSelectStep)];
   for (int64_t begin = 0; begin < row.n; begin += kSelectStep) {
     const int64_t n = std::min(kSelectStep, row.n - begin);
-    key_loop(row.data + begin, n, keys);
+    key_loop(span_of(row, begin, n, block), n, keys);
     if constexpr (!std::is_same_v<Weight, One>) masses_of(weight, begin, n, masses);
     for (int64_t i = 0; i < n; ++i) {
       const uint32_t bin = digit.of(keys[i]);

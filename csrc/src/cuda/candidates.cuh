@@ -21,7 +21,7 @@ struct CandidateRow {
   const Candidates& candidates;
   int64_t n;
   int64_t vocab;
-  using Element = T;
+  using Element = Plain<T>;
   POLYSPEC_FN float operator[](int64_t i) const { return candidates.logits[i]; }
 };
 

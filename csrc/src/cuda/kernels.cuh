@@ -49,6 +49,10 @@ __device__ __forceinline__ void for_each_request(int64_t batch, const Run& run) 
   group.sync();  // no CTA leaves while another may reach into its shared memory
 }
 
+// Masked rows have one kernel for both rules.
+template <class T, Rule rule>
+using RulesFor = std::conditional_t<core::kIsMasked<T>, core::RuleOfCall, core::OneRule<rule>>;
+
 // T is the element type of the (target's) logits. __grid_constant__ lets the row algorithms hold
 // references to the parameters without a copy of them in every thread's local memory.
 template <class T, Requests kind, int kThreads>
@@ -62,7 +66,7 @@ template <class T, Rule rule, Requests kind, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_kernel(const __grid_constant__ VerifyParams params) {
   for_each_request<kThreads>(params.batch, [&](auto& group, int64_t b) {
-    core::verify_request<T, kind, core::OneRule<rule>>(group, params, b);
+    core::verify_request<T, kind, RulesFor<T, rule>>(group, params, b);
   });
 }
 
@@ -88,9 +92,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   Group<kThreads> group(shared);
   group.sync();
   const Workspace<core::RowTickets, core::RowRecord> workspace(params.workspace);
-  core::verify_rows<T, kind, core::OneRule<rule>>(group, params, blockIdx.x / group.ctas(),
-                                                  gridDim.x / group.ctas(), workspace.tickets,
-                                                  workspace.records);
+  core::verify_rows<T, kind, RulesFor<T, rule>>(group, params, blockIdx.x / group.ctas(),
+                                                gridDim.x / group.ctas(), workspace.tickets,
+                                                workspace.records);
   group.sync();
 }
 

@@ -145,6 +145,9 @@ cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
 // come to the same under both rules.
 template <class T>
 cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& stream) {
+  // A kernel of its own, for both rules and requests of any kind.
+  if (params.allowed != nullptr)
+    return launch_rule<core::Masked<T>, Rule::kBlock, Requests::kAny>(params, stream);
   const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
   return with_requests(requests_of(params.sampling, typed), [&](auto requests) {
     constexpr Requests kind = decltype(requests)::value;

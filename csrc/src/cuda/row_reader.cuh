@@ -34,7 +34,8 @@ POLYSPEC_FN float element(const Words& words, int j) {
   if constexpr (sizeof(T) == 4) {
     return bit_cast<float>(words.word[j]);
   } else {
-    return to_float(T{static_cast<uint16_t>(words.word[j / 2] >> (16 * (j % 2)))});
+    const uint16_t half = static_cast<uint16_t>(words.word[j / 2] >> (16 * (j % 2)));
+    return to_float(Plain<T>{half});
   }
 }
 
@@ -72,9 +73,24 @@ POLYSPEC_FN Worker worker_of(const Group& group) {
 
 // -inf, as often as a word holds it: an element that changes no maximum and has no mass.
 template <class T>
-constexpr uint32_t kLowest = std::is_same_v<T, float>      ? 0xff800000u
-                             : std::is_same_v<T, BFloat16> ? 0xff80ff80u
-                                                           : 0xfc00fc00u;
+constexpr uint32_t kLowest = std::is_same_v<Plain<T>, float>      ? 0xff800000u
+                             : std::is_same_v<Plain<T>, BFloat16> ? 0xff80ff80u
+                                                                  : 0xfc00fc00u;
+
+// A vector whose first element is element i of a masked row, with -inf for forbidden ids.
+template <class T>
+POLYSPEC_FN Words allowed_words(const Row<Masked<T>>& row, int64_t i, Words words) {
+  constexpr int kWidth = 16 / sizeof(T);
+  constexpr int kEach = kWidth / 4;  // elements of a word
+  const uint32_t bits = row.template bits_at<kWidth>(i);
+  POLYSPEC_UNROLL
+  for (int j = 0; j < kWidth; ++j) {
+    const uint32_t all = kEach == 1 ? ~0u : 0xffffu << (16 * (j % kEach));
+    uint32_t& word = words.word[j / kEach];
+    if ((bits >> j & 1) == 0) word = (word & ~all) | (kLowest<T> & all);
+  }
+  return words;
+}
 
 // Goes over this worker's share of the less than 2^31 elements in [begin, end): together the
 // workers cover each once. on_vectors(at, step, is_there, words) gets kAhead vectors, the first at
@@ -86,7 +102,7 @@ template <int kAhead, class T, class OnVectors, class OnElement>
 POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, const Worker& worker,
                                const OnVectors& on_vectors, const OnElement& on_element) {
   constexpr int kWidth = 16 / sizeof(T);
-  const T* data = row.data + begin;
+  const Plain<T>* data = row.data + begin;
   const VectorSplit<kWidth> split(reinterpret_cast<uintptr_t>(data) / sizeof(T),
                                   static_cast<int>(end - begin));
   const int lanes = worker.lanes;
@@ -94,7 +110,12 @@ POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, co
   POLYSPEC_ROLLED
   for (int v = worker.team * step + worker.lane; v < split.vectors; v += worker.teams * step) {
     const auto is_there = [&](int u) { return v + u * lanes < split.vectors; };
-    const auto load = [&](int u) { return load_vector(data + split.vector_at(v + u * lanes)); };
+    const auto load = [&](int u) {
+      const int at = split.vector_at(v + u * lanes);
+      const Words words = load_vector(data + at);
+      if constexpr (kIsMasked<T>) return allowed_words(row, begin + at, words);
+      return words;
+    };
     Words words[kAhead];
     if (is_there(kAhead - 1)) {
       POLYSPEC_UNROLL
@@ -111,7 +132,11 @@ POLYSPEC_FN void visit_vectors(const Row<T>& row, int64_t begin, int64_t end, co
   POLYSPEC_ROLLED
   for (int e = worker.team * lanes + worker.lane; e < split.ends; e += worker.teams * lanes) {
     const int at = split.end_at(e);
-    on_element(begin + at, to_float(data[at]));
+    if constexpr (kIsMasked<T>) {
+      on_element(begin + at, row[begin + at]);
+    } else {
+      on_element(begin + at, to_float(data[at]));
+    }
   }
 }
 
@@ -146,9 +171,9 @@ template <class T>
 POLYSPEC_FN uint32_t larger_elements(uint32_t a, uint32_t b) {
 #ifdef __CUDACC__
   uint32_t larger;
-  if constexpr (std::is_same_v<T, float>) {
+  if constexpr (std::is_same_v<Plain<T>, float>) {
     asm("max.NaN.f32 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
-  } else if constexpr (std::is_same_v<T, BFloat16>) {
+  } else if constexpr (std::is_same_v<Plain<T>, BFloat16>) {
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   } else {
     asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
@@ -349,7 +374,7 @@ template <class Group, class T, bool kFiltered>
 POLYSPEC_FN uint64_t lane_mass(Group& group, const TokenMass<Row<T>, kFiltered>& weight,
                                int64_t begin, int64_t end) {
   TokenMass<Row<T>, kFiltered> span = weight;
-  span.row = {weight.row.data + begin, end - begin};
+  span.row = part_of(weight.row, begin, end - begin);
   return mass_of_span(span, group.lane(), group.lanes());
 }
 
@@ -357,7 +382,7 @@ template <class T, bool kFiltered>
 POLYSPEC_FN uint64_t run_mass(const TokenMass<Row<T>, kFiltered>& weight, int64_t begin,
                               int64_t end) {
   TokenMass<Row<T>, kFiltered> run = weight;
-  run.row = {weight.row.data + begin, end - begin};
+  run.row = part_of(weight.row, begin, end - begin);
   return mass_of_span(run, 0, 1);
 }
 
@@ -424,15 +449,18 @@ POLYSPEC_FN uint64_t both_masses(const ResidualWeight<T, kind>& weight, int64_t 
 template <class Group, class T, Requests kind>
 POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T, kind>& weight, int64_t begin,
                                int64_t end) {
-  if (weight.proposed < 0 && weight.target_to_draft == nullptr && end <= weight.draft_vocab &&
-      is_row<T>(weight.q.row) && weight.p.threshold == -kInfinity) {
+  float bound = weight.p.threshold;
+  if constexpr (kIsMasked<T>) {
+    bound = bound > -kLargest ? bound : -kLargest;  // skip what is forbidden, which has no mass
+  } else if (weight.proposed < 0 && weight.target_to_draft == nullptr &&
+             end <= weight.draft_vocab && is_row<T>(weight.q.row) && bound == -kInfinity) {
     return both_masses(weight, begin, end, group.lane(), group.lanes());
   }
   uint64_t sum = 0;
   const auto add = [&](int64_t i) { sum += weight(i); };
   if constexpr (Filter<kind>::kMayCut) {
-    visit_from(Row<T>{weight.p.row.data + begin, end - begin}, Worker{group.lane(), group.lanes()},
-               weight.p.threshold, [&](int64_t i, float) { add(begin + i); });
+    visit_from(part_of(weight.p.row, begin, end - begin), Worker{group.lane(), group.lanes()},
+               bound, [&](int64_t i, float) { add(begin + i); });
   } else {
     POLYSPEC_ROLLED
     for (int64_t i = begin + group.lane(); i < end; i += group.lanes()) add(i);

@@ -6,6 +6,10 @@ namespace {
 
 template <class T>
 Result launch_sample(const SampleParams& params, const Stream& stream) {
+  if (params.allowed != nullptr) {
+    return result_of(launch<sample_kernel<core::Masked<T>, Requests::kAny, kSampleThreads>>(
+        params.batch, kSampleThreads, params, stream));
+  }
   return result_of(with_requests(requests_of(params.sampling, true), [&](auto requests) {
     return launch<sample_kernel<T, decltype(requests)::value, kSampleThreads>>(
         params.batch, kSampleThreads, params, stream);

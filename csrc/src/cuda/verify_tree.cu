@@ -14,6 +14,10 @@ Result launch_tree(VerifyTreeParams params, const Stream& stream) {
                                  : forced > 0 && has_room(params.batch, rows);
   const bool at_once = params.workspace != nullptr && chosen;
   if (!at_once) params.workspace = nullptr;
+  if (params.allowed != nullptr) {
+    return result_of(launch<tree_kernel<core::Masked<T>, Requests::kAny, kResidualThreads>>(
+        params.batch * (at_once ? rows : 1), kResidualThreads, params, stream));
+  }
   const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
   return result_of(with_requests(requests_of(params.sampling, typed), [&](auto requests) {
     return launch<tree_kernel<T, decltype(requests)::value, kResidualThreads>>(

@@ -190,6 +190,22 @@ static void test_sample(void) {
   p.node.value = 0;
   p.sampling = &sampling;
 
+  /* Of the allowed ids the likeliest two stay; a caller of the release before has no mask. */
+  const int32_t allowed = ~(1 << 2);
+  p.allowed = &allowed;
+  p.allowed_stride = 1;
+  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+  CHECK(out.status == 0 && out.tokens[0] != 2);
+  const int32_t nothing = 0;
+  p.allowed = &nothing;
+  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+  CHECK(out.status == POLYSPEC_STATUS_EMPTY_ROW && out.tokens[0] == -1);
+  p.struct_size = POLYSPEC_SAMPLE_PARAMS_MASKLESS_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_sample(&p, NULL));
+  CHECK(out.status == 0);
+  p.struct_size = sizeof p;
+  p.allowed = NULL;
+
   /* The key: seeds and levels lead to different draws, the same key to the same. */
   draw.bits = NULL;
   sampling = polyspec_sampling_default();
@@ -340,7 +356,17 @@ static void test_verify(void) {
   p.sampling = &greedy;
   p.draft_logits = NULL;
   p.target_stride[0] = 3 * V;
-  /* A caller of the release before has none of these fields: they must not be read. */
+  const int32_t masks[3] = {1 << 2, 1 << 2, 1 << 2};
+  p.allowed = masks;
+  p.allowed_stride[0] = 3;
+  p.allowed_stride[1] = 1;
+  p.offsets = NULL;
+  p.draft_rows = NULL;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+  CHECK(out.status == 0 && out.accepted == 0 && out.tokens[0] == 2 && out.tokens[1] == -1);
+  p.offsets = offsets;
+  p.draft_rows = pool_rows;
+  /* A caller of the release before has none of these fields either: they must not be read. */
   p.struct_size = POLYSPEC_VERIFY_PARAMS_RECTANGULAR_SIZE;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
   CHECK(out.status == 0 && emitted == 1 && out.tokens[0] == 1 && out.tokens[1] == -1);
@@ -399,6 +425,16 @@ static void test_verify_tree(void) {
   CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
   CHECK(out.status == POLYSPEC_STATUS_BAD_TREE && out.accepted == 0 && emitted[0] == -1);
   p.parents = parents;
+  const int32_t masks[4] = {1 << 3, 1, 1, 1};
+  p.allowed = masks;
+  p.allowed_stride[0] = 4;
+  p.allowed_stride[1] = 1;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(out.status == 0 && out.accepted == 1 && emitted[0] == 3 && emitted[1] == 0);
+  p.struct_size = POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(out.status == 0 && out.accepted == 2);
+  p.allowed = NULL;
   p.struct_size = POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
   CHECK(out.status == 0 && out.accepted == 2);

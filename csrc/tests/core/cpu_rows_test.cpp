@@ -35,15 +35,27 @@ int64_t team_pick(OneThread&, int64_t, const Weight& weight, uint64_t target) {
   return i;
 }
 
+// f(an element type of this dtype).
+template <class F>
+void with_dtype(DType dtype, const F& f) {
+  if (dtype == DType::kFloat32) f(float{});
+  if (dtype == DType::kBFloat16) f(BFloat16{});
+  if (dtype == DType::kFloat16) f(Float16{});
+}
+
 void request(OneThread& group, const polyspec::SampleParams& params, int64_t b) {
-  if (params.dtype == DType::kFloat32) sample_request<float>(group, params, b);
-  if (params.dtype == DType::kBFloat16) sample_request<BFloat16>(group, params, b);
-  if (params.dtype == DType::kFloat16) sample_request<Float16>(group, params, b);
+  with_dtype(params.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (params.allowed == nullptr) return sample_request<T>(group, params, b);
+    sample_request<Masked<T>>(group, params, b);
+  });
 }
 void request(OneThread& group, const polyspec::VerifyParams& params, int64_t b) {
-  if (params.target_dtype == DType::kFloat32) verify_request<float>(group, params, b);
-  if (params.target_dtype == DType::kBFloat16) verify_request<BFloat16>(group, params, b);
-  if (params.target_dtype == DType::kFloat16) verify_request<Float16>(group, params, b);
+  with_dtype(params.target_dtype, [&](auto element) {
+    using T = decltype(element);
+    if (params.allowed == nullptr) return verify_request<T>(group, params, b);
+    verify_request<Masked<T>>(group, params, b);
+  });
 }
 
 void run_backwards(void* calls, int64_t n, Executor::Body body, void* context) {

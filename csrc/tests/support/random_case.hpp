@@ -239,6 +239,23 @@ struct Extent {
 };
 
 // A call of polyspec::sample.
+// The allow-masks of rows, from one that allows nothing to one that allows all. Bits behind the
+// vocabulary mean nothing.
+inline std::vector<int32_t> random_masks(Random& random, int64_t rows, int64_t vocab) {
+  const int64_t words = (vocab + 31) / 32;
+  std::vector<int32_t> masks;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t density = random.chance(0.05) ? -1 : random.below(5);
+    for (int64_t word = 0; word < words; ++word) {
+      const uint64_t bits = random.bits(), more = random.bits();
+      const uint64_t kinds[] = {0, bits & more & (more >> 32), bits, bits | more, ~uint64_t{0}};
+      masks.push_back(static_cast<int32_t>(density < 0 ? 0 : kinds[density]));
+    }
+    if (density == 0) masks[masks.size() - static_cast<size_t>(1 + random.below(words))] = 1;
+  }
+  return masks;
+}
+
 class SampleCase {
  public:
   explicit SampleCase(uint64_t seed, Extent extent = {}) : random_(seed) {
@@ -258,6 +275,7 @@ class SampleCase {
     status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch));
     statistics_ =
         random_.chance(0.8) ? outputs.reserve<RowStatistics>(static_cast<size_t>(batch)) : kNone;
+    if (random_.chance(0.3)) allowed_ = inputs.put(random_masks(random_, batch, vocab));
   }
 
   SampleParams params(const unsigned char* in, unsigned char* out) const {
@@ -267,6 +285,8 @@ class SampleCase {
     p.dtype = dtype_;
     p.logits = in + logits_;
     p.logits_stride = stride_;
+    p.allowed_stride = (vocab + 31) / 32;
+    Knobs::point(in, allowed_, &p.allowed);
     knobs_[0].apply(in, &p);
     p.ahead = ahead_;
     Knobs::point(out, tokens_, &p.tokens);
@@ -284,7 +304,7 @@ class SampleCase {
   int64_t stride_, ahead_;
   DType dtype_;
   std::vector<Knobs> knobs_;
-  size_t logits_, tokens_, logprobs_, status_, statistics_;
+  size_t logits_, tokens_, logprobs_, status_, statistics_, allowed_ = kNone;
 };
 
 // Names the first byte that differs; empty: none does.

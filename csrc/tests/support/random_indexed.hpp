@@ -51,6 +51,8 @@ class Indexed {
       p.target_stride[0] = kUnread;
       p.target_stride[1] = target_stride_;
       p.num_rows = num_rows_;
+      p.allowed_stride[0] = kUnread;
+      Knobs::point(in, allowed_, &p.allowed);
       Knobs::point(in, offsets_, &p.offsets);
       Knobs::point(in, tokens_, &p.draft_tokens);
       if constexpr (kTree) {
@@ -135,6 +137,16 @@ class Indexed {
             static_cast<int64_t>(b) * from_.target_stride[0] + i * from_.target_stride[1];
         rows.set(first_[b] + i, from_.target_logits, at, vocab);
       }
+    }
+    if (from_.allowed != nullptr) {
+      const int64_t words = from_.allowed_stride[1];
+      std::vector<int32_t> masks(static_cast<size_t>(num_rows_ * words));
+      for (size_t b = 0; b < lengths_.size(); ++b) {
+        const int32_t* from = from_.allowed + static_cast<int64_t>(b) * from_.allowed_stride[0];
+        const int64_t rows_here = std::min(lengths_[b], nodes_) + 1;
+        std::copy(from, from + rows_here * words, masks.begin() + first_[b] * words);
+      }
+      allowed_ = inputs.put(masks);
     }
     if (wild && random_.chance(0.5)) {
       const int64_t odd[] = {-1, num_rows_ + 1, 0, num_rows_, INT64_MIN, INT64_MAX};
@@ -232,7 +244,7 @@ class Indexed {
   int64_t nodes_ = 0, num_rows_ = 0, target_stride_ = 0, num_slots_ = 0;
   int64_t pool_rows_ = 0, pool_stride_ = 0, ids_stride_ = 0;
   size_t target_ = kNone, tokens_ = kNone, offsets_ = kNone, parents_ = kNone, ids_ = kNone;
-  size_t pool_ = kNone, pool_statistics_ = kNone;
+  size_t pool_ = kNone, pool_statistics_ = kNone, allowed_ = kNone;
   size_t slots_ = kNone, temperature_ = kNone, top_k_ = kNone, top_p_ = kNone, min_p_ = kNone;
   size_t seed_ = kNone, position_ = kNone, round_ = kNone, room_ = kNone, eos_ = kNone;
 };

@@ -46,6 +46,8 @@ class Verification {
     status_ = outputs.reserve<int32_t>(requests);
     statistics_ = random_.chance(0.8) ? outputs.reserve<RowStatistics>(emitted) : kNone;
     cuts_.emplace_back(random_, inputs, outputs, batch, vocab, drafted_);
+    if (random_.chance(0.3))
+      allowed_ = inputs.put(random_masks(random_, batch * (nodes_ + 1), vocab));
   }
 
   Params params(const unsigned char* in, unsigned char* out) const {
@@ -56,6 +58,9 @@ class Verification {
     p.target_dtype = target_dtype_;
     p.target_logits = in + target_;
     for (int i = 0; i < 2; ++i) p.target_stride[i] = target_stride_[i];
+    Knobs::point(in, allowed_, &p.allowed);
+    p.allowed_stride[1] = (vocab + 31) / 32;
+    p.allowed_stride[0] = (nodes_ + 1) * p.allowed_stride[1];
     p.draft_dtype = draft_dtype_;
     if (!deterministic_) p.draft_logits = in + draft_;
     Knobs::point(in, draft_statistics_, &p.draft_statistics);
@@ -227,6 +232,7 @@ class Verification {
   std::vector<int64_t> drafted_;    // draft tokens, and kUnread in the gaps
   size_t target_, draft_, draft_tokens_;
   size_t map_ = kNone, draft_statistics_ = kNone, lengths_ = kNone, parents_ = kNone, ids_ = kNone;
+  size_t allowed_ = kNone;
   size_t tokens_, accepted_, logprobs_, status_, statistics_, path_ = kNone, rows_ = kNone;
   std::vector<Cuts> cuts_;
 };
