@@ -29,7 +29,7 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from benchmarks import adaptation, machine, output, overhead, report  # noqa: E402
+from benchmarks import adaptation, machine, output, overhead, report, serving  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
@@ -58,6 +58,30 @@ PAPER = {
     "paper-real-batches": [
         f"cpu-2026-11-25-paper-real/{name}" for name in ("batch4-epyc", "batch8-epyc", "batch8")
     ],
+}
+
+# Runs of `benchmarks serving`, with their options.
+_LLAMA_SERVER = "--llama-server build/llama/server/bin/llama-server --threads 2"
+SERVING = {
+    "serving-smollm2": (
+        "cpu-2026-11-26-serving/smollm2.json",
+        f"--target smollm2.gguf --gguf smollm2.gguf {_LLAMA_SERVER} --repeats 2 --seconds 240",
+    ),
+    "serving-qwen": (
+        "cpu-2026-11-26-serving/qwen.json",
+        "--target qwen1.5b.gguf --draft qwen0.5b.gguf --draft prompt-lookup "
+        f"--gguf qwen1.5b.gguf,qwen0.5b.gguf {_LLAMA_SERVER} "
+        "--methods plain,chain,policy,generate,llama.cpp,llama.cpp-drafts --clients 1,8 "
+        "--temperatures 0 --max-new-tokens 48 --repeats 1",
+    ),
+    "serving-shipped": (
+        "cpu-2026-11-26-serving/shipped.json",
+        "--threads 2 --repeats 3 --seconds 60",
+    ),
+    "serving-conversations": (
+        "cpu-2026-11-26-serving/conversations.json",
+        "--target smollm2.gguf --threads 2 --conversations --repeats 1",
+    ),
 }
 
 BEGIN, END = "<!-- table: {} -->", "<!-- end of table -->"
@@ -394,6 +418,13 @@ def shipped_heads() -> Lines:
     return output.table(heads, rows)
 
 
+def clients(name: str) -> Lines:
+    """Servers under loads of several clients."""
+    file, options = SERVING[name]
+    command = f"`python -m benchmarks serving {options}`; `docs/results/{file}`."
+    return [command, "", *serving.markdown(result(file)).splitlines()]
+
+
 demo_real = functools.partial(demo, REAL_DEMO, "in 4 bits")
 TABLES: dict[str, Callable[[], Lines]] = {
     "generate": generate,
@@ -401,6 +432,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "demo-real": demo_real,
     "demo-blocks": functools.partial(demo, BLOCKS_DEMO, "as they lie in their files", "COPY= "),
     **{name: functools.partial(paper, name) for name in PAPER},
+    **{name: functools.partial(clients, name) for name in SERVING},
     "paper-short": paper_short,
     "targets": targets,
     "llama": functools.partial(llama, LLAMA),
