@@ -75,7 +75,7 @@ Arrival = tuple[Hashable, list[int], Any]
 
 
 class Service(NamedTuple):
-    """What a method does for the clients of a load.
+    """Answers the clients of a load by one method.
 
     Attributes:
         add: begins a request, and returns what `step` calls it by.

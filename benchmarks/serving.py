@@ -58,7 +58,7 @@ class Method(NamedTuple):
 
 @dataclass
 class Cell:
-    """What was measured of a method at a load: the requests of each repeat, or an error."""
+    """Measurements of a method at a load: the requests of each repeat, or an error."""
 
     method: Method
     load: Load

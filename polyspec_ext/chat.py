@@ -271,7 +271,7 @@ class StopStrings:
 
     @property
     def num_text_tokens(self) -> int:
-        """Of these, how many the text has: in front of the stop string, unless it is included. A
+        """Count the tokens of the text: those in front of the stop string, unless it is included. A
         token with the end of the text and the beginning of the stop string counts."""
         return len(self._decoder.tokens) if self.stopped is None else self._ends[1]
 

@@ -136,7 +136,7 @@ class StoppedRow:
 
     @property
     def tokens(self) -> list[int]:
-        """Those tokens."""
+        """Return the tokens."""
         return self._row.tokens[self._begin : self._begin + self.num_tokens]
 
     @property

@@ -31,7 +31,7 @@ class Token:
 
 @dataclass
 class Piece:
-    """What is new of a choice.
+    """New text of a choice.
 
     Attributes:
         text: to show.

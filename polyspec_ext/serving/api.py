@@ -50,7 +50,7 @@ _Send = Callable[[Any], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take.
+    """Bounds of a request.
 
     Attributes:
         body: bytes of its body.

@@ -1,4 +1,4 @@
-"""What an endpoint counts, as text for Prometheus in vLLM's names, and per answer in its format."""
+"""Counts of an endpoint, as text for Prometheus in vLLM's names, and per answer in its format."""
 
 from __future__ import annotations
 

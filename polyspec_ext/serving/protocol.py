@@ -80,7 +80,7 @@ def wrong(error: TypeError | ValueError) -> Refusal:
 
 @dataclass(frozen=True)
 class Model:
-    """What is served.
+    """The model that is served.
 
     Attributes:
         name: by which clients ask for it.
