@@ -142,6 +142,8 @@ class Engine:
         Args:
             readings: of their texts, which every level has read beside the batch but for the last
                 token; empty: all levels read all texts anew.
+
+        Behind an error the batch goes on without them.
         """
         self._drop_complete()
         slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
@@ -153,16 +155,22 @@ class Engine:
         if len(slots) > len(new):
             gone = set(joined)
             keep = [None if slot in gone else slot for slot in range(len(slots))]
-            self._rows = self._rows.select(keep)
+            rows = self._rows.select(keep)
         else:
-            self._rows = Rows(StateRows(self._count, len(new)))
+            rows = Rows(StateRows(self._count, len(new)))
             self.caches.begin({})
+        together = bool(readings) and (len(slots) == len(new) or self.caches.can_join)
+        try:
+            if together:
+                self.caches.join(readings, slots, rows)
+        except BaseException:
+            self._begin_caches()  # some of them have the new rows
+            raise
+        self._rows = rows
+        if not together:
+            self._begin_caches()
         for row in new:
             self._begin_windows(row)
-        if readings and (len(slots) == len(new) or self.caches.can_join):
-            self.caches.join(readings, slots, self._rows)
-        else:
-            self._begin_caches()
         self._follow(slots)
 
     def _begin_windows(self, row: Row) -> None:
@@ -173,6 +181,7 @@ class Engine:
 
     def _begin_caches(self) -> None:
         self.caches.begin({})
+        self._rounds = 0
         self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
 
     @torch.inference_mode()
@@ -184,7 +193,7 @@ class Engine:
         self._rows = self._rows.select(range(len(self.slots)))
         self._rows.state.begin_again(counts[[places[id(row)] for row in self.slots]])
         self._begin_caches()
-        self._rounds, self._at_work = 0, None
+        self._at_work = None
 
     @torch.inference_mode()
     def pause(self, paused: Collection[Row]) -> None:

@@ -78,7 +78,7 @@ class Server:
 
     Raises:
         TypeError, ValueError: an argument is none of these; a level takes one request at a time,
-            and there are more slots.
+            and there are more slots; the target has an encoder.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class Server:
         self.max_tokens = max_tokens
         self.cache = PrefixCache(arguments.integer("cache_tokens", cache_tokens))
         inputs.require_batches(chain.names, chain.engine.parts, slots)
+        if getattr(chain.levels[0], "reads_encoder_input", False):
+            raise ValueError(f"chain: expected a decoder-only target, given {chain.names[0]}")
         self._lock = threading.Lock()
         self._ids = itertools.count()
         self._waiting: list[tuple[int, int, Row]] = []  # a heap, by priority and id
@@ -260,7 +262,7 @@ class Server:
         idle = not self._readings and all(row.ended for row in self._batch.rows)
         short = sum(row.committed for row in rows) <= _TOGETHER
         if not self._batch.admits or (idle and short and len(rows) > 1 and not any(saved)):
-            self._batch.join(rows)
+            self._add(rows, (), events)
             return
         for row, blocks in zip(rows, saved, strict=True):
             try:
@@ -312,9 +314,19 @@ class Server:
             return
         self._readings = [reading for reading in self._readings if reading.left]
         rows = [reading.row for reading in ready]
-        self._batch.join(rows, ready)
-        for row in rows:
-            self._save(row)
+        if self._add(rows, ready, events):
+            for row in rows:
+                self._save(row)
+
+    def _add(self, rows: list[Row], readings: Sequence[Reading], events: list[Event]) -> bool:
+        """Have requests join the batch. Returns whether they have; else all of them fail."""
+        try:
+            self._batch.join(rows, readings)
+        except Exception as error:
+            for row in rows:
+                self._fail(row, error, events)
+            return False
+        return True
 
     def _event(self, row: Row, begin: int) -> Event:
         """Return the event of a request whose tokens from `begin` on are new."""

@@ -351,6 +351,28 @@ def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> N
     assert [len(tokens_of(one)) for one in (first, *others)] == [9] * 3
 
 
+def test_a_request_that_cannot_join_ends_alone() -> None:
+    """One level has the new row already when another fails."""
+
+    class Narrow(Admitting):
+        def admit(self, *given: Any) -> None:
+            if any(6 in sequence for sequence in given[0]):
+                raise MemoryError("no room")
+            super().admit(*given)
+
+    def chain(kind: Any) -> ps.Chain:
+        return ps.Chain([Admitting(VOCAB, 11, 1.2), kind(VOCAB, 12, 1.2)], [3])
+
+    requests: list[dict[str, Any]] = [
+        {"prompt": [i, 1], "max_new_tokens": 20, "temperature": 1.0, "seed": i} for i in (1, 6, 2)
+    ]
+    wanted = [alone(chain(Admitting), one).new_tokens[0] for one in requests]
+    requests = [{**one, "eos_token_id": []} for one in requests]
+    first, broken, last = serve(ps.Server(chain(Narrow), 3), requests, [0, 2, 3])
+    assert isinstance(broken[-1].error, MemoryError)
+    assert [tokens_of(sound(first)), tokens_of(sound(last))] == [wanted[0], wanted[2]]
+
+
 # ---- the queue -----------------------------------------------------------------------------------
 
 
