@@ -70,14 +70,15 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.target is not None:
         raise ValueError(f"target: expected one target, given {args.model} and {args.target}")
     args.target = args.model if args.target is None else args.target
-    try:
-        from ..serving.api import Endpoint, Limits
-    except ImportError as error:
-        raise RuntimeError(str(error)) from error
+    from ..serving.api import Endpoint, Limits, require_extra
     from ..serving.server import Server
     from .chains import build_chain
     from .texts import tokenizer_of
 
+    try:
+        require_extra()
+    except ImportError as error:
+        raise RuntimeError(str(error)) from error
     key = args.api_key or os.environ.get(_KEY)
     hosts = None
     if _is_loopback(args.host):

@@ -29,14 +29,14 @@ def origins(
     drafted = Origin(levels, False)
     pending: dict[int, list[Origin]] = {level: [] for level in range(levels + 1)}
     for level, by_row in zip(steps, entries, strict=False):  # a log may be longer
-        asked, _, accepted, emitted, _, _, of_tail = by_row[slot]
+        asked, _, accepted, emitted, *_ = by_row[slot]
         if asked < 0:
             continue
         if level == levels and levels > 1:
             pending[level - 1] += [drafted] * emitted
             continue
         # A tail was drafted behind what the level below has emitted.
-        tokens = [*pending[level][: asked - of_tail], *[drafted] * asked][:accepted]
+        tokens = [*pending[level], *[drafted] * asked][:accepted]
         pending[level] = []
         pending[level - 1] += [*tokens, *[Origin(level, accepted < asked)] * (emitted - accepted)]
     return pending[0]

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import importlib
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..chat import ends_of_turn, has_template
 from .answers import Answers, Choice, Piece
@@ -23,21 +24,11 @@ from .metrics import Metrics
 from .protocol import Model, Refusal, Wanted, parse, read, wrong
 from .server import Event, Server, ServerFull
 
-try:
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import HTMLResponse, JSONResponse, Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise ImportError(
-        "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer; install them with: "
-        "pip install polyspec_ext[server]"
-    ) from error
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
-__all__ = ["Endpoint", "Limits"]
+__all__ = ["Endpoint", "Limits", "require_extra"]
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _BODY_SECONDS = 30.0  # in which a request's body has to come
@@ -46,6 +37,22 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
 _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[Any], Awaitable[None]]
+
+
+def require_extra() -> None:
+    """Require the packages of the extra `server`.
+
+    Raises:
+        ImportError: one is missing; says how to install them.
+    """
+    for name in ("starlette", "uvicorn"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ImportError(
+                "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer; install them "
+                "with: pip install polyspec_ext[server]"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,20 @@ class Endpoint:
         self.ending, self.active, self._failed = False, 0, False
         self._complete: set[int] = set()  # requests that a stop string has ended
         hosts = None if hosts is None else list(hosts)
+        self.app = self._application(hosts)
+
+    def _application(self, hosts: list[str] | None) -> Any:
+        """Return the ASGI application, which answers at these names of the machine."""
+        require_extra()
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.requests import ClientDisconnect
+        from starlette.routing import Route
+
         checks = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
-        self.app = Starlette(
+        return Starlette(
             routes=[
                 Route("/", self._page),
                 Route("/health", self._health),
@@ -147,15 +166,15 @@ class Endpoint:
 
     async def _page(self, request: Request) -> Response:
         text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-        return HTMLResponse(text, headers={"Content-Security-Policy": _POLICY})
+        return _response(text, 200, "text/html", {"Content-Security-Policy": _POLICY})
 
     async def _health(self, request: Request) -> Response:
-        return Response(status_code=503 if self.ending or self._failed else 200)
+        return _response(None, 503 if self.ending or self._failed else 200)
 
     async def _counts(self, request: Request) -> Response:
         self._require_key(request)
         text = self._metrics.text(self._server.running, self._server.waiting)
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return _response(text, 200, "text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         self._require_key(request)
@@ -170,14 +189,14 @@ class Endpoint:
         }
         name = request.path_params.get("name")
         if name is None:
-            return JSONResponse({"object": "list", "data": [model]})
+            return _json({"object": "list", "data": [model]})
         if name != self.model.name:
             raise Refusal(
                 404,
                 f"model: expected {self.model.name!r}, given {name!r}",
                 code="model_not_found",
             )
-        return JSONResponse(model)
+        return _json(model)
 
     async def _completions(self, request: Request) -> _Reply:
         return await self._reply(request, chat=False)
@@ -389,7 +408,7 @@ class _Reply:
                 total.text += piece.text
                 total.tokens += piece.tokens
                 total.finish_reason, total.stop_reason = piece.finish_reason, piece.stop_reason
-        response = JSONResponse(self._answers.whole(sums, self._choices))
+        response = _json(self._answers.whole(sums, self._choices))
         self._started = True
         await response(scope, receive, send)
 
@@ -443,7 +462,24 @@ def _error(refusal: Refusal) -> Any:
         headers["WWW-Authenticate"] = "Bearer"
     if refusal.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
-    return JSONResponse(refusal.body(), refusal.status, headers)
+    return _json(refusal.body(), refusal.status, headers)
+
+
+def _response(
+    content: str | None,
+    status: int,
+    kind: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    from starlette.responses import Response  # of the extra
+
+    return Response(content, status, headers, kind)
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content, status, headers)
 
 
 # Handlers of Starlette, which calls those that are no coroutines in threads.
@@ -461,7 +497,7 @@ async def _no_route(request: Request, error: Exception) -> Any:
 
 
 async def _gone(request: Request, error: Exception) -> Any:
-    return Response(status_code=499)
+    return _response(None, 499)
 
 
 async def _broken(request: Request, error: Exception) -> Any:
