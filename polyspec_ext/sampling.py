@@ -61,10 +61,6 @@ class RequestProcessors:
         """Forget a request, if it is known."""
         self._of_row.pop(row, None)
 
-    def applies(self, row: int) -> bool:
-        """Return whether anything changes the logits of request number `row`."""
-        return row in self._of_row or self._last is not None
-
     def __bool__(self) -> bool:
         """Return whether anything changes the logits of any request."""
         return bool(self._of_row) or self._last is not None

@@ -36,7 +36,7 @@ class ServerFull(PolyspecError):
 
 @dataclass(slots=True)
 class Event:
-    """What a step has brought to one request.
+    """New tokens of one request, or its end.
 
     Attributes:
         request: its id.
@@ -208,7 +208,18 @@ class Server:
 
         Returns:
             An event for each request with new tokens or that has finished.
+
+        Raises:
+            RuntimeError: the chain has begun another batch since, or a step was interrupted.
         """
+        try:
+            return self._step()
+        except BaseException:
+            # A request may be in no queue and no batch: the server does not go on.
+            self.chain.owner.end(self._batch)
+            raise
+
+    def _step(self) -> list[Event]:
         events = self._end_aborted()
         self._leave()
         self._open(events)

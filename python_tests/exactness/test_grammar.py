@@ -107,7 +107,7 @@ def test_the_law_is_the_masked_targets(window: list[int], rule: str) -> None:
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_law_with_drafts_as_they_were_drawn(count: int, rule: str) -> None:
-    """Of a drafter that does not know of the grammar, sampled or deterministic."""
+    """Draft without the grammar, sampled or deterministic."""
     chance = toy.Enumerator()
     for kind in (proposal_kinds.SAMPLED, proposal_kinds.FIXED):
         drafter = proposal_kinds.Various(lambda *_, kind=kind: kind, 3, chance.sample)
@@ -275,7 +275,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
 
 
 def test_masks_are_of_the_text_behind_the_prompt() -> None:
-    """Those of the same text are computed once, whoever asks, and come back after a rollback."""
+    """Masks of the same text are computed once, and come back after a rollback."""
     matcher = GRAMMAR.for_request(2)
     both, ended, nothing = [0b011], [0b100], None
     first = matcher.masks([B, B, A, A], 4)

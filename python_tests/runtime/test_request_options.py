@@ -145,15 +145,13 @@ def test_processors_of_requests_come_and_go() -> None:
     twice = LogitsRules(logit_bias={2: 1.0}).for_request(1, (), V)
     penalty = LogitsRules(logit_bias={2: 1.0}, repetition_penalty=2.0).for_request(0, (), V)
     processors.add(7, [twice, penalty])
-    assert processors.applies(7)
-    assert not processors.applies(8)
     assert processors.apply(logits, prefix, 8) is logits
     assert processors.apply(logits, prefix, 7)[0, 2] == 2.0
     assert processors
     processors.remove(7)
     processors.remove(7)
     assert not processors
-    assert not processors.applies(7)
+    assert not processors
     assert processors.apply(logits, prefix, 7) is logits
 
 
@@ -508,7 +506,7 @@ def test_n_texts_of_each_prompt_are_rows_with_their_seeds() -> None:
     ids=str,
 )
 def test_alternatives_are_the_likeliest_ids(sampling: dict[str, float], levels: int) -> None:
-    """Of the processed distribution, computed from the table token by token."""
+    """Compute the alternatives of the processed distribution from the table token by token."""
     made = toy_rows.make(levels)
     chain = ps.Chain(made, [3, 2][: levels - 1])
     prompts = [[1, 2], [3]]

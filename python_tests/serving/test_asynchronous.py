@@ -87,7 +87,7 @@ def test_errors_reach_the_caller() -> None:
 
 @pytest.mark.parametrize("finish", [True, False])
 def test_stopping(finish: bool) -> None:
-    """What runs and waits is finished, or aborted."""
+    """Requests that run and wait are finished, or aborted."""
 
     async def main() -> list[Any]:
         server = ps.AsyncServer(server_of(1))

@@ -1,4 +1,4 @@
-"""What the endpoint refuses, and rude clients, which change no other request and leave nothing."""
+"""Refusals of the endpoint, and rude clients, which change no other request and leave nothing."""
 
 from __future__ import annotations
 

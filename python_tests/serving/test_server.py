@@ -352,7 +352,7 @@ def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> N
 
 
 def test_a_request_that_cannot_join_ends_alone() -> None:
-    """One level has the new row already when another fails."""
+    """A level has the new row already when another fails."""
 
     class Narrow(Admitting):
         def admit(self, *given: Any) -> None:
@@ -399,6 +399,24 @@ def test_a_request_that_is_aborted() -> None:
     server.abort(last)
     assert server.step() == []
     assert server.running == server.waiting == 0
+
+
+def test_an_interrupted_server_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes when a request has left the queue and joined nothing."""
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    server = server_of(2)
+    server.add([1], max_new_tokens=30, eos_token_id=[])
+    server.step()
+    server.add([2])
+    with monkeypatch.context() as patch:
+        patch.setattr(server.cache, "find", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            server.step()
+    with pytest.raises(RuntimeError, match="this stream has ended"):
+        server.step()
 
 
 def test_the_queue_is_bounded_and_goes_by_priority() -> None:
