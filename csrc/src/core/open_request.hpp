@@ -28,7 +28,9 @@ POLYSPEC_FN int32_t find_rows(const Params& params, const int64_t* lengths, int6
     rows = end - first;
   }
   const int64_t length = lengths != nullptr ? lengths[request] : rows - 1;
-  if (length < 0 || length > most || length > rows) return kStatusBadLength;
+  // As unsigned numbers those below 0 are too large as well.
+  if (static_cast<uint64_t>(length) > static_cast<uint64_t>(most) || length > rows)
+    return kStatusBadLength;
   extent->length = length;
   extent->rows = length < rows ? length + 1 : length;
   return 0;
@@ -49,7 +51,6 @@ POLYSPEC_FN int32_t open_request(View* view, const int64_t* lengths, int64_t mos
                         read_filter(params.sampling, view->slot, &view->filter) |
                         read_draws(params.draw, request, view->slot, places, &view->draws) |
                         (view->room < 0 ? kStatusBadParameter : 0);
-  view->rows = extent->rows;
   // The last token that may be emitted has a position too.
   const bool fits = error != 0 || view->draws.position <= INT64_MAX - extent->length;
   return fits ? error : kStatusBadParameter;

@@ -15,7 +15,6 @@ struct Tree {
   int64_t request;
   int64_t slot = 0;   // of its parameters
   int64_t count = 0;  // nodes
-  int64_t rows = 0;   // of the target
   int64_t room = INT64_MAX;
   int64_t target_at = 0;  // where its own begin: target logits, nodes, draft rows' ids
   int64_t nodes_at = 0;
@@ -45,6 +44,8 @@ struct Tree {
     return params.draft_statistics[row_id(i)];
   }
   POLYSPEC_FN int64_t token(int64_t node) const { return params.draft_tokens[nodes_at + node]; }
+  // As of Block: each node is the input of a row.
+  POLYSPEC_FN static constexpr bool unread(int64_t) { return false; }
   POLYSPEC_FN int64_t parent(int64_t node) const { return params.parents[nodes_at + node]; }
   POLYSPEC_FN bool valid(int64_t node) const {
     return token(node) >= 0 && token(node) < params.vocab;

@@ -78,6 +78,8 @@ struct Block {
     return params.draft_rows != nullptr ? row_id(i) == -1 : params.draft_logits == nullptr;
   }
   POLYSPEC_FN int64_t token(int64_t i) const { return params.draft_tokens[tokens_at + i]; }
+  // Whether the last of so many draft tokens is the input of no row.
+  POLYSPEC_FN bool unread(int64_t tokens) const { return tokens > 0 && tokens == rows; }
   POLYSPEC_FN double accept_draw(int64_t i) const {
     return open_unit(draws.at(i, i, Purpose::kAccept));
   }

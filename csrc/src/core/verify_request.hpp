@@ -23,6 +23,7 @@ POLYSPEC_FN int32_t open_block(Block<T, kind>* block) {
     block->ids_at = request * params.draft_rows_stride;
   }
   block->length = extent.length;
+  block->rows = extent.rows;
   return error;
 }
 
