@@ -14,17 +14,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from . import arguments
+from .sampling import Words, masked, stacked
 
 _MISSING = (
     "grammars need the package llguidance, which is not installed; install it with: "
     "pip install polyspec_ext[grammar], or pip install llguidance"
 )
-
-Words = npt.NDArray[np.int32]
 
 # By tokenizer: its form for llguidance, which takes up to a second to make, by its size.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
@@ -135,8 +133,9 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """The state of one request, which follows its text and drafts. Each call goes back to what the
-    text has in common with the call before, so that its cost is that of new tokens only.
+    """The state of one request (`RowMasks`), which follows its text and drafts. Each call goes back
+    to what the text has in common with the call before, so that its cost is that of new tokens
+    only.
 
     Args:
         matcher: llguidance's, of the empty text.
@@ -192,18 +191,9 @@ class GrammarMatcher:
         Raises:
             RuntimeError: as of `masks`.
         """
-        masked = logits.clone()
-        vocab_size = logits.shape[1]
-        for i, words in enumerate(self.masks(prefix.tolist(), len(logits))):
-            if words is None:
-                continue
-            allowed = np.zeros(vocab_size, np.uint8)  # ids that the tokenizer lacks are forbidden
-            bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
-            allowed[: len(bits)] = bits
-            if vocab_size < self._vocab_size and not allowed.any():
-                continue  # a draft's distribution may be any
-            masked[i].masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), -torch.inf)
-        return masked
+        count, vocab_size = logits.shape
+        masks = self.masks(prefix.tolist(), count)
+        return masked(logits, stacked(masks, vocab_size, vocab_size < self._vocab_size))
 
     def _move(self, text: list[int], matched: int) -> int:
         """Bring the matcher behind `text`, or behind its last valid token; return the number of

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from . import arguments
 from .grammar import Grammar
+from .sampling import RowProcessor
 
 _NEGATIVE = -float("inf")
 _ANY = -1  # in a bad word, in front of its tokens: matches every token
@@ -65,8 +66,11 @@ class LogitsRules:
         """Whether any rule is set."""
         return self != LogitsRules()
 
-    def for_request(self, prompt_length: int, eos: Collection[int], vocab_size: int) -> RowRules:
-        """Return the rules as a function of the text of a request (`RowProcessor`).
+    def for_request(
+        self, prompt_length: int, eos: Collection[int], vocab_size: int
+    ) -> RowProcessor:
+        """Return the rules as a function of the text of a request; those of a grammar alone are its
+        allow-masks (`RowMasks`).
 
         Args:
             prompt_length: tokens of its prompt.
@@ -76,6 +80,8 @@ class LogitsRules:
         Raises:
             ValueError: a bias or a bad word has an id that the target has not.
         """
+        if self.grammar is not None and not replace(self, grammar=None).changes:
+            return self.grammar.for_request(prompt_length, eos, vocab_size)
         return RowRules(self, prompt_length, eos, vocab_size)
 
 

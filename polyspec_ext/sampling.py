@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from . import arguments
 from .validate import TEMPERATURE_MAX
 
+Words = npt.NDArray[np.int32]  # of an allow-mask, 32 ids each
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
 
 
@@ -39,6 +42,16 @@ class RowProcessor(Protocol):
         ...
 
 
+@runtime_checkable
+class RowMasks(RowProcessor, Protocol):
+    """A `RowProcessor` that forbids ids and changes nothing else."""
+
+    def masks(self, prefix: Sequence[int], count: int) -> Sequence[Words | None]:
+        """Return the allow-masks of `count` successive tokens, the last behind `prefix`: words
+        ``[W]`` int32, ids past them being forbidden; None: all ids are allowed."""
+        ...
+
+
 class RequestProcessors:
     """`LogitsProcessors` of requests that come and go. Rows without any get their logits back. It
     is false while it changes the logits of no request.
@@ -64,6 +77,20 @@ class RequestProcessors:
     def __bool__(self) -> bool:
         """Return whether anything changes the logits of any request."""
         return bool(self._of_row) or self._last is not None
+
+    @property
+    def only_masks(self) -> bool:
+        """Return whether `masks` gives all that it changes."""
+        each = self._of_row.values()
+        return self._last is None and all(
+            len(row) == 1 and isinstance(row[0], RowMasks) for row in each
+        )
+
+    def masks(self, prefix: Sequence[int], count: int, row: int) -> Sequence[Words | None]:
+        """Return the allow-masks of a row as `RowMasks.masks`; while there are `only_masks`."""
+        for masking in self._of_row.get(row, ()):
+            return cast(RowMasks, masking).masks(prefix, count)
+        return [None] * count
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors of a row as `LogitsProcessors.apply`."""
@@ -102,6 +129,32 @@ class Sampling:
         """Whether every distribution is one-hot at the argmax (contract C5); draft rows are then
         never read."""
         return self.temperature == 0.0
+
+
+def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = False) -> Words:
+    """Return allow-masks (`RowMasks.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
+
+    Args:
+        partial: of a level below the target, whose distribution may be any: a row that allows none
+            of its ids allows all.
+    """
+    rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
+    last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
+    for row, words in zip(rows, masks, strict=True):
+        if words is None:
+            continue
+        known = min(len(words), len(row))
+        row[:known], row[known:] = words[:known], 0
+        row[-1] &= last
+        if partial and not row.any():
+            row[:] = -1
+    return rows
+
+
+def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
+    """Return logits ``[.., V]`` with -inf at the ids that the rows of `stacked` do not allow."""
+    bits = np.unpackbits(allowed.view(np.uint8), axis=-1, count=logits.shape[-1], bitorder="little")
+    return logits.masked_fill(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
 
 
 def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -116,6 +116,7 @@ def verify(
     rule: str,
     draft_statistics: torch.Tensor | None,
     target_to_draft: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> VerifyResult:
     """Verify as `ps.verify` a text that is cut nowhere."""
     if draft_statistics is not None:
@@ -128,7 +129,7 @@ def verify(
     *outputs, _ = _verify(
         target_logits, draft_tokens, None, 0, draft_logits, draft_lengths, None, draft_statistics,
         target_to_draft, 0.0, temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0,
-        position, 0, round, level, RULES[rule], None, None, 0, None, _NO_LIMIT, None,
+        position, 0, round, level, RULES[rule], None, None, 0, None, _NO_LIMIT, None, allowed,
     )
     # fmt: on
     return VerifyResult._make(outputs)
@@ -153,6 +154,7 @@ def verify_tree(
     level: int,
     round: torch.Tensor,
     target_to_draft: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
 ) -> TreeVerifyResult:
     """Verify as `ps.verify_tree` a text that is cut nowhere."""
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
@@ -164,7 +166,7 @@ def verify_tree(
         target_logits, draft_tokens.contiguous(), parents.contiguous(), None, parents.shape[1],
         depth, counts, draft_logits, draft_rows, draft_statistics, target_to_draft, 0.0,
         temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0, position, 0, round, level,
-        None, None, 0, None, _NO_LIMIT, None,
+        None, None, 0, None, _NO_LIMIT, None, allowed,
     )
     # fmt: on
     return TreeVerifyResult(

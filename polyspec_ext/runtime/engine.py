@@ -18,7 +18,7 @@ import torch
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
 from ..levels.base import BatchedLevel, InputBlock
-from ..sampling import LogitsProcessors
+from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
 from ..tensors import RowCounts
 from . import requirements
@@ -115,7 +115,7 @@ class Engine:
         self,
         slots: Sequence[Row],
         recorder: StatsRecorder,
-        processors: LogitsProcessors | None,
+        processors: RequestProcessors | None,
         observe: Observer | None,
         reused: Mapping[int, list[int]],
     ) -> None:
@@ -456,8 +456,15 @@ class Engine:
         logits, hidden, skipped = level.forward(block)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
             logits = logits[..., : config.vocab_sizes[number - 1]]
-        if self._applied is not None:
+        allowed = None
+        if self._applied is not None and not self._applied.only_masks:
             logits = rows.process(self._applied, logits, step, tree)
+        elif self._applied is not None:
+            words = rows.allowed(self._applied, logits.shape, step, tree)
+            if number > 1 or self._observe is not None:  # others read these rows
+                logits = masked(logits, words)
+            else:
+                allowed = torch.from_numpy(words).to(logits.device)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = plan if step.table.device == device else step.on(device)
@@ -479,6 +486,7 @@ class Engine:
                 rule=config.rule,
                 draft_statistics=statistics,
                 target_to_draft=entries,
+                allowed=allowed,
             )
         else:
             proposed, more = tree.proposal(q, step.most, device)
@@ -491,6 +499,7 @@ class Engine:
                 level=number,
                 round=own.rounds,
                 target_to_draft=entries,
+                allowed=allowed,
             )
             logits, hidden = read.along(logits, hidden, result)
         self._at_work = None

@@ -20,7 +20,14 @@ from ..drafters.base import DraftBlock, RowBuffer
 from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import LogitsProcessors, RowProcessor, Sampling
+from ..sampling import (
+    LogitsProcessors,
+    RequestProcessors,
+    RowProcessor,
+    Sampling,
+    Words,
+    stacked,
+)
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
 from .hidden import HiddenWindow
@@ -616,25 +623,39 @@ class Rows:
         self, processors: LogitsProcessors, logits: torch.Tensor, step: Step, tree: Tree | None
     ) -> torch.Tensor:
         """Return the logits of a verification, changed by processors, float32."""
-        assert step.host is not None
         changed = logits.to(torch.float32, copy=True)
+        for slot, rows, prefix in self._texts(step, tree):
+            changed[slot, rows] = processors.apply(
+                logits[slot, rows], prefix.to(logits.device), self.requests[slot]
+            )
+        return changed
+
+    def allowed(
+        self, processors: RequestProcessors, shape: Sequence[int], step: Step, tree: Tree | None
+    ) -> Words:
+        """Return the allow-masks of a verification of logits of a shape ``[B, W, V]``,
+        ``[B, W, ceil(V / 32)]``."""
+        batch, width, vocab_size = shape
+        allowed = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
+        for slot, rows, prefix in self._texts(step, tree):
+            count = rows.stop - rows.start
+            masks = processors.masks(prefix.tolist(), count, self.requests[slot])
+            allowed[slot, rows] = stacked(masks, vocab_size, step.level > 1)
+        return allowed
+
+    def _texts(self, step: Step, tree: Tree | None) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        """Yield for each slot of a step rows of the level's logits, and the text that the last of
+        them is behind."""
+        assert step.host is not None
         for slot in step.host.group:
             text, length = self.state.text(slot), step.host.lengths[slot]
-            texts = [(slice(0, length + 1), text)]
-            if tree is not None:
-                root = text[: len(text) - length]
-                texts = [
-                    (
-                        slice(node + 1, node + 2),
-                        torch.cat([root, root.new_tensor(tree.path_to(slot, node))]),
-                    )
-                    for node in range(-1, int(tree.counts[slot]))
-                ]
-            for rows, prefix in texts:
-                changed[slot, rows] = processors.apply(
-                    logits[slot, rows], prefix.to(logits.device), self.requests[slot]
-                )
-        return changed
+            if tree is None:
+                yield slot, slice(0, length + 1), text
+                continue
+            root = text[: len(text) - length]
+            for node in range(-1, int(tree.counts[slot])):
+                path = root.new_tensor(tree.path_to(slot, node))
+                yield slot, slice(node + 1, node + 2), torch.cat([root, path])
 
     def place(self, level: int, tail: bool, hidden: bool) -> Place:
         """Return the memory that a captured step of `level` uses, which may draft a `tail` or give

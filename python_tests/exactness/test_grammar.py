@@ -60,23 +60,11 @@ class Masked(toy.ToyLevel):
         return row
 
 
-class ByRow:
-    """A matcher for each request of a batch; None: it has no grammar."""
-
-    def __init__(self, matchers: Sequence[Any]) -> None:
-        self.matchers = matchers
-
-    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-        matcher = self.matchers[row]
-        processed: torch.Tensor = matcher.apply(logits, prefix) if matcher else logits.clone()
-        return processed
+RULES = ps.LogitsRules(grammar=GRAMMAR)
 
 
-def generate(chain: ps.Chain, length: int, **options: Any) -> list[int]:
-    matcher = GRAMMAR.for_request(len(PROMPT), [EOS], 3)
-    batch = chain.batch(
-        [PROMPT], length, temperature=1.0, eos_token_id=[EOS], processors=matcher, **options
-    )
+def generate(chain: ps.Chain, length: int) -> list[int]:
+    batch = chain.batch([PROMPT], length, temperature=1.0, eos_token_id=[EOS], rules=RULES)
     batch.complete()
     return batch.rows[0].tokens[len(PROMPT) :]
 
@@ -141,13 +129,10 @@ def test_requests_with_and_without_a_grammar_side_by_side(rule: str) -> None:
     prompts = [PROMPT, PROMPT, [0]]
     grammars = [GRAMMAR, None, GRAMMAR]
 
+    rules = [g and ps.LogitsRules(grammar=g) for g in grammars]
+
     def text(number: int) -> list[int]:
-        matchers = [
-            g and g.for_request(len(p), [EOS], 3) for g, p in zip(grammars, prompts, strict=True)
-        ]
-        batch = chain.batch(
-            prompts, 3, 1.0, seed=[0, 1, 2], eos_token_id=[EOS], processors=ByRow(matchers)
-        )
+        batch = chain.batch(prompts, 3, 1.0, seed=[0, 1, 2], eos_token_id=[EOS], rules=rules)
         batch.complete()
         return batch.rows[number].tokens[len(prompts[number]) :]
 
@@ -159,6 +144,36 @@ def test_requests_with_and_without_a_grammar_side_by_side(rule: str) -> None:
         assert toy.total_variation(found, law) < 1e-12
 
 
+@pytest.mark.parametrize("names", [["target", "drafter"], ["target", "middle", "drafter"]])
+@pytest.mark.parametrize("observed", [False, True])
+def test_masks_are_changed_logits(names: list[str], observed: bool) -> None:
+    """Masks of the verification are the same bits as logits that rules have changed."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
+    chain = ps.Chain([tiny.path(name) for name in names], [3, 2][: len(names) - 1])
+    grammar = ps.Grammar.json_object(tokenizer)
+    prompts = [tokenizer(text)["input_ids"] for text in ("2 + 2 =", "The sum of", "a")]
+    found: list[list[Any]] = []
+    for words in ([], [[0, 0, 0, 0]]):  # a word that no text has
+        rules = ps.LogitsRules(grammar=grammar, bad_words=words)
+        seen: list[Any] = []
+
+        def observe(row: int, logits: torch.Tensor, seen: list[Any] = seen) -> None:
+            seen.append((row, logits.float()))
+
+        options: dict[str, Any] = {"observe": observe} if observed else {}
+        batch = chain.batch(
+            prompts, 40, [0.0, 1.0, 1.3], seed=5, rules=[rules, rules, None], **options
+        )
+        batch.complete()
+        passes = [
+            (level.num_forward_passes, level.num_accepted_tokens) for level in batch.stats.levels
+        ]
+        found.append([(row.tokens, row.logprobs, passes) for row in batch.rows])
+        assert bool(seen) == observed
+        found[-1] += [(row, logits.tolist()) for row, logits in seen]
+    assert found[0] == found[1]
+
+
 # ---- mistakes of other systems -------------------------------------------------------------------
 
 
@@ -168,6 +183,7 @@ class Trimming(toy.Enumerator):
 
     def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
         width = tokens.shape[1]
+        target = toy.masked(target, options.pop("allowed"))
         valid = 0
         while valid < width and target[0, valid, tokens[0, valid]] > -torch.inf:
             valid += 1
@@ -255,10 +271,8 @@ def test_texts_of_random_schemas_are_valid() -> None:
     for begin in range(0, 1000, 50):
         schemas = [random_schema(rng) for _ in range(50)]
         grammars = [ps.Grammar.json_schema(s, tokenizer, whitespace=False) for s in schemas]
-        matchers = [grammar.for_request(len(prompt)) for grammar in grammars]
-        batch = chain.batch(
-            [prompt] * 50, 64, [0.0, 1.5] * 25, seed=begin, processors=ByRow(matchers)
-        )
+        rules = [ps.LogitsRules(grammar=grammar) for grammar in grammars]
+        batch = chain.batch([prompt] * 50, 64, [0.0, 1.5] * 25, seed=begin, rules=rules)
         batch.complete()
         for schema, grammar, row in zip(schemas, grammars, batch.rows, strict=True):
             tokens = row.tokens[len(prompt) :]

@@ -111,6 +111,14 @@ def distribution(
     return [w / total for w in weights]
 
 
+def masked(logits: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+    """Return rows of logits with -inf at the ids that an allow-mask forbids."""
+    if allowed is None:
+        return logits
+    ids = torch.arange(logits.shape[-1])
+    return logits.masked_fill((allowed[..., ids // 32] >> ids % 32) & 1 == 0, -math.inf)
+
+
 def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """`ops.unchecked.draw` by what stands in for `ps.sample`."""
 
@@ -270,6 +278,7 @@ class Enumerator:
     ) -> Any:
         lengths, offsets = options.get("draft_lengths"), options.get("offsets")
         width = tokens.shape[1] if offsets is None else options["draft_len"]
+        rows = masked(target, options.get("allowed"))
         wanted, draws = [], []
         for b in range(len(tokens) if offsets is None else len(offsets) - 1):
             mine = b if offsets is None else slice(*offsets[b : b + 2].tolist())
@@ -279,11 +288,11 @@ class Enumerator:
                 self._row(options["seed"], b)
                 names = ("temperature", "top_k", "top_p", "min_p")
                 sampling = {name: of_row(options[name], b) for name in names}
-                rows = None if draft is None else draft[b, :count]
+                drafted = None if draft is None else draft[b, :count]
                 *outcome, bits[:count], bits[width] = self._verified(
-                    target[mine][: count + 1],
+                    rows[mine][: count + 1],
                     tokens[mine][:count].tolist(),
-                    rows,
+                    drafted,
                     options["rule"],
                     sampling,
                     options.get("target_to_draft"),

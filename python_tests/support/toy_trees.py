@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from toy import Enumerator, ToyLevel, distribution, of_row
+from toy import Enumerator, ToyLevel, distribution, masked, of_row
 
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 from polyspec_ext.levels import RowCounts
@@ -254,7 +254,7 @@ class TreeEnumerator(Enumerator):
         round: Any,
         **options: Any,
     ) -> TreeResult:
-        batch = len(tokens)
+        batch, target = len(tokens), masked(target, options.pop("allowed", None))
         made = TreeResult(
             torch.full((batch, depth + 1), -1),
             torch.zeros(batch, dtype=torch.int64),
