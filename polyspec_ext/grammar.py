@@ -8,6 +8,7 @@ stay as they are: that token is never accepted, so nothing is drawn from them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -183,6 +184,20 @@ class GrammarMatcher:
                 self._masks[length] if length <= matched else self._mask_behind_end(text[:length])
             )
         return masks
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens of which each is the only one that may follow `prefix`,
+        prompt first, and those before it.
+
+        Raises:
+            RuntimeError: as of `masks`.
+        """
+        (mask,) = self.masks(prefix, 1)
+        # Behind an end the matcher does not know where the text is.
+        if mask is None or len(self._tokens) < len(prefix) - self._begin:
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
+        return list(itertools.takewhile(lambda token: token not in self._eos, tokens))
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int = 0) -> torch.Tensor:
         """Return the logits with -inf at forbidden ids; arguments as of `LogitsProcessors.apply`,

@@ -125,6 +125,10 @@ class RowRules:
             scores = torch.where(scores.isneginf().all(-1, keepdim=True), logits.float(), scores)
         return scores
 
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """Return the tokens that the grammar forces, as `RequestProcessors.forced`."""
+        return [] if self._matcher is None else self._matcher.forced(prefix, most)
+
     def _add_bias(self, scores: torch.Tensor) -> None:
         if len(self._biased):
             known = self._biased < scores.shape[1]

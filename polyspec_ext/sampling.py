@@ -52,6 +52,15 @@ class RowMasks(RowProcessor, Protocol):
         ...
 
 
+@runtime_checkable
+class Forcing(Protocol):
+    """A `RowProcessor` that may know the next tokens."""
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """Return tokens as `RequestProcessors.forced`."""
+        ...
+
+
 class RequestProcessors:
     """`LogitsProcessors` of requests that come and go. Rows without any get their logits back. It
     is false while it changes the logits of no request.
@@ -91,6 +100,14 @@ class RequestProcessors:
         for masking in self._of_row.get(row, ()):
             return cast(RowMasks, masking).masks(prefix, count)
         return [None] * count
+
+    def forced(self, prefix: Sequence[int], most: int, row: int) -> list[int]:
+        """Return tokens, at most `most`, of which each is the only one that a row allows behind
+        `prefix` and those before it."""
+        for processor in self._of_row.get(row, ()):
+            if isinstance(processor, Forcing):
+                return processor.forced(prefix, most)
+        return []
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors of a row as `LogitsProcessors.apply`."""

@@ -13,7 +13,7 @@ from ..sampling import Sampling
 from ..tensors import RowCounts, RowParameters
 
 if TYPE_CHECKING:
-    from ..sampling import LogitsProcessors
+    from ..sampling import RequestProcessors
 
 
 class HiddenStates(NamedTuple):
@@ -109,7 +109,7 @@ class DraftInput:
     requests: Sequence[int]
     rows: RowBuffer | None = None
     eos: Sequence[frozenset[int]] | None = None
-    processors: LogitsProcessors | None = None
+    processors: RequestProcessors | None = None
     text: Callable[[int], torch.Tensor] | None = None
     hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1

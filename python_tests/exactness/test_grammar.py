@@ -174,6 +174,44 @@ def test_masks_are_changed_logits(names: list[str], observed: bool) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("more", [{}, {"bad_words": [[0, 0, 0, 0]]}], ids=["masks", "rules"])
+def test_forced_tokens_are_free_drafts(more: dict[str, Any]) -> None:
+    """Tokens that the grammar forces are proposed in front of a drafter's, and all accepted."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
+    schema = {
+        "type": "object",
+        "properties": {"number": {"type": "integer"}, "is_member": {"type": "boolean"}},
+        "required": ["number", "is_member"],
+        "additionalProperties": False,
+    }
+    grammar = ps.Grammar.json_schema(schema, tokenizer, whitespace=False)
+    rules = ps.LogitsRules(grammar=grammar, **more)
+    texts, passes = [], []
+    for drafters in ([], [ps.PromptLookup()]):
+        chain = ps.Chain([tiny.path("target"), *drafters], [6] * len(drafters))
+        out = chain.generate_text(["2 + 2 =", "a"], max_new_tokens=64, rules=[rules, rules])
+        texts.append(out.text)
+        passes.append(out.stats.levels[0].num_forward_passes)
+    assert texts[0] == texts[1]
+    assert passes[1] < passes[0] / 2
+
+
+def test_forced_tokens_follow_the_text() -> None:
+    grammar = ps.Grammar.regex("a(bab|aaa)b", letters())
+    matcher = grammar.for_request(1)
+    for text, tokens in [
+        ([], [A]),
+        ([A], []),
+        ([A, B], [A, B, B]),
+        ([A, A], [A, A, B]),
+        ([A, B, A, B, B], []),
+        ([B], []),
+        ([A, B, A, B, B, EOS], []),
+    ]:
+        assert matcher.forced([B, *text], 9) == tokens
+        assert matcher.forced([B, *text], 2) == tokens[:2]
+
+
 # ---- mistakes of other systems -------------------------------------------------------------------
 
 
