@@ -42,6 +42,7 @@ LEGEND = (
     "Microseconds per call. GB/s: the bytes that the operator must move over the median; a peer's "
     "are the same bytes. % copy: of the copy bandwidth of this run, on buffers that no cache "
     "holds. x polyspec: how many times as long, median of the turns' ratios with its 95 % interval."
+    " polyspec, allowed=: with an allow-mask for each row of the target."
 )
 
 
@@ -190,9 +191,14 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
 # ---- measurement ---------------------------------------------------------------------------------
 
 
-def call_of(operator: str, feed: Feed) -> Callable[[], Any]:
-    """Return the call of an operator."""
+def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any]:
+    """Return the call of an operator, or its call with masks that allow all ids, whose results are
+    the same."""
     given: dict[str, Any] = {**feed.filters.options(), "seed": feed.seeds}
+    if masked:
+        rows = feed.target[:, -1] if operator == "sample" else feed.target
+        shape = *rows.shape[:-1], -(-rows.shape[-1] // 32)
+        given["allowed"] = feed.seeds.new_full(shape, -1, dtype=torch.int32)
     if operator == "sample":
         return partial(ps.sample, feed.target[:, -1], **given)
     given["rule"] = RULES[operator]
@@ -223,6 +229,8 @@ def measure_case(
     others, notes = list[timing.Contender](), list[str]()
     if not args.no_peers:
         others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
+    masked = timing.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
+    others = [masked, *others]
     done, failures = timing.measure([ours, *others], args.repeats, clock, feed.load, tick)
     if ours.name in failures:
         raise PolyspecError(f"{case} does not run: {failures[ours.name]}")

@@ -111,6 +111,40 @@ def test_verify(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [1025, 4099])
+def test_residuals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """With draws of the caller corrections come from the masses of all ids, without tries: of ids
+    that the draft lacks, from anywhere in a word on, and of ids that it has elsewhere."""
+    torch.manual_seed(vocab)
+    batch, k, few = 24, 2, vocab // 3
+    target = torch.randn(batch, k + 1, vocab, device=device).to(dtype)
+    draft = torch.randn(batch, k, few, device=device).to(dtype)
+    made = masks(batch, k + 1, vocab=vocab, density=0.5)
+    dense, words = (each.to(device) for each in made)
+    draft_ids = torch.full((vocab,), -1, device=device)
+    target_ids = torch.randperm(vocab, device=device)[:few]
+    draft_ids[target_ids] = torch.arange(few, device=device)
+    tokens, _ = drafted(draft, {})
+    corrected = 0
+    for rule in ("token", "block"):
+        for call in (
+            {"draft_tokens": tokens, "draft_logits": draft},
+            {"draft_tokens": tokens},
+            {
+                "draft_tokens": target_ids[tokens],
+                "draft_logits": draft,
+                "target_to_draft": draft_ids,
+            },
+        ):
+            draws = torch.randint(-(2**63), 2**63 - 1, (batch, k + 1), device=device)
+            options: dict[str, Any] = {**call, "rule": rule, "draws": draws}
+            r = ps.verify(target, **options, allowed=words)
+            assert equal(r, ps.verify(masked(target, dense), **options))
+            corrected += int(((r.num_accepted < k) & (r.status == 0)).sum())
+    assert corrected > 60
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_verify_tree(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """Children that are deterministic, or drawn."""
