@@ -88,4 +88,40 @@ POLYSPEC_LOOP uint64_t mass_between(const ResidualWeight<T>& weight, int64_t beg
   return sum;
 }
 
+// What is left of a masked row's residual from `begin` on, over a copy of n logits of it.
+template <class T>
+POLYSPEC_FN ResidualWeight<T> residual_part(const ResidualWeight<Masked<T>>& weight, int64_t begin,
+                                            const T* block, int64_t n) {
+  ResidualWeight<T> part{over(weight.p, Row<T>{block, n}),
+                         weight.q,
+                         weight.p_scale,
+                         weight.q_scale,
+                         weight.unit,
+                         weight.target_to_draft,
+                         weight.draft_vocab,
+                         weight.proposed};
+  if (weight.proposed >= 0) {
+    const int64_t y = weight.proposed - begin;
+    part.proposed = y >= 0 && y < n ? y : n;  // n: in another block
+  } else if (weight.target_to_draft != nullptr) {
+    part.target_to_draft += begin;
+  } else {
+    const int64_t gone = std::min(begin, weight.draft_vocab);
+    const AnyRow& row = weight.q.row;
+    part.draft_vocab -= gone;
+    part.q.row = any_row_at(row.data, row.dtype, gone, row.n - gone);
+  }
+  return part;
+}
+
+template <class T>
+uint64_t mass_between(const ResidualWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
+  uint64_t sum = 0;
+  over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
+    sum += mass_between(residual_part(weight, begin, block, n), int64_t{0}, n);
+    begin += n;
+  });
+  return sum;
+}
+
 }  // namespace polyspec::POLYSPEC_CORE
