@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from . import arguments
-from .grammar import Grammar
-from .sampling import RowProcessor
+from .grammar import Grammar, GrammarMatcher
 
 _NEGATIVE = -float("inf")
 _ANY = -1  # in a bad word, in front of its tokens: matches every token
@@ -68,9 +67,9 @@ class LogitsRules:
 
     def for_request(
         self, prompt_length: int, eos: Collection[int], vocab_size: int
-    ) -> RowProcessor:
+    ) -> RowRules | GrammarMatcher:
         """Return the rules as a function of the text of a request; those of a grammar alone are its
-        allow-masks (`RowMasks`).
+        allow-masks.
 
         Args:
             prompt_length: tokens of its prompt.

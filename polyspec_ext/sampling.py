@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from . import arguments
+from .grammar import GrammarMatcher, Words
 from .validate import TEMPERATURE_MAX
 
-Words = npt.NDArray[np.int32]  # of an allow-mask, 32 ids each
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
 
 
@@ -39,25 +37,6 @@ class RowProcessor(Protocol):
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
         """Return processed logits ``[k, V]``; arguments as of `LogitsProcessors.apply`."""
-        ...
-
-
-@runtime_checkable
-class RowMasks(RowProcessor, Protocol):
-    """A `RowProcessor` that forbids ids and changes nothing else."""
-
-    def masks(self, prefix: Sequence[int], count: int) -> Sequence[Words | None]:
-        """Return the allow-masks of `count` successive tokens, the last behind `prefix`: words
-        ``[W]`` int32, ids past them being forbidden; None: all ids are allowed."""
-        ...
-
-
-@runtime_checkable
-class Forcing(Protocol):
-    """A `RowProcessor` that may know the next tokens."""
-
-    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
-        """Return tokens as `RequestProcessors.forced`."""
         ...
 
 
@@ -90,23 +69,23 @@ class RequestProcessors:
     @property
     def only_masks(self) -> bool:
         """Return whether `masks` gives all that it changes."""
-        each = self._of_row.values()
         return self._last is None and all(
-            len(row) == 1 and isinstance(row[0], RowMasks) for row in each
+            len(row) == 1 and isinstance(row[0], GrammarMatcher) for row in self._of_row.values()
         )
 
     def masks(self, prefix: Sequence[int], count: int, row: int) -> Sequence[Words | None]:
-        """Return the allow-masks of a row as `RowMasks.masks`; while there are `only_masks`."""
-        for masking in self._of_row.get(row, ()):
-            return cast(RowMasks, masking).masks(prefix, count)
+        """Return the allow-masks of a row as `GrammarMatcher.masks`; while `only_masks`."""
+        for matcher in self._of_row.get(row, ()):
+            return cast(GrammarMatcher, matcher).masks(prefix, count)
         return [None] * count
 
     def forced(self, prefix: Sequence[int], most: int, row: int) -> list[int]:
         """Return tokens, at most `most`, of which each is the only one that a row allows behind
         `prefix` and those before it."""
         for processor in self._of_row.get(row, ()):
-            if isinstance(processor, Forcing):
-                return processor.forced(prefix, most)
+            forced = getattr(processor, "forced", None)
+            if forced is not None:
+                return cast(list[int], forced(prefix, most))
         return []
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
@@ -146,32 +125,6 @@ class Sampling:
         """Whether every distribution is one-hot at the argmax (contract C5); draft rows are then
         never read."""
         return self.temperature == 0.0
-
-
-def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = False) -> Words:
-    """Return allow-masks (`RowMasks.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
-
-    Args:
-        partial: of a level below the target, whose distribution may be any: a row that allows none
-            of its ids allows all.
-    """
-    rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
-    last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
-    for row, words in zip(rows, masks, strict=True):
-        if words is None:
-            continue
-        known = min(len(words), len(row))
-        row[:known], row[known:] = words[:known], 0
-        row[-1] &= last
-        if partial and not row.any():
-            row[:] = -1
-    return rows
-
-
-def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
-    """Return logits ``[.., V]`` with -inf at the ids that the rows of `stacked` do not allow."""
-    bits = np.unpackbits(allowed.view(np.uint8), axis=-1, count=logits.shape[-1], bitorder="little")
-    return logits.masked_fill(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
 
 
 def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

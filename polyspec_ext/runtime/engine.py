@@ -17,8 +17,9 @@ import torch
 
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
+from ..grammar import masked
 from ..levels.base import BatchedLevel, InputBlock
-from ..sampling import RequestProcessors, masked
+from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
 from ..tensors import RowCounts
 from . import requirements

@@ -17,17 +17,11 @@ import numpy.typing as npt
 import torch
 
 from ..drafters.base import DraftBlock, RowBuffer
+from ..grammar import Words, stacked
 from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import (
-    LogitsProcessors,
-    RequestProcessors,
-    RowProcessor,
-    Sampling,
-    Words,
-    stacked,
-)
+from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
 from .hidden import HiddenWindow
