@@ -184,6 +184,8 @@ class DraftChain:
             for key, count in wanted.items()
         ]
 
+        self.chain.owner.require(self._batch)
+
         def lacking() -> list[_Text]:
             return [text for text, count in asked if self._lacks(text, count)]
 
