@@ -183,7 +183,6 @@ class DraftChain:
             (self._text(key), arguments.integer("wanted", count, arguments.SIZE_MAX))
             for key, count in wanted.items()
         ]
-
         self.chain.owner.require(self._batch)
 
         def lacking() -> list[_Text]:
@@ -193,7 +192,8 @@ class DraftChain:
         self._join([text for text in lacking() if text.row is None])
         while texts := lacking():
             rows = {text.row.number: text.row for text in texts if text.row is not None}
-            idle = [row for row in self._batch.rows if row.number not in rows]
+            others = [row for row in self._batch.rows if row.number not in rows]
+            idle = [row for row in others if not row.ended]
             if any(row.paused for row in rows.values()) or not all(row.paused for row in idle):
                 self._batch.pause(idle)
             self._batch.advance()

@@ -91,7 +91,7 @@ class Engine:
         self._sync_each_step = reason is not None or wanted
         self._planner = RoundPlanner(config, self.parts, bool(self._layers), can.tree_size)
         self.caches = Caches(config, self.parts, self._layers)
-        self.recovers = self.traces = False
+        self.recovers = self.traces = self._rewinds = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
@@ -121,7 +121,7 @@ class Engine:
     ) -> None:
         """Begin a batch with the cached lengths that `reuse_prefix` has returned for it."""
         self.caches.begin(reused)
-        self._at_work = None
+        self._at_work, self._rewinds = None, False
         for row, length in zip(slots, reused.get(1, ()), strict=False):
             row.stats.num_cached_tokens = length
         self._recorder, self._processors, self._observe = recorder, processors, observe
@@ -229,7 +229,7 @@ class Engine:
             row.logprobs.clear()
             row.origins.clear()
         self._rows = self._rows.select(range(len(self.slots)))
-        self._rounds = 0
+        self._rounds, self._rewinds = 0, True
         try:
             self.caches.cut(kept, self.slots, self._rows.state)
         except BaseException:
@@ -294,8 +294,10 @@ class Engine:
         planner, rows = self._planner, self._rows
         plan = planner.plan(rows.state, active)
         nodes = planner.tree_size(plan).nodes
-        self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
         on_host = self._on_host or plan.steps is None
+        # A step that the host reads takes the token behind accepted drafts as well.
+        more = int(on_host and self._rewinds)
+        self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder, more)
         # For this round alone, after which it is asked again.
         forced = not on_host and not planner.can_queue(plan, rows, active)
         rows = planner.rows(plan, on_host or forced, self.slots, rows)

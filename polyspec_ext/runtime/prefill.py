@@ -327,6 +327,7 @@ class Caches:
         active: Sequence[Row],
         rows: Rows,
         recorder: StatsRecorder,
+        more: int = 0,
     ) -> None:
         """Have every level of the round read the committed tokens up to the few that its first step
         reads.
@@ -335,6 +336,7 @@ class Caches:
             nodes: of the drafter's trees.
             slots: requests in the caches; active: those that are not complete.
             rows: for the cached lengths and the target's hidden states.
+            more: tokens that a first step reads at most beside those of the plan.
         """
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
@@ -362,7 +364,8 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            lagging = [row for row in active if row.committed - cached[row.slot] > plan.lag(number)]
+            lag = plan.lag(number) + more
+            lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()
                 with named(self._config.names, number - 1, slots):

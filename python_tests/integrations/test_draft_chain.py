@@ -175,7 +175,16 @@ class Alone:
         del self._chains[key]
 
 
-KINDS = {"anew": toy_rows.Rows, "beside": toy_rows.Admitting}
+class Anew(toy_rows.Rows):
+    """A toy level that reads all texts anew when a row joins, and returns one buffer again."""
+
+    def forward(self, *args: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
+        logits = super().forward(*args, **options)
+        self.output = getattr(self, "output", toy_rows.Output())
+        return self.output.view(logits)
+
+
+KINDS: dict[str, Any] = {"anew": Anew, "beside": toy_rows.Admitting}
 
 
 @st.composite
@@ -206,33 +215,37 @@ def sessions(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 @settings(max_examples=60)
 @given(
     sessions(), st.sampled_from([[], [2], [3, 1], [3, 0]]), st.sampled_from(["anew", "beside"]),
-    st.booleans(),
+    st.booleans(), st.sampled_from([None, "fixed"]),
 )  # fmt: skip
 def test_drafts_do_not_depend_on_company_or_cuts(
-    calls: list[tuple[Any, ...]], window: list[int], kind: str, lookup: bool
+    calls: list[tuple[Any, ...]], window: list[int], kind: str, lookup: bool, policy: str | None
 ) -> None:
     def make(kind: str) -> ps.DraftChain:
         levels: list[Any] = [KINDS[kind](VOCAB, 11 + i, 1.5) for i in range(len(window) + 1)]
         if lookup and window:
             levels[-1] = ps.PromptLookup(2, 1)
-        return drafting(levels, window)
+        return drafting(levels, window, policy=policy)
 
     drafts, alone = make(kind), Alone(lambda: make("anew"))
     top = toy.ToyLevel(VOCAB, 11, 1.5)
     texts: dict[str, list[int]] = {}
     rounds: dict[str, int] = {}
+    stops: dict[str, list[int]] = {}
     for call, *rest in calls:
         if call == "add":
             key, prompt, temperature, seed, eos = rest
-            texts[key], rounds[key] = list(prompt), 0
+            texts[key], rounds[key], stops[key] = list(prompt), 0, eos
             for one in (drafts, alone):
                 one.add(key, prompt, temperature=temperature, seed=seed, eos_token_id=eos)
         elif call == "propose":
+            before = {key: drafts.pending(key).tokens for key in rest[0]}
             for one in (drafts, alone):
                 one.propose(rest[0])
             for key, count in rest[0].items():
-                got = drafts.pending(key).tokens
-                assert len(got) >= count or 0 in got
+                tokens, ended = drafts.pending(key).tokens, set(stops[key])
+                enough = len(before[key]) >= count or ended.intersection(before[key])
+                assert tokens == before[key] or not enough
+                assert len(tokens) >= count or ended.intersection(tokens)
         elif call == "commit":
             key, used, more, apart = rest
             before = drafts.pending(key).tokens
