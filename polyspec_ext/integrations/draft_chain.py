@@ -16,18 +16,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import arguments, inputs
+from .. import _C, arguments, inputs
 from ..chain import Chain
 from ..levels.base import require_same_vocabulary
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading, common_prefix
 from ..runtime.rows import Row
 from ..sampling import Sampling
-from ..seeds import draft_seed
 from ..stats import LevelStats, Stats
 from ..validate import SEED_MAX
 
 _AHEAD = 512  # new tokens that a text has room for at once: caches are allocated by it
+# The target's draws have the same positions and levels, so that drafts need another seed: that of a
+# row that no batch has.
+_SEED_AT = 1 << 62
 _CHUNK = 512  # tokens of a text that one pass reads at most
 
 
@@ -112,7 +114,6 @@ class DraftChain:
         require_same_vocabulary(names, [target, chain.levels[0]])
         if getattr(chain.levels[0], "reads_encoder_input", False):
             raise ValueError(f"chain: expected decoder-only levels, given {chain.names[0]}")
-        chain.engine.require_rewind()
         limits = [part.max_length for part in chain.engine.parts if part.max_length is not None]
         if max_tokens is not None:
             limits.append(arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1))
@@ -128,6 +129,7 @@ class DraftChain:
             observe=self._observe,
             isolates=True,
         )
+        self._batch.rewind([], [])  # where that is refused, it is refused at once
 
     @property
     def stats(self) -> Stats:
@@ -167,7 +169,7 @@ class DraftChain:
         if not ids:
             raise ValueError("tokens: expected at least 1, given 0")
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        seed = draft_seed(arguments.integer("seed", seed, SEED_MAX))
+        seed = _C.row_seed(arguments.integer("seed", seed, SEED_MAX), _SEED_AT)
         [eos] = inputs.eos_sets(eos_token_id, 1, self.vocab_size)
         self._texts[key] = _Text(self._read_as(ids), sampling, seed, eos)
 

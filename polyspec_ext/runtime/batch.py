@@ -275,11 +275,7 @@ class Batch:
             self._engine.pause(rows)
 
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
-        """Replace the texts of rows between two rounds (`Engine.rewind`).
-
-        Raises:
-            ValueError: a text is empty, a row has ended, or the chain cannot rewind.
-        """
+        """Replace the texts of rows between two rounds (`Engine.rewind`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.rewind(rows, texts)

@@ -91,7 +91,7 @@ class Engine:
         self._sync_each_step = reason is not None or wanted
         self._planner = RoundPlanner(config, self.parts, bool(self._layers), can.tree_size)
         self.caches = Caches(config, self.parts, self._layers)
-        self.recovers = self.traces = self._rewinds = False
+        self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
@@ -121,7 +121,7 @@ class Engine:
     ) -> None:
         """Begin a batch with the cached lengths that `reuse_prefix` has returned for it."""
         self.caches.begin(reused)
-        self._at_work, self._rewinds = None, False
+        self._at_work = None
         for row, length in zip(slots, reused.get(1, ()), strict=False):
             row.stats.num_cached_tokens = length
         self._recorder, self._processors, self._observe = recorder, processors, observe
@@ -203,24 +203,22 @@ class Engine:
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
 
-    def require_rewind(self) -> None:
-        """Refuse, with a ValueError, a chain whose texts cannot be replaced (`rewind`)."""
-        if self._layers:
-            raise ValueError(
-                f"{self.config.names[-1]}: expected a drafter that reads tokens alone, given one "
-                "that reads hidden states, which texts that another engine continues do not have"
-            )
-
     @torch.inference_mode()
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
-        """Replace the texts of rows between two rounds: their caches keep what the old text and the
-        new have in common. New tokens are counted from the new text on. Round counts go on, so that
-        no draw comes twice."""
-        self.require_rewind()
+        """Replace the texts of rows between two rounds: caches keep what the old text and the new
+        have in common. New tokens are counted from the new text on. Round counts go on, so that no
+        draw comes twice.
+
+        Raises:
+            ValueError: the drafter reads hidden states, a text is empty, or a row has ended.
+        """
+        if self._layers:
+            reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
+            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
         kept = {}
         for row, text in zip(rows, texts, strict=True):
             if not text or row.ended:
-                given = "an empty text" if not text else "a request that has ended"
+                given = "a request that has ended" if row.ended else "an empty text"
                 raise ValueError(f"rewind: expected a text of a running request, given {given}")
             kept[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
         for row, text in zip(rows, texts, strict=True):
@@ -229,9 +227,10 @@ class Engine:
             row.logprobs.clear()
             row.origins.clear()
         self._rows = self._rows.select(range(len(self.slots)))
-        self._rounds, self._rewinds = 0, True
+        self._rounds = 0
         try:
-            self.caches.cut(kept, self.slots, self._rows.state)
+            # A step that the host reads takes the token behind accepted drafts as well.
+            self.caches.cut(kept, self.slots, self._rows.state, int(self._sync_each_step))
         except BaseException:
             self._begin_caches()  # some of them are cut
             raise
@@ -294,10 +293,8 @@ class Engine:
         planner, rows = self._planner, self._rows
         plan = planner.plan(rows.state, active)
         nodes = planner.tree_size(plan).nodes
+        self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
         on_host = self._on_host or plan.steps is None
-        # A step that the host reads takes the token behind accepted drafts as well.
-        more = int(on_host and self._rewinds)
-        self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder, more)
         # For this round alone, after which it is asked again.
         forced = not on_host and not planner.can_queue(plan, rows, active)
         rows = planner.rows(plan, on_host or forced, self.slots, rows)

@@ -130,12 +130,13 @@ class Caches:
         self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
         self._begun = [False] * self._count
         self._reused: dict[int, list[int]] = {}
+        self._more = 0
         self.continuing: list[Continuing] = []
         self.settled: list[int] | None = None
 
     def begin(self, reused: Mapping[int, list[int]]) -> None:
         """Begin a batch with these cached lengths by level (`reuse_prefix`)."""
-        self.settled, self._reused = None, dict(reused)
+        self.settled, self._reused, self._more = None, dict(reused), 0
         self._begun = [False] * self._count
 
     # ---- rows that join a batch ------------------------------------------------------------------
@@ -291,21 +292,19 @@ class Caches:
                 reused[number] = list(self._parts[number - 1].rollback(wanted))
         return reused if any(map(any, reused.values())) else {}
 
-    def cut(self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows) -> None:
-        """Cut every cache to at most ``lengths[slot]`` tokens of these rows."""
-        self.settled = None
+    def cut(
+        self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
+    ) -> None:
+        """Cut every cache to at most ``lengths[slot]`` tokens of these rows. From now on first
+        steps read `more` tokens than planned, as passes of their own would."""
+        self.settled, self._reused, self._more = None, {}, more
         for number, part in enumerate(self._parts, 1):
-            reused = self._reused.get(number)
-            if not self._begun[number - 1] and not reused:
-                continue
-            cached = reused or state.cached(number)
-            wanted = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
-            with named(self._config.names, number - 1, slots):
-                left = list(map(min, wanted, part.rollback(RowCounts(wanted))))
-            if reused:
-                self._reused[number] = left
-            else:
-                state.set_cached(number, left)
+            if self._begun[number - 1]:
+                cached = state.cached(number)
+                wanted = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+                with named(self._config.names, number - 1, slots):
+                    left = part.rollback(RowCounts(wanted))
+                state.set_cached(number, list(map(min, wanted, left)))
 
     def _able_to_continue(self) -> list[int]:
         count = self._count
@@ -329,7 +328,6 @@ class Caches:
         active: Sequence[Row],
         rows: Rows,
         recorder: StatsRecorder,
-        more: int = 0,
     ) -> None:
         """Have every level of the round read the committed tokens up to the few that its first step
         reads.
@@ -338,7 +336,6 @@ class Caches:
             nodes: of the drafter's trees.
             slots: requests in the caches; active: those that are not complete.
             rows: for the cached lengths and the target's hidden states.
-            more: tokens that a first step reads at most beside those of the plan.
         """
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
@@ -366,7 +363,7 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            lag = plan.lag(number) + more
+            lag = plan.lag(number) + self._more
             lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()
