@@ -26,7 +26,7 @@ from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches, Reading
+from .prefill import REVISION, Caches, Reading, common_prefix
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
@@ -203,6 +203,38 @@ class Engine:
             row.paused = any(row is other for other in paused)
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
+
+    @torch.inference_mode()
+    def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
+        """Replace the texts of rows between two rounds: caches keep what the old text and the new
+        have in common. New tokens are counted from the new text on. Round counts go on, so that no
+        draw comes twice.
+
+        Raises:
+            ValueError: the drafter reads hidden states, a text is empty, or a row has ended.
+        """
+        if self._layers:
+            reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
+            raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
+        kept = {}
+        for row, text in zip(rows, texts, strict=True):
+            if not text or row.ended:
+                given = "a request that has ended" if row.ended else "an empty text"
+                raise ValueError(f"rewind: expected a text of a running request, given {given}")
+            kept[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+        for row, text in zip(rows, texts, strict=True):
+            row.num_reported += len(text) - row.committed  # what a policy has yet to hear stays
+            row.tokens = list(text)
+            row.logprobs.clear()
+            row.origins.clear()
+        self._rows = self._rows.select(range(len(self.slots)))
+        self._rounds = 0
+        try:
+            # A step that the host reads takes the token behind accepted drafts as well.
+            self.caches.cut(kept, self.slots, self._rows.state, int(self._sync_each_step))
+        except BaseException:
+            self._begin_caches()  # some of them are cut
+            raise
 
     def windows(self, row: Row) -> Sequence[int]:
         """Return the windows of one row."""

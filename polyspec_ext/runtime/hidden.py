@@ -145,7 +145,7 @@ class HiddenWindow:
     def select(self, rows: Sequence[int | None]) -> None:
         """Keep these rows, in that order; None: one without states."""
         index = [0 if row is None else row for row in rows]
-        fresh = torch.tensor([row is None for row in rows])
+        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
         self.begin = self.begin[index].masked_fill(fresh, 0)
         self.counts = self.counts[index].masked_fill(fresh, 0)
         self._layers = {layer: states[index] for layer, states in self._layers.items()}

@@ -130,12 +130,13 @@ class Caches:
         self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
         self._begun = [False] * self._count
         self._reused: dict[int, list[int]] = {}
+        self._more = 0
         self.continuing: list[Continuing] = []
         self.settled: list[int] | None = None
 
     def begin(self, reused: Mapping[int, list[int]]) -> None:
         """Begin a batch with these cached lengths by level (`reuse_prefix`)."""
-        self.settled, self._reused = None, dict(reused)
+        self.settled, self._reused, self._more = None, dict(reused), 0
         self._begun = [False] * self._count
 
     # ---- rows that join a batch ------------------------------------------------------------------
@@ -274,7 +275,7 @@ class Caches:
         ):
             return {}
         pairs = zip(before, rows, strict=True)
-        common = [_common(was.tokens, row.tokens[:-1]) for was, row in pairs]
+        common = [common_prefix(was.tokens, row.tokens[:-1]) for was, row in pairs]
         numbers, last = self._able_to_continue(), self._count
         lengths = {number: kept.state.cached(number) for number in numbers}
         if self._layers and 1 in lengths:
@@ -290,6 +291,20 @@ class Caches:
             with named(self._config.names, number - 1, before):
                 reused[number] = list(self._parts[number - 1].rollback(wanted))
         return reused if any(map(any, reused.values())) else {}
+
+    def cut(
+        self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
+    ) -> None:
+        """Cut every cache to at most ``lengths[slot]`` tokens of these rows. From now on first
+        steps read `more` tokens than planned, as passes of their own would."""
+        self.settled, self._reused, self._more = None, {}, more
+        for number, part in enumerate(self._parts, 1):
+            if self._begun[number - 1]:
+                cached = state.cached(number)
+                wanted = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+                with named(self._config.names, number - 1, slots):
+                    left = part.rollback(RowCounts(wanted))
+                state.set_cached(number, list(map(min, wanted, left)))
 
     def _able_to_continue(self) -> list[int]:
         count = self._count
@@ -348,7 +363,8 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            lagging = [row for row in active if row.committed - cached[row.slot] > plan.lag(number)]
+            lag = plan.lag(number) + self._more
+            lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()
                 with named(self._config.names, number - 1, slots):
@@ -388,6 +404,7 @@ def _admitting(part: Member) -> Admitting:
     return cast(Admitting, part)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common from the first on."""
     differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
