@@ -1,0 +1,136 @@
+"""vLLM engines in processes of their own, forked from this one, and the laws of tiny targets."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+from transformers import LlamaConfig, LlamaForCausalLM
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+V = 16
+LENGTH = 3  # tokens of a text whose law is enumerated
+PROMPT = [3, 1, 4, 1, 5]
+CHAIN = "polyspec_ext.integrations.vllm.chain.ChainProposer"
+
+
+def save_llama(folder: Path, seed: int, layers: int, vocab: int = V, context: int = 256) -> Path:
+    """Save a random Llama, sharp enough that its laws are far from even."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        head_dim=32,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    return folder
+
+
+class Law:
+    """The law of the first tokens behind a prompt, by enumeration."""
+
+    def __init__(self, folder: Path, prompt: Sequence[int] = PROMPT) -> None:
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        vocab = model.config.vocab_size
+        self.logits: list[torch.Tensor] = []
+        with torch.no_grad():
+            for length in range(LENGTH):
+                texts = list(itertools.product(range(vocab), repeat=length))
+                ids = torch.tensor([[*prompt, *text] for text in texts])
+                self.logits.append(model(input_ids=ids).logits[:, -1].double())
+
+    def of(self, process: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+        """Return the probability of each text, [V ** LENGTH], where `process` maps logits to
+        probabilities."""
+        law = torch.ones(1, dtype=torch.float64)
+        for logits in self.logits:
+            law = (law[:, None] * process(logits)).flatten()
+        return law.numpy()
+
+
+def g_test(law: np.ndarray, texts: Iterable[Sequence[int]], vocab: int = V) -> float:
+    """Return the p-value of texts under a law; cells that expect fewer than 5 are a cell."""
+    counts = Counter(int(np.ravel_multi_index(tuple(text), (vocab,) * LENGTH)) for text in texts)
+    seen = np.array([counts[cell] for cell in range(len(law))], dtype=float)
+    if seen[law == 0].any():
+        return 0.0
+    expected = law * seen.sum()
+    few = expected < 5
+    seen = np.append(seen[~few], seen[few].sum())
+    expected = np.append(expected[~few], expected[few].sum())
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    assert len(seen) > 2
+    g = 2 * sum(o * np.log(o / e) for o, e in zip(seen, expected, strict=True) if o)
+    return float(stats.chi2.sf(g, len(seen) - 1))
+
+
+def run(job: Callable[..., Any], *args: Any, **config: Any) -> Any:
+    """Return `job(engine, *args)` from a forked process with an engine of this configuration."""
+    pytest.importorskip("vllm", reason="vllm is not installed here")
+    import vllm
+
+    context = multiprocessing.get_context("fork")
+    answers, answer = context.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            given = {
+                "dtype": "float32",
+                "enforce_eager": True,
+                "skip_tokenizer_init": True,
+                "kv_cache_memory_bytes": 16 << 20,
+                "max_num_seqs": 64,
+                "disable_log_stats": True,
+                **config,
+            }
+            answer.send((job(vllm.LLM(**given), *args), None))
+        except BaseException as error:
+            answer.send((None, "".join(traceback.format_exception(error))))
+        finally:
+            os._exit(0)
+
+    process = context.Process(target=work)
+    process.start()
+    answer.close()
+    try:
+        result, failure = answers.recv()
+    except EOFError:
+        raise RuntimeError("the engine's process died") from None
+    finally:
+        process.join()
+    if failure is not None:
+        raise RuntimeError(failure)
+    return result
+
+
+def texts(engine: Any, prompts: Sequence[Sequence[int]], parameters: Any) -> list[list[int]]:
+    """Return the ids that an engine generates."""
+    given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+    outputs = engine.generate(given, parameters, use_tqdm=False)
+    return [list(one.token_ids) for output in outputs for one in output.outputs]
