@@ -39,7 +39,7 @@ _TEXT = {
     Status.EMPTY_ROW: "every logit of a row is -inf, so no token has probability",
     Status.DRAFT_ROW: "the row is the draft's",
     Status.TOKEN_OUT_OF_RANGE: "a draft token is outside the vocabulary",
-    Status.BAD_LENGTH: "a draft length is outside [0, K]",
+    Status.BAD_LENGTH: "a draft length is outside [0, K], or above the request's rows",
     Status.BAD_PARAMETER: (
         "a parameter (temperature, top_k, top_p, min_p, position, round, node or room) is out of "
         "range"

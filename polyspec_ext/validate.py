@@ -38,8 +38,7 @@ class Form:
     Args:
         letter: most draft tokens of a request.
         rows: with offsets, the rows of all requests.
-        most: the argument that gives `letter` with offsets; lengths: the one that gives each
-            request's own without them.
+        most: the argument that gives `letter` with offsets.
         drafted: what draft tokens are called.
 
     Attributes:
@@ -47,14 +46,14 @@ class Form:
             offsets.
     """
 
-    def __init__(self, letter: str, rows: str, most: str, lengths: str, drafted: str) -> None:
-        self.letter, self.most, self.lengths, self.drafted = letter, most, lengths, drafted
+    def __init__(self, letter: str, rows: str, most: str, drafted: str) -> None:
+        self.letter, self.most, self.drafted = letter, most, drafted
         self.even = f"[B, {letter}+1, V]", f"[B, {letter}]"
         self.ragged = f"[{rows}, V] (with offsets)", f"[{rows}]"
 
 
-BLOCK = Form("K", "N", "draft_len", "draft_lengths", "draft tokens")
-TREE = Form("N", "M", "nodes", "counts", "nodes")
+BLOCK = Form("K", "N", "draft_len", "draft tokens")
+TREE = Form("N", "M", "nodes", "nodes")
 
 
 class Layout(NamedTuple):
@@ -132,7 +131,7 @@ def _require_backend(name: str, device: torch.device) -> None:
         raise ValueError(f"{name}: expected a tensor on cpu or cuda, given one on {device}")
 
 
-def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any) -> Layout:
+def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
     """Checks the target's logits, ``[B, K+1, V]``, or with offsets ``[N, V]``; gives the layout."""
     letter = form.letter
     if offsets is None:
@@ -154,8 +153,6 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any, lengths: Any
     if most is None:
         raise ValueError(f"{form.most}: expected the most {form.drafted} of a request, given None")
     limit, _ = integer(form.most, most, (batch, device))
-    if lengths is not None:
-        raise ValueError(f"{form.lengths}: expected None with offsets, given a tensor")
     vocab = target_logits.shape[1]
     return Layout((batch, device), limit + 1, vocab, (count,), form.ragged[1], offsets)
 

@@ -304,8 +304,6 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
                 const OptTensor& rooms, const OptTensor& allowed) {
   polyspec::VerifyParams params;
   Batch place = set_rows(target_logits, offsets, "K", &draft_len, &params);
-  STD_TORCH_CHECK(!(params.offsets != nullptr && draft_lengths.has_value()),
-                  "draft_lengths: expected none with offsets");
   const bool ragged = params.offsets != nullptr;
   const int64_t vocab = params.vocab;
   params.draft_len = draft_len;

@@ -91,7 +91,8 @@ def _entries(
     """Return the request of each draft token, its entry in the tables, and its index in the
     request. (Impossible lengths are errors of the status.)"""
     if offsets is not None:
-        first, count = offsets[:-1], offsets.diff() - 1
+        first, rows = offsets[:-1], offsets.diff()
+        count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
         count = count.where((offsets[:-1] >= 0) & (offsets[1:] <= entries), 0)
     else:
         first = torch.arange(batch, device=device) * most

@@ -84,7 +84,8 @@ class CutVerifyResult(NamedTuple):
         ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
             goes on.
         cache_lengths: [B] int64, position + num_accepted: what a cache that has read the block may
-            keep. One more than next_positions where the last token is a draft token.
+            keep. One more than next_positions where the last token is a draft token with a row
+            behind it; a draft token at the last row has none, and is not counted.
         next_ids: [B] int64, the last emitted token, input of the next pass; -1 if there is none.
         next_positions: [B] int64, its absolute position; -1 if there is none.
     """
@@ -258,7 +259,8 @@ def verify(
         draft_tokens: [B, K] integers, the target's ids; entries past ``draft_lengths`` are ignored.
         draft_logits: [B, K, Vd] with Vd <= V, strides as above; None is a deterministic proposal
             (q is one-hot).
-        draft_lengths: [B] integers in [0, K]; None is K for every request.
+        draft_lengths: [B] integers in [0, K]; None is K for every request, or with ``offsets``
+            one less than its rows.
         draft_rows: draft rows by index instead of side by side: integers shaped as
             ``draft_tokens``, for each token the row of the pool ``draft_logits`` [R, Vd] that it
             was drawn from, or -1 where its proposal was deterministic. ``draft_statistics`` are
@@ -267,12 +269,14 @@ def verify(
         slots: [B] integers: each of ``temperature`` ... ``round``, ``room`` (and ``eos`` with two
             dimensions) is a scalar or has a value per slot, [S], and request i reads slots[i].
         offsets: [B+1] integers: the target's rows of all requests follow one another,
-            ``target_logits`` [N, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
-            than draft tokens. ``draft_tokens`` (and ``draft_rows``) are [N] then, entry
-            offsets[i]+j being draft token j of request i and its last entry unused.
+            ``target_logits`` [N, V], request i having rows offsets[i] ... offsets[i+1]-1.
+            ``draft_tokens`` (and ``draft_rows``) are [N] then, entry offsets[i]+j being draft token
+            j of request i. A request of as many draft tokens as rows has no bonus row: if all are
+            accepted, nothing is emitted behind them.
         draft_len: K, the most draft tokens of a request, with ``offsets``; gives the outputs their
             shape. Any arrangement gives the same results, bit for bit. An index out of range is an
-            error of its request (``BAD_INDEX``, or ``BAD_LENGTH`` for more tokens than K).
+            error of its request (``BAD_INDEX``, or ``BAD_LENGTH`` for more tokens than K or
+            rows).
         temperature, top_k, top_p, min_p: as in ``sample``.
         seed: as in ``sample``.
         position: absolute index of the first draft token.
@@ -306,7 +310,7 @@ def verify(
         ValueError: a shape, stride, device or range is wrong; names expected and given.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len, draft_lengths)
+    layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len)
     place, rows, vocab, shape, text, offsets = layout
     batch = place[0]
     draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, torch.int64)

@@ -131,7 +131,9 @@ def verify_tree(
     path longer than D) is an error of its request (``BAD_TREE``), a draft row, slot or offset out
     of range too (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
     """
-    layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes, counts)
+    if offsets is not None and counts is not None:
+        raise ValueError("counts: expected None with offsets, given a tensor")
+    layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes)
     place, rows, vocab, shape, text, offsets = layout
     if rows > _checks.NODE_MAX + 1:
         raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")

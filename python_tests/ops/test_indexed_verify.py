@@ -83,6 +83,56 @@ def test_same_bits_however_the_rows_lie(block: dict[str, Any], ways: Any, rule: 
         assert equal(ps.verify(**call), expected)
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("ways", [(), (pooled,), (pooled, slotted)])
+def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> None:
+    """A request has rows that are not used, or none for a bonus: then it gives what it gives with
+    such a row and room for its draft tokens alone."""
+    seed, lengths = block["seed"], block["draft_lengths"]
+    more = torch.tensor([0, 2, 0, 0, 1], device=seed.device)  # rows beside those of draft tokens
+    full = torch.nn.functional.pad(block["target_logits"], (0, 0, 0, 1), value=torch.nan)
+    mask = torch.arange(K + 2, device=seed.device) < (lengths + more)[:, None]
+    allowed = torch.randint(-(2**31), 2**31, (B, K + 1, 2), device=seed.device).int()
+    every = torch.full_like(lengths, 2**40)
+    bare = 0
+    for step in range(20):
+        call = {**block, "rule": rule, "seed": seed + 100 * step}
+        if step % 4 == 0:
+            call["temperature"] = torch.zeros_like(block["temperature"])
+        if step % 3 == 0:
+            call["allowed"] = allowed | 1  # (not empty)
+        room = every.where(more > 0, lengths)
+        expected = ps.verify(**call, room=room)
+        for way in ways:
+            call = way(call)
+
+        def by_row(table: torch.Tensor, width: int) -> torch.Tensor:
+            return torch.nn.functional.pad(table, (0, width), value=-9)[mask]
+
+        call |= {"target_logits": full[mask], "draft_len": K}
+        call["offsets"] = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
+        for name in {"draft_tokens", "draft_rows"} & call.keys():
+            call[name] = by_row(call[name], 2)
+        if "allowed" in call:
+            call["allowed"] = torch.nn.functional.pad(call["allowed"], (0, 0, 0, 1))[mask]
+        assert equal(ps.verify(**call, validate=step == 1), expected[:5])
+        cut = ps.verify(**call, eos=-1)
+        assert equal(cut[:6], expected[:6])
+        assert equal(cut[8:], expected[8:])
+        assert not cut.ended.any()
+        whole = (more == 0) & (cut.num_emitted == lengths) & (lengths > 0)
+        read = cut.next_positions.where(whole, expected.cache_lengths)
+        assert torch.equal(cut.cache_lengths, read)
+        bare += int(whole.sum())
+    assert bare > 10
+    for wrong in (-1, 3, K + 1, 2**62):  # request 2 has two rows
+        changed = lengths.clone()
+        changed[2] = wrong
+        got = ps.verify(**{**call, "draft_lengths": changed})
+        assert got.status.tolist() == [0, 0, ps.Status.BAD_LENGTH, 0, 0]
+        assert (got.tokens[2] == -1).all()
+
+
 def test_the_level_below_is_a_pool(device: torch.device) -> None:
     """Rows of the logits that the middle verified with, found by index, serve the target."""
     middle, target = (
@@ -190,7 +240,7 @@ def test_wrong_arguments_are_named(
         ({"offsets": torch.zeros(2, 2).long()}, ["offsets", "[B+1]", "[2, 2]"]),
         ({"draft_len": None}, ["draft_len", "most draft tokens", "None"]),
         ({"draft_len": -1}, ["draft_len", "integer in [0", "-1"]),
-        ({"draft_lengths": torch.zeros(B).long()}, ["draft_lengths", "None with offsets"]),
+        ({"draft_lengths": torch.zeros(B + 1).long()}, ["draft_lengths", "[B]", "[6]"]),
         ({"draft_tokens": torch.zeros(B, K).long()}, ["draft_tokens", "[N]"]),
     ],
 )

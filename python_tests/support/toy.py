@@ -268,33 +268,36 @@ class Enumerator:
         draft: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        lengths = options.get("draft_lengths")
-        width, wanted, draws = tokens.shape[1], [], []
-        for b in range(len(tokens)):
+        lengths, offsets = options.get("draft_lengths"), options.get("offsets")
+        width = tokens.shape[1] if offsets is None else options["draft_len"]
+        wanted, draws = [], []
+        for b in range(len(tokens) if offsets is None else len(offsets) - 1):
+            mine = b if offsets is None else slice(*offsets[b : b + 2].tolist())
             count = width if lengths is None else int(lengths[b])
-            bits, emitted = [0] * (width + 1), None
-            if not target[b, : count + 1].isnan().any():
+            bits, outcome = [0] * (width + 1), None
+            if not target[mine][: count + 1].isnan().any():
                 self._row(options["seed"], b)
                 names = ("temperature", "top_k", "top_p", "min_p")
                 sampling = {name: of_row(options[name], b) for name in names}
                 rows = None if draft is None else draft[b, :count]
-                emitted, bits[:count], bits[width] = self._verified(
-                    target[b, : count + 1],
-                    tokens[b, :count].tolist(),
+                *outcome, bits[:count], bits[width] = self._verified(
+                    target[mine][: count + 1],
+                    tokens[mine][:count].tolist(),
                     rows,
                     options["rule"],
                     sampling,
                     options.get("target_to_draft"),
                 )
-            wanted.append(emitted)
+            wanted.append(outcome)
             draws.append(bits)
         made = torch.tensor(draws, dtype=torch.int64)
         r = ps.verify(target, tokens, draft, **options, draws=made)
-        for b, emitted in enumerate(wanted):
-            if emitted is not None:
+        for b, outcome in enumerate(wanted):
+            if outcome is not None:
+                accepted, emitted = outcome
                 assert r.status[b] == 0
-                assert r.num_accepted[b] == len(emitted) - 1
-                assert r.tokens[b, : len(emitted)].tolist() == emitted
+                assert r.num_accepted[b] == accepted
+                assert r.tokens[b].tolist() == emitted + [-1] * (width + 1 - len(emitted))
         return r
 
     def _verified(
@@ -305,8 +308,9 @@ class Enumerator:
         rule: str,
         sampling: dict[str, float],
         target_to_draft: torch.Tensor | None,
-    ) -> tuple[list[int], list[int], int]:
-        """What one row emits, and the bits for it."""
+    ) -> tuple[int, list[int], list[int], int]:
+        """Return the accepted draft tokens of one row, what it emits, and the bits. Without a row
+        of the target behind the draft tokens there is no bonus."""
         size, count = target.shape[1], len(drafted)
         p = [distribution(row, **sampling) for row in target]
         q = [[float(x == y) for x in range(size)] for y in drafted]
@@ -317,6 +321,8 @@ class Enumerator:
             q = [[row[entry] for entry in entries] for row in q]
         verified = self._token_rule if rule == "token" else self._block_rule
         accepted, scale, bits = verified(p, q, drafted)
+        if accepted == len(p):
+            return accepted, drafted, bits, 0
         if accepted == count:
             weights = p[count]
         else:
@@ -325,7 +331,7 @@ class Enumerator:
             ]
             weights = [w if w > 1e-13 else 0.0 for w in weights]
         last, last_bits = self._token(weights)
-        return [*drafted[:accepted], last], bits, last_bits
+        return accepted, [*drafted[:accepted], last], bits, last_bits
 
     def _accept(self, probability: float) -> tuple[bool, int]:
         """Whether a test of this probability passes, and bits a hair inside that outcome."""

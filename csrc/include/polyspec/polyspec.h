@@ -238,7 +238,7 @@ typedef struct polyspec_verify_params {
 
   const int64_t* draft_tokens;  /* [b, k] target ids */
   int64_t draft_tokens_stride;  /* elements per request */
-  const int64_t* draft_lengths; /* [b] in [0, k], or NULL: k for every request */
+  const int64_t* draft_lengths; /* [b] in [0, k], or NULL: k for every request; see offsets */
 
   const polyspec_sampling* sampling; /* NULL: the defaults; the same as for the draft */
   const polyspec_draw* draw;         /* NULL: the defaults */
@@ -258,7 +258,7 @@ typedef struct polyspec_verify_params {
   const int64_t* room;  /* [b] >= 0, most tokens that may be emitted; NULL: no limit */
   int64_t* num_emitted; /* [b] out, or NULL; tokens emitted, in [0, k+1] */
   int64_t* ended;       /* [b] out, or NULL; POLYSPEC_ENDED_*, 0: the text goes on */
-  int64_t* cache_lengths;  /* [b] out, or NULL; position + accepted tokens */
+  int64_t* cache_lengths;  /* [b] out, or NULL; position + accepted tokens that have a row behind */
   int64_t* next_ids;       /* [b] out, or NULL; the last emitted token, -1 if there is none */
   int64_t* next_positions; /* [b] out, or NULL; its absolute position, -1 if there is none */
 
@@ -273,8 +273,9 @@ typedef struct polyspec_verify_params {
   int64_t draft_rows_stride; /* elements per request (not with offsets) */
   int64_t num_draft_rows;
   const int64_t* offsets; /* [b+1] into target_logits [num_rows, v] and draft_tokens [num_rows], or
-                             NULL. Request i has rows offsets[i] ... offsets[i+1]-1 and one draft
-                             token fewer, at the same places */
+                             NULL. Request i has rows offsets[i] ... offsets[i+1]-1 and, at the
+                             same places, one draft token fewer or draft_lengths[i], at most its
+                             rows. Of as many tokens as rows no bonus is emitted behind the last */
   int64_t num_rows;
   const int64_t* slots; /* [b] in [0, num_slots): where the arrays of sampling, draw, eos and room
                            hold a request's parameters; or NULL: those arrays are [b] */

@@ -25,16 +25,18 @@ struct CutParams {
   PerRequest<int64_t> room{nullptr, INT64_MAX};  // >= 0; most tokens that may be emitted
 
   // Outputs, [b] each, nullptr where not wanted. Of n emitted tokens a are accepted draft tokens:
-  int64_t* num_emitted = nullptr;     // n, in [0, k+1]
-  int64_t* ended = nullptr;           // EndedBits; 0: the text goes on
-  int64_t* cache_lengths = nullptr;   // position + a: what a cache that has read the block may keep
+  int64_t* num_emitted = nullptr;  // n, in [0, k+1]
+  int64_t* ended = nullptr;        // EndedBits; 0: the text goes on
+  // position + a: what a cache that has read the block may keep. One less where the last of the
+  // accepted draft tokens has no row behind it.
+  int64_t* cache_lengths = nullptr;
   int64_t* next_ids = nullptr;        // the last emitted token, the next pass's input; -1 if n = 0
   int64_t* next_positions = nullptr;  // its absolute position, position + n - 1; -1 if n = 0
 };
 
 // Row i of the target's logits is the distribution of the token after i draft tokens, so row i
-// verifies draft token i and row `length` gives the bonus token. With p, q the processed
-// distributions of target and draft:
+// verifies draft token i and row `length`, if it is there, gives the bonus token. With p, q the
+// processed distributions of target and draft:
 //   rule token: accept y while u < p(y)/q(y); at the first rejection draw from norm(max(p - q, 0));
 //   rule block: p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //               h_i = S_i / (S_i + 1 - p_i), h_m = p_m; keep the largest i with u_i < h_i, then
@@ -100,13 +102,15 @@ struct VerifyParams {
   // [b, k] target ids, or [num_rows] with `offsets`: entry offsets[i] + j is draft token j of
   // request i. Entries past a length are not read.
   const int64_t* draft_tokens = nullptr;
-  int64_t draft_tokens_stride = 0;         // elements per request (not with `offsets`)
-  const int64_t* draft_lengths = nullptr;  // [b] in [0, k], or nullptr: k for every request
+  int64_t draft_tokens_stride = 0;  // elements per request (not with `offsets`)
+  // [b] in [0, k]; with `offsets` also at most a request's rows. nullptr: k for every request, with
+  // `offsets` one less than its rows. Another length is kStatusBadLength.
+  const int64_t* draft_lengths = nullptr;
 
-  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1, one more than draft
-  // tokens, of which there may be at most k (kStatusBadLength). An offset that is not in [0,
-  // num_rows] is kStatusBadIndex. nullptr: requests lie target_stride[0] apart. Not with
-  // draft_lengths.
+  // [b+1]: request i has the target's rows offsets[i] ... offsets[i+1]-1. Rows behind row `length`
+  // are not read. A request with as many draft tokens as rows has no bonus: if all are accepted,
+  // nothing is emitted behind them. An offset that is not in [0, num_rows] is kStatusBadIndex.
+  // nullptr: requests lie target_stride[0] apart.
   const int64_t* offsets = nullptr;
   int64_t num_rows = 0;
 

@@ -54,11 +54,9 @@ Result check(const CutParams& cut, int64_t batch) {
   return {};
 }
 
-// What verify and verify_tree share. `most`: draft tokens of a request, by name. `lengths`: the
-// operator's own, which ragged requests do not have.
+// What verify and verify_tree share. `most`: draft tokens of a request, by name.
 template <class Params>
-Result check_both(const Params& p, const NamedSize& most, const Named& lengths,
-                  bool draft_logits_given) {
+Result check_both(const Params& p, const NamedSize& most, bool draft_logits_given) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (const Result vocab = check_vocab(p.vocab); !vocab.ok()) return vocab;
   const Result dtype = check_dtype("target_dtype", p.target_dtype);
@@ -83,8 +81,6 @@ Result check_both(const Params& p, const NamedSize& most, const Named& lengths,
     if (p.draft_vocab < 1 || p.draft_vocab > p.vocab)
       return expected("draft_vocab", "[1, vocab]", p.draft_vocab);
   }
-  if (ragged && lengths.pointer != nullptr)
-    return invalid("%s: expected null beside offsets, given a pointer", lengths.name);
   if (p.slots != nullptr && p.num_slots < 0) return expected("num_slots", ">= 0", p.num_slots);
   const bool any = p.batch > 0;
   const Result given = check_given({{"target_logits", p.target_logits, any},
@@ -103,7 +99,9 @@ Result check(const VerifyTreeParams& p) {
   if (p.nodes < 0 || p.nodes >= kDrawNodes) return expected("nodes", "[0, 2^14)", p.nodes);
   if (p.depth < 0 || p.depth > p.nodes) return expected("depth", "[0, nodes]", p.depth);
   const bool pool = p.draft_rows != nullptr && p.num_draft_rows > 0;
-  const Result both = check_both(p, {"nodes", p.nodes}, {"counts", p.counts}, pool);
+  if (p.offsets != nullptr && p.counts != nullptr)
+    return invalid("counts: expected null beside offsets, given a pointer");
+  const Result both = check_both(p, {"nodes", p.nodes}, pool);
   if (!both.ok()) return both;
   const bool any = p.batch > 0;
   return check_given({{"rows", p.rows, any},
@@ -115,8 +113,7 @@ Result check(const VerifyTreeParams& p) {
 Result check(const VerifyParams& p) {
   if (p.rule != Rule::kToken && p.rule != Rule::kBlock)
     return expected("rule", "token (0) or block (1)", static_cast<int>(p.rule));
-  const Result both = check_both(p, {"draft_len", p.draft_len}, {"draft_lengths", p.draft_lengths},
-                                 p.draft_logits != nullptr);
+  const Result both = check_both(p, {"draft_len", p.draft_len}, p.draft_logits != nullptr);
   if (!both.ok()) return both;
   return check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});
 }

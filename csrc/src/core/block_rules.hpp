@@ -31,6 +31,7 @@ POLYSPEC_FN Outcome verify_greedy(Group& group, const Block<T, kind>& block) {
   Outcome outcome;
   for (int64_t i = 0;; ++i) {
     outcome.accepted = i;
+    if (i == block.rows) return outcome;  // no row for a bonus
     outcome.status = target_argmax(group, block, i, &outcome.last);
     if (outcome.status != 0 || i == block.length) return outcome;
     const int64_t y = block.token(i);
@@ -70,6 +71,10 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T, kind>& block) {
   for (int64_t i = 0; i == 0 || scale > 0.0; ++i) {
     const bool behind = i == block.length;  // all draft tokens
     if (behind && whole && i > 0 && !(block.accept_draw(i - 1) < scale)) break;
+    if (i == block.rows) {  // none for a bonus
+      outcome.accepted = i;
+      return outcome;
+    }
     RowStatistics p_statistics;
     RowStatistics q_statistics{0.0f, 0.0f, 1};
     int32_t error;

@@ -50,7 +50,10 @@ POLYSPEC_FN int64_t cut_emitted(const View& view, const int64_t* tokens, int64_t
   }
   const int64_t b = view.request;
   const int64_t position = view.draws.position;
-  const int64_t cached = outcome->accepted < kept ? outcome->accepted : kept;
+  // Its last row's input is the draft token in front of it.
+  const int64_t most = view.rows > 0 ? view.rows - 1 : 0;
+  int64_t cached = outcome->accepted < kept ? outcome->accepted : kept;
+  if (cached > most) cached = most;
   if (cut.num_emitted != nullptr) cut.num_emitted[b] = kept;
   if (cut.ended != nullptr) cut.ended[b] = ended;
   if (cut.cache_lengths != nullptr) cut.cache_lengths[b] = position + cached;

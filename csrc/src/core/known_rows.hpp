@@ -35,7 +35,7 @@ template <class T, Requests kind, class Rules, class Group>
 POLYSPEC_FN bool record_row(Group& group, const VerifyParams& params, int64_t request, int64_t i,
                             RowRecord* record) {
   Block<T, kind> block(params, request);
-  if (open_block(&block) != 0 || block.room == 0 || i > block.length) return true;
+  if (open_block(&block) != 0 || block.room == 0 || i >= block.rows) return true;
   RowRecord found{{}, {0.0f, 0.0f, 1}, -1, 0, 0};
   if (block.filter.greedy()) {
     Emission emission;

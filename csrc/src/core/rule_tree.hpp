@@ -15,6 +15,7 @@ struct Tree {
   int64_t request;
   int64_t slot = 0;   // of its parameters
   int64_t count = 0;  // nodes
+  int64_t rows = 0;   // of the target
   int64_t room = INT64_MAX;
   int64_t target_at = 0;  // where its own begin: target logits, nodes, draft rows' ids
   int64_t nodes_at = 0;

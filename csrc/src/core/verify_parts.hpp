@@ -43,6 +43,7 @@ struct Block {
   int64_t request;
   int64_t slot = 0;          // of its parameters
   int64_t length = 0;        // draft tokens
+  int64_t rows = 0;          // of the target: one more, or as many, and then there is no bonus
   int64_t room = INT64_MAX;  // most tokens that may be emitted
   int64_t target_at = 0;     // where its own begin: target logits, draft tokens, draft rows' ids
   int64_t tokens_at = 0;

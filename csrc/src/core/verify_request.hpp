@@ -40,10 +40,11 @@ POLYSPEC_FN void verify_request(Group& group, const VerifyParams& params, int64_
   if (group.rank() != 0) return;
   int64_t emitted = 0;
   if ((outcome.status & kErrorMask) == 0) {
-    if (block.room > 0) {
+    emitted = outcome.accepted;
+    if (block.room > 0 && emitted < block.rows) {
       block.write(outcome.accepted, outcome.last.token, outcome.last.logprob,
                   outcome.last.statistics);
-      emitted = outcome.accepted + 1;
+      ++emitted;
     }
   } else if (block.filter.greedy() || !Rules::whole(params)) {
     // A block verified as a whole has no prefix that stands before the whole was read.

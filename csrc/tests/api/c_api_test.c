@@ -294,6 +294,16 @@ static void test_verify(void) {
     CHECK(out.tokens[0] == draft.tokens[0] && out.tokens[1] == draft.tokens[1]);
     CHECK(out.tokens[2] >= 0 && out.tokens[2] < V &&
           out.statistics[2].mass == out.statistics[0].mass);
+    /* As many rows as draft tokens: nothing is emitted behind them. */
+    const int64_t two = 2, bare[2] = {0, 2};
+    p.offsets = bare;
+    p.num_rows = 2;
+    p.draft_lengths = &two;
+    CHECK_CODE(POLYSPEC_OK, polyspec_verify(&p, NULL));
+    CHECK(out.status == 0 && out.accepted == 2 && out.tokens[1] == draft.tokens[1]);
+    CHECK(out.tokens[2] == -1 && out.statistics[2].mass == 0);
+    p.offsets = NULL;
+    p.draft_lengths = NULL;
   }
   p.rule = 5;
   CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify(&p, NULL));

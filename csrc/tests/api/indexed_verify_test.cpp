@@ -28,6 +28,7 @@ void test_arrangements() {
         refused += (params.status[b] & polyspec::kStatusBadIndex) != 0 ? 1 : 0;
       continue;
     }
+    if (call.bare) continue;
     const cases::VerifyCase& plain = call.rectangular;
     CHECK(polyspec::verify(plain.params(plain.inputs.bytes.data(), expected.data())).ok());
     cases::check_same(expected, got, "arrangement " + std::to_string(seed));
@@ -177,6 +178,55 @@ void test_out_of_range() {
   CHECK_EQ(0, packed.status[1]);
 }
 
+// Request 0 has three draft tokens and rows, request 1 a token and rows that it does not use: the
+// tokens are those of the rectangular call with room for them.
+void test_without_bonus() {
+  const int64_t offsets[3] = {0, 3, 8}, lengths[2] = {3, 1}, room[2] = {3, 9};
+  int64_t whole = 0;
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    Call cut, bare;
+    const std::vector<float> pool(bare.pool, bare.pool + 24);
+    std::copy(pool.begin(), pool.begin() + 12, cut.target);  // so that many are accepted
+    std::copy(pool.begin(), pool.begin() + 12, bare.target);
+    std::copy(cut.target + 16, cut.target + 32, bare.target + 12);
+    cut.p.cut.room.data = room;
+    bare.p.offsets = offsets;
+    bare.p.num_rows = 8;
+    bare.p.draft_rows_stride = bare.p.draft_tokens_stride = bare.p.target_stride[0] = -1;
+    int64_t cached[2], next[2], ended[2];
+    bare.p.cut.cache_lengths = cached;
+    bare.p.cut.next_positions = next;
+    bare.p.cut.ended = ended;
+    for (Call* call : {&cut, &bare}) {
+      call->p.rule = seed % 2 == 0 ? Rule::kToken : Rule::kBlock;
+      call->p.draft_lengths = lengths;
+      call->p.draw.seed.value = seed;
+      call->run();
+    }
+    for (const int64_t b : {0, 1}) CHECK(cut.same(bare, b));
+    CHECK(ended[0] == 0 && ended[1] == 0);
+    CHECK_EQ(next[0], cached[0]);
+    whole += bare.accepted[0] == 3 ? 1 : 0;
+  }
+  CHECK(whole > 100);
+  Call few;
+  const int64_t more[2] = {3, 6};
+  few.p.offsets = offsets;
+  few.p.num_rows = 8;
+  few.p.draft_lengths = more;
+  few.p.draft_len = 6;
+  few.p.draft_rows = nullptr;
+  few.p.draft_logits = nullptr;
+  int64_t tokens[14];
+  float logprobs[14];
+  few.p.tokens = tokens;
+  few.p.logprobs = logprobs;
+  few.p.statistics = nullptr;
+  few.run();
+  CHECK_EQ(0, few.status[0]);
+  CHECK_EQ(int32_t{polyspec::kStatusBadLength}, few.status[1]);
+}
+
 void test_arguments() {
   const auto invalid = [](auto change) {
     Call call;
@@ -184,11 +234,10 @@ void test_arguments() {
     const polyspec::Result result = polyspec::verify(call.p);
     CHECK(result.code == polyspec::Result::Code::kInvalidArgument);
   };
-  const int64_t lengths[2] = {1, 1}, offsets[3] = {0, 4, 8}, slots[2] = {0, 1};
+  const int64_t offsets[3] = {0, 4, 8}, slots[2] = {0, 1};
   invalid([](VerifyParams& p) { p.num_draft_rows = -1; });
   invalid([](VerifyParams& p) { p.draft_logits = nullptr; });
   invalid([&](VerifyParams& p) { p.offsets = offsets, p.num_rows = -1; });
-  invalid([&](VerifyParams& p) { p.offsets = offsets, p.draft_lengths = lengths; });
   invalid([&](VerifyParams& p) { p.slots = slots, p.num_slots = -1; });
   Call empty;  // no pool at all: everything is deterministic, or an id out of range
   empty.p.draft_logits = nullptr;
@@ -205,6 +254,7 @@ int main() {
   test_arrangements();
   test_mixed_proposals();
   test_out_of_range();
+  test_without_bonus();
   test_arguments();
   return 0;
 }

@@ -1,6 +1,6 @@
 // The random calls of random_verify.hpp with their rows and parameters elsewhere: the target's rows
 // and the draft tokens without gaps, draft rows in a pool, parameters at slots. What each request
-// is to get is what it gets from the rectangular call.
+// is to get is what it gets from the rectangular call, unless it has no row for a bonus.
 #pragma once
 
 #include <algorithm>
@@ -61,6 +61,7 @@ class Indexed {
         Knobs::point(in, ids_, &p.draft_rows);
       } else {
         p.draft_lengths = nullptr;
+        Knobs::point(in, counts_, &p.draft_lengths);
         p.draft_tokens_stride = kUnread;
       }
     }
@@ -94,6 +95,7 @@ class Indexed {
   Verification<Params> rectangular;
   int64_t batch, vocab;
   bool wild = false;  // ids, slots and offsets of any value: not the rectangular call's results
+  bool bare = false;  // some requests have no row for a bonus: not all of its results
 
  private:
   static constexpr int64_t kUnread = int64_t{1} << 60;
@@ -126,13 +128,23 @@ class Indexed {
   // The target's rows, and what goes with each: a request's last entry is no draft token's.
   void pack() {
     std::vector<int64_t> offsets{0};
-    for (const int64_t length : lengths_) offsets.push_back(offsets.back() + length + 1);
+    const bool counted = !kTree && random_.chance(0.5);  // with lengths, and any number of rows
+    for (const int64_t length : lengths_) {
+      const int64_t more = counted ? random_.below(4) : 1;
+      bare = bare || more == 0;
+      offsets.push_back(offsets.back() + std::max<int64_t>(length + more, 0));
+    }
+    if (counted) counts_ = inputs.put(lengths_);
     first_ = {offsets.begin(), offsets.end() - 1};
     num_rows_ = offsets.back();
     target_stride_ = vocab + random_.below(3);
     RowBytes rows(from_.target_dtype, num_rows_, target_stride_);
+    // Rows of the target that the rectangular call has as well.
+    const auto rows_of = [&](size_t b) {
+      return std::min({lengths_[b] + 1, nodes_ + 1, offsets[b + 1] - offsets[b]});
+    };
     for (size_t b = 0; b < lengths_.size(); ++b) {
-      for (int64_t i = 0; i <= std::min(lengths_[b], nodes_); ++i) {
+      for (int64_t i = 0; i < rows_of(b); ++i) {
         const int64_t at =
             static_cast<int64_t>(b) * from_.target_stride[0] + i * from_.target_stride[1];
         rows.set(first_[b] + i, from_.target_logits, at, vocab);
@@ -143,7 +155,7 @@ class Indexed {
       std::vector<int32_t> masks(static_cast<size_t>(num_rows_ * words));
       for (size_t b = 0; b < lengths_.size(); ++b) {
         const int32_t* from = from_.allowed + static_cast<int64_t>(b) * from_.allowed_stride[0];
-        const int64_t rows_here = std::min(lengths_[b], nodes_) + 1;
+        const int64_t rows_here = std::max<int64_t>(rows_of(b), 0);
         std::copy(from, from + rows_here * words, masks.begin() + first_[b] * words);
       }
       allowed_ = inputs.put(masks);
@@ -244,6 +256,7 @@ class Indexed {
   int64_t nodes_ = 0, num_rows_ = 0, target_stride_ = 0, num_slots_ = 0;
   int64_t pool_rows_ = 0, pool_stride_ = 0, ids_stride_ = 0;
   size_t target_ = kNone, tokens_ = kNone, offsets_ = kNone, parents_ = kNone, ids_ = kNone;
+  size_t counts_ = kNone;
   size_t pool_ = kNone, pool_statistics_ = kNone, allowed_ = kNone;
   size_t slots_ = kNone, temperature_ = kNone, top_k_ = kNone, top_p_ = kNone, min_p_ = kNone;
   size_t seed_ = kNone, position_ = kNone, round_ = kNone, room_ = kNone, eos_ = kNone;
