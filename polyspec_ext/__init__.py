@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from polyspec_ext.grammar import Grammar as Grammar
     from polyspec_ext.integrations.attach import attach as attach
     from polyspec_ext.integrations.attach import detach as detach
+    from polyspec_ext.integrations.draft_chain import DraftChain as DraftChain
     from polyspec_ext.integrations.transformers import custom_generate as custom_generate
     from polyspec_ext.kv_cache import RollbackCache as RollbackCache
     from polyspec_ext.levels import HuggingFaceLevel as HuggingFaceLevel
@@ -82,6 +83,7 @@ _NAMES = {
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),
     "integrations.attach": ("attach", "detach"),
+    "integrations.draft_chain": ("DraftChain",),
     "integrations.transformers": ("custom_generate",),
     "kv_cache": ("RollbackCache",),
     "levels": ("HuggingFaceLevel", "Level"),

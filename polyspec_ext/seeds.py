@@ -1,4 +1,4 @@
-"""The seeds of a batch's rows, out of one, and where that comes from."""
+"""Seeds: of a batch's rows, out of one, of chains that draft, and fresh ones."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def row_seeds(seed: int, count: int) -> list[int]:
     seed = arguments.integer("seed", seed, SEED_MAX)
     rows = range(arguments.integer("count", count))
     return [_C.row_seed(seed, row) if row else seed for row in rows]
+
+
+def draft_seed(seed: int) -> int:
+    """Derive the seed of a chain that drafts for a target with this seed, whose draws have the same
+    positions and levels: the seed of a row that no batch has."""
+    return _C.row_seed(seed, 1 << 62)
 
 
 def fresh_seed() -> int:

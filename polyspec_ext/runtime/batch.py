@@ -268,6 +268,22 @@ class Batch:
         if isinstance(self._recorder, RoundRecorder):
             self._recorder.take(row.stats)
 
+    def pause(self, rows: Sequence[Row]) -> None:
+        """Have these rows, and no others, take no part in the rounds to come."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.pause(rows)
+
+    def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
+        """Replace the texts of rows between two rounds (`Engine.rewind`).
+
+        Raises:
+            ValueError: a text is empty, a row has ended, or the chain cannot rewind.
+        """
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.rewind(rows, texts)
+
     def save(self, row: Row, level: int, begin: int, end: int) -> Any:
         """Return a copy of what a level keeps of tokens of a row (`Admitting.save`)."""
         return self._engine.caches.save(level, row.slot, begin, end)
@@ -322,19 +338,20 @@ class Batch:
         except Exception as error:
             failure = error
         rows = [row for row in engine.slots if row.active]
+        paused = [row for row in engine.slots if row.paused]
         engine.begin_again()
         if len(rows) == 1:
             self._fail(rows[0], failure)
             return []
         committed: Committed = []
         for row in rows:
-            engine.pause([other for other in rows if other is not row])
+            engine.pause([*paused, *(other for other in rows if other is not row)])
             try:
                 committed += engine.round()
             except Exception as error:
                 self._fail(row, error)
                 engine.begin_again()
-        engine.pause([])
+        engine.pause(paused)
         return committed
 
     def _fail(self, row: Row, error: Exception) -> None:
@@ -353,7 +370,7 @@ class Batch:
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)
-        rows = [row for row in self._engine.slots if not row.ended]
+        rows = [row for row in self._engine.slots if row.active]
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)

@@ -25,7 +25,7 @@ from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches, Reading
+from .prefill import REVISION, Caches, Reading, common_prefix
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
@@ -202,6 +202,39 @@ class Engine:
             row.paused = any(row is other for other in paused)
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
+
+    def require_rewind(self) -> None:
+        """Refuse, with a ValueError, a chain whose texts cannot be replaced (`rewind`)."""
+        if self._layers:
+            raise ValueError(
+                f"{self.config.names[-1]}: expected a drafter that reads tokens alone, given one "
+                "that reads hidden states, which texts that another engine continues do not have"
+            )
+
+    @torch.inference_mode()
+    def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
+        """Replace the texts of rows between two rounds: their caches keep what the old text and the
+        new have in common. New tokens are counted from the new text on. Round counts go on, so that
+        no draw comes twice."""
+        self.require_rewind()
+        kept = {}
+        for row, text in zip(rows, texts, strict=True):
+            if not text or row.ended:
+                given = "an empty text" if not text else "a request that has ended"
+                raise ValueError(f"rewind: expected a text of a running request, given {given}")
+            kept[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+        for row, text in zip(rows, texts, strict=True):
+            row.num_reported += len(text) - row.committed  # what a policy has yet to hear stays
+            row.tokens = list(text)
+            row.logprobs.clear()
+            row.origins.clear()
+        self._rows = self._rows.select(range(len(self.slots)))
+        self._rounds = 0
+        try:
+            self.caches.cut(kept, self.slots, self._rows.state)
+        except BaseException:
+            self._begin_caches()  # some of them are cut
+            raise
 
     def windows(self, row: Row) -> Sequence[int]:
         """Return the windows of one row."""

@@ -272,7 +272,7 @@ class Caches:
         ):
             return {}
         pairs = zip(before, rows, strict=True)
-        common = [_common(was.tokens, row.tokens[:-1]) for was, row in pairs]
+        common = [common_prefix(was.tokens, row.tokens[:-1]) for was, row in pairs]
         numbers, last = self._able_to_continue(), self._count
         lengths = {number: kept.state.cached(number) for number in numbers}
         if self._layers and 1 in lengths:
@@ -288,6 +288,22 @@ class Caches:
             with named(self._config.names, number - 1, before):
                 reused[number] = list(self._parts[number - 1].rollback(wanted))
         return reused if any(map(any, reused.values())) else {}
+
+    def cut(self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows) -> None:
+        """Cut every cache to at most ``lengths[slot]`` tokens of these rows."""
+        self.settled = None
+        for number, part in enumerate(self._parts, 1):
+            reused = self._reused.get(number)
+            if not self._begun[number - 1] and not reused:
+                continue
+            cached = reused or state.cached(number)
+            wanted = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+            with named(self._config.names, number - 1, slots):
+                left = list(map(min, wanted, part.rollback(RowCounts(wanted))))
+            if reused:
+                self._reused[number] = left
+            else:
+                state.set_cached(number, left)
 
     def _able_to_continue(self) -> list[int]:
         count = self._count
@@ -386,6 +402,7 @@ def _admitting(part: Member) -> Admitting:
     return cast(Admitting, part)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common from the first on."""
     differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))

@@ -19,44 +19,12 @@ from small_models import V, make, rough
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
-from polyspec_ext.levels import LevelCapabilities
 from polyspec_ext.serving import Event
 
 VOCAB = 7
 
 
-class Admitting(toy_rows.Staying):
-    """A toy level whose batch rows can join."""
-
-    capabilities = LevelCapabilities(
-        batches=True, device_lengths=True, keeps_lengths=True, admits=True
-    )
-
-    most = 0
-
-    def open(self, capacity: int) -> list[int]:
-        return []
-
-    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
-        sequence += tokens[0].tolist()
-
-    def admit(
-        self,
-        sequences: Sequence[list[int]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None:
-        assert [len(one) for one in sequences] == list(lengths)
-        self.caches = [] if rows is None else self.caches
-        for row, sequence in zip(rows or range(len(lengths)), sequences, strict=True):
-            self.caches[row : row + 1] = [list(sequence)]
-
-    def save(self, row: int, begin: int, end: int) -> list[int]:
-        return self.caches[row][begin:end]
-
-    def restore(self, sequence: list[int], saved: list[int]) -> None:
-        sequence += saved
+Admitting = toy_rows.Admitting
 
 
 class Anew(toy_rows.Staying):

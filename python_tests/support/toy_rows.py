@@ -138,3 +138,37 @@ class Staying(Rows):
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """What the host is told is what is there."""
         assert [len(cache) for cache in self.caches] == list(lengths)
+
+
+class Admitting(Staying):
+    """A toy level whose batch rows can join."""
+
+    capabilities = LevelCapabilities(
+        batches=True, device_lengths=True, keeps_lengths=True, admits=True
+    )
+
+    most = 0
+
+    def open(self, capacity: int) -> list[int]:
+        return []
+
+    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+        sequence += tokens[0].tolist()
+
+    def admit(
+        self,
+        sequences: Sequence[list[int]],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
+    ) -> None:
+        assert [len(one) for one in sequences] == list(lengths)
+        self.caches = [] if rows is None else self.caches
+        for row, sequence in zip(rows or range(len(lengths)), sequences, strict=True):
+            self.caches[row : row + 1] = [list(sequence)]
+
+    def save(self, row: int, begin: int, end: int) -> list[int]:
+        return self.caches[row][begin:end]
+
+    def restore(self, sequence: list[int], saved: list[int]) -> None:
+        sequence += saved

@@ -1,0 +1,339 @@
+"""`DraftChain`: the levels below a target that lives in another engine, such as vLLM, SGLang or a
+loop of one's own.
+
+They are a chain whose top level is the largest of them. What it commits has that level's law, and
+the logits behind it are q: drafts that the target verifies with `ps.verify`, exactly. The texts are
+then set to what the target has emitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import arguments, inputs
+from ..chain import Chain
+from ..levels.base import require_same_vocabulary
+from ..runtime.batch import Batch
+from ..runtime.prefill import Reading, common_prefix
+from ..runtime.rows import Row
+from ..sampling import Sampling
+from ..seeds import draft_seed
+from ..stats import LevelStats, Stats
+from ..validate import SEED_MAX
+
+_AHEAD = 512  # new tokens that a text has room for at once: caches are allocated by it
+_CHUNK = 512  # tokens of a text that one pass reads at most
+
+
+class Pending(NamedTuple):
+    """The draft tokens of a text, which the target has yet to verify.
+
+    Attributes:
+        tokens: m ids.
+        logits: ``[m, Vd]``, the row that each was drawn from, before temperature and filters, as
+            `ps.verify` takes draft logits; on the device of the chain's first level. None: m is 0.
+        round: of the key of the target's draws: how often the text's drafts were used up or dropped
+            so far.
+    """
+
+    tokens: list[int]
+    logits: torch.Tensor | None
+    round: int
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text and its drafts.
+
+    Attributes:
+        tokens: committed by the target; ids that the chain cannot read are 0.
+        row: of the chain, whose text goes on with the drafts; None: it has not joined.
+        differs: the row has another text than `tokens`, and no draft is pending.
+        logits: ``[Vd]`` of each draft token.
+        round: as of `Pending`.
+    """
+
+    tokens: list[int]
+    sampling: Sampling
+    seed: int
+    eos: frozenset[int]
+    row: Row | None = None
+    differs: bool = False
+    logits: list[torch.Tensor] = field(default_factory=list)
+    round: int = 0
+    error: Exception | None = None
+
+    @property
+    def drafts(self) -> list[int]:
+        return [] if self.row is None or self.differs else self.row.tokens[len(self.tokens) :]
+
+
+class DraftChain:
+    """Drafts for the texts of a target that another engine runs. A text has a key of the caller's,
+    such as the id of a request. What is drafted for it depends on its own calls alone.
+
+    Args:
+        chain: the levels below the target, largest first; nobody else uses it meanwhile. One level
+            drafts alone. Its policy chooses the windows of its rounds.
+        vocab_size: ids of the target are below it. None: below those of the chain's first level.
+        tokenizer: the target's, which those of the levels are compared with. None: vocabularies are
+            compared by size alone.
+        max_tokens: no text gets drafts that reach beyond so many tokens. None: the context of the
+            levels.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these, vocabularies differ, a level has an
+            encoder, or the drafter reads hidden states.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        vocab_size: int | None = None,
+        tokenizer: Any = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        arguments.instance("chain", chain, Chain)
+        self.chain = chain
+        self._drawn = chain.vocab_sizes[0]
+        if vocab_size is None:
+            vocab_size = self._drawn
+        self.vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
+        target = SimpleNamespace(vocab_size=self.vocab_size, tokenizer=lambda: tokenizer)
+        # The chain has compared its lower levels with the first.
+        names = ["in the other engine", chain.names[0]]
+        require_same_vocabulary(names, [target, chain.levels[0]])
+        if getattr(chain.levels[0], "reads_encoder_input", False):
+            raise ValueError(f"chain: expected decoder-only levels, given {chain.names[0]}")
+        chain.engine.require_rewind()
+        limits = [part.max_length for part in chain.engine.parts if part.max_length is not None]
+        if max_tokens is not None:
+            limits.append(arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1))
+        self.max_tokens = min(limits, default=None)
+        self._texts: dict[Hashable, _Text] = {}
+        self._running: dict[int, _Text] = {}  # by the number of their rows
+        self._batch = Batch(
+            chain.engine,
+            chain.owner,
+            [],
+            policy=chain.policy,
+            processors=_Below(self.vocab_size) if self._drawn > self.vocab_size else None,
+            observe=self._observe,
+            isolates=True,
+        )
+
+    @property
+    def stats(self) -> Stats:
+        """Return the statistics of all texts; the target's part is not among them."""
+        return self._batch.stats
+
+    def add(
+        self,
+        key: Hashable,
+        tokens: Sequence[int],
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        eos_token_id: int | Sequence[int] = (),
+    ) -> None:
+        """Add a text, which the levels read when drafts are wanted.
+
+        Args:
+            tokens: its ids so far, at least one.
+            temperature ... min_p: of the distribution that drafts are drawn from: those of the
+                target's verification.
+            seed: of the request. The draws of drafts are independent of those that the target makes
+                with the same seed.
+            eos_token_id: ids that end the text; no more is drafted where one is pending.
+
+        Raises:
+            TypeError, ValueError: an argument is none of these, there is a text with this key, or a
+                level takes one text at a time.
+        """
+        if key in self._texts:
+            raise ValueError(f"key: expected one without a text, given {key!r} again")
+        inputs.require_batches(self.chain.names, self.chain.engine.parts, len(self._texts) + 1)
+        ids = self._ids(tokens)
+        if not ids:
+            raise ValueError("tokens: expected at least 1, given 0")
+        sampling = Sampling(temperature, top_k, top_p, min_p)
+        seed = draft_seed(arguments.integer("seed", seed, SEED_MAX))
+        [eos] = inputs.eos_sets(eos_token_id, 1, self.vocab_size)
+        self._texts[key] = _Text(self._read_as(ids), sampling, seed, eos)
+
+    def propose(self, wanted: Mapping[Any, int]) -> None:
+        """Draft until each of these texts has at least so many tokens pending. Fewer are pending
+        where one of them ends the text, the context has no room, or the text has failed.
+
+        Raises:
+            KeyError: a key without a text.
+            RuntimeError: the chain has begun another batch since.
+        """
+        asked = [
+            (self._text(key), arguments.integer("wanted", count, arguments.SIZE_MAX))
+            for key, count in wanted.items()
+        ]
+
+        self.chain.owner.require(self._batch)
+
+        def lacking() -> list[_Text]:
+            return [text for text, count in asked if self._lacks(text, count)]
+
+        self._rewind([text for text in lacking() if text.row is not None])
+        self._join([text for text in lacking() if text.row is None])
+        while texts := lacking():
+            rows = {text.row.number: text.row for text in texts if text.row is not None}
+            idle = [row for row in self._batch.rows if row.number not in rows]
+            if any(row.paused for row in rows.values()) or not all(row.paused for row in idle):
+                self._batch.pause(idle)
+            self._batch.advance()
+            for text in texts:
+                if text.row is not None and text.row.error is not None:
+                    self._fail(text, text.row.error)
+
+    def pending(self, key: Hashable) -> Pending:
+        """Return the drafts of a text. KeyError: there is no such text."""
+        text = self._text(key)
+        logits = torch.stack(text.logits) if text.logits else None
+        return Pending(text.drafts, logits, text.round)
+
+    def commit(self, key: Hashable, tokens: Sequence[int]) -> None:
+        """Append tokens that the target has emitted to a text. Drafts are used up as far as they
+        are the same; others are dropped. Several calls are as one with all of their tokens.
+
+        Raises:
+            KeyError: a key without a text. TypeError, ValueError: `tokens` are no ids.
+        """
+        text = self._text(key)
+        ids, drafts = self._ids(tokens), text.drafts
+        used = common_prefix(drafts, ids)
+        text.tokens += self._read_as(ids)
+        del text.logits[:used]
+        if used < len(ids):
+            text.differs = True
+            text.logits.clear()
+        if drafts and not text.logits:
+            text.round += 1
+
+    def remove(self, key: Hashable) -> None:
+        """Remove a text and its drafts. KeyError: there is no such text."""
+        text = self._text(key)
+        self._leave(text)
+        del self._texts[key]
+
+    def error(self, key: Hashable) -> Exception | None:
+        """Return why no more is drafted for a text; None: it has not failed."""
+        return self._text(key).error
+
+    # ---- texts -----------------------------------------------------------------------------------
+
+    def _text(self, key: Hashable) -> _Text:
+        if key not in self._texts:
+            raise KeyError(f"key: expected that of a text, given {key!r}")
+        return self._texts[key]
+
+    def _ids(self, tokens: Any) -> list[int]:
+        ids = arguments.row_integers("tokens", tokens)
+        arguments.require_ids("tokens", ids, self.vocab_size)
+        return ids
+
+    def _read_as(self, ids: Sequence[int]) -> list[int]:
+        return [token if token < self._drawn else 0 for token in ids]
+
+    def _room(self, length: int) -> int:
+        return _AHEAD if self.max_tokens is None else min(_AHEAD, self.max_tokens - length)
+
+    def _lacks(self, text: _Text, count: int) -> bool:
+        drafts, row = text.drafts, text.row
+        if text.error is not None or len(drafts) >= count or not text.eos.isdisjoint(drafts):
+            return False
+        if row is not None and not text.differs:
+            return not row.ended
+        return (row is None or not row.ended) and self._room(len(text.tokens)) > 0
+
+    # ---- rows of the chain -----------------------------------------------------------------------
+
+    def _observe(self, number: int, logits: torch.Tensor) -> None:
+        self._running[number].logits += logits[:, : self.vocab_size].clone().unbind()
+
+    def _rewind(self, texts: Sequence[_Text]) -> None:
+        """Set the texts of rows to those of the target, and give them room for more drafts."""
+        rows, tokens = [], []
+        for text in texts:
+            row = text.row
+            assert row is not None
+            new = text.tokens if text.differs else row.tokens
+            room = self._room(len(new))
+            if text.differs or row.room < min(_AHEAD // 2, room):
+                row.max_new_tokens = room
+                rows.append(row)
+                tokens.append(new)
+        if rows:
+            self._batch.rewind(rows, tokens)
+        for text in texts:
+            text.differs = False
+
+    def _join(self, texts: Sequence[_Text]) -> None:
+        """Have texts join the batch, each read beside it where the levels can."""
+        ready: list[_Text] = []
+        readings: list[Reading] = []
+        for text in texts:
+            number = next(n for n in itertools.count() if n not in self._running)
+            stats = Stats([LevelStats(name) for name in self.chain.names], len(text.tokens))
+            room = self._room(len(text.tokens))
+            parameters = text.sampling, text.seed, frozenset[int](), stats
+            text.row = row = Row(number, list(text.tokens), room, *parameters)
+            text.differs = False
+            self._running[number] = text
+            try:
+                if self._batch.admits:
+                    reading = self._batch.open(row, {}, 0)
+                    while reading.left:
+                        self._batch.read(reading, _CHUNK)
+                    readings.append(reading)
+                ready.append(text)
+            except Exception as error:
+                self._fail(text, error)
+        rows = [text.row for text in ready if text.row is not None]
+        if not rows:
+            return
+        try:
+            self._batch.join(rows, readings)
+        except Exception as error:
+            for text in ready:
+                self._fail(text, error)
+
+    def _fail(self, text: _Text, error: Exception) -> None:
+        self._leave(text)
+        text.error = error
+
+    def _leave(self, text: _Text) -> None:
+        row, text.row = text.row, None
+        text.logits.clear()
+        if row is None:
+            return
+        del self._running[row.number]
+        self._batch.end(row)
+        self._batch.leave(row)
+
+
+class _Below:
+    """Logits without the ids from `size` on, which the target lacks."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+        logits = logits.clone()
+        logits[:, self._size :] = -torch.inf
+        return logits

@@ -1,0 +1,434 @@
+"""Drafts for a target in another engine: its law, and texts that do not depend on their company."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import evidence
+import pytest
+import torch
+import toy
+import toy_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.runtime.requirements import Operators
+
+PROMPT = [0, 1]
+FILTERED = {"temperature": 0.75, "top_k": 0, "top_p": 0.75, "min_p": 0.0}
+PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def drafting(levels: Sequence[Any], window: Sequence[int] | None = None, **options: Any) -> Any:
+    vocab_size = options.pop("vocab_size", None)
+    chain = ps.Chain(levels, window, check_vocabulary=False, **options)
+    return ps.DraftChain(chain, vocab_size=vocab_size)
+
+
+def outside(
+    drafts: ps.DraftChain,
+    target: toy.ToyLevel,
+    length: int,
+    steps: Sequence[tuple[int, int]],
+    sampling: dict[str, Any],
+    seed: int = 0,
+    rule: str = "token",
+    verify: Callable[..., Any] = ps.verify,
+) -> tuple[int, ...]:
+    """Return a text of a target outside.
+
+    Args:
+        steps: again and again, how many drafts are wanted, and how many of those that are pending
+            the target verifies at most.
+    """
+    drafts.add("text", PROMPT, seed=seed, **sampling)
+    text = list(PROMPT)
+    for wanted, most in itertools.cycle(steps):
+        drafts.propose({"text": wanted})
+        tokens, logits, count = drafts.pending("text")
+        assert len(tokens) >= wanted
+        tokens = tokens[:most]
+        p = [target.row([*text, *tokens[:i]]) for i in range(len(tokens) + 1)]
+        q = None if logits is None or not tokens else logits[None, : len(tokens)]
+        key = {"seed": seed, "position": len(text), "level": 1, "round": count}
+        r = verify(
+            torch.stack(p)[None], torch.tensor([tokens]).long(), q, rule=rule, **sampling, **key
+        )
+        new = r.tokens[0, : int(r.num_accepted) + 1].tolist()
+        drafts.commit("text", new)
+        text += new
+        if len(text) >= len(PROMPT) + length:
+            break
+    drafts.remove("text")
+    return tuple(text[len(PROMPT) : len(PROMPT) + length])
+
+
+# ---- law -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [PLAIN, FILTERED], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    ("window", "steps", "rule"),
+    [
+        ([], [(2, 9)], "token"),
+        ([], [(2, 1)], "token"),  # the rest is verified with the next step, if it is left
+        ([], [(2, 9), (0, 9)], "block"),
+        ([1], [(1, 9)], "token"),
+        ([1], [(2, 1), (1, 9)], "token"),
+        ([1], [(2, 9)], "block"),
+        ([1, 1], [(1, 9)], "token"),
+    ],
+    ids=str,
+)
+def test_the_target_keeps_its_law(
+    window: list[int], steps: list[tuple[int, int]], rule: str, sampling: dict[str, Any]
+) -> None:
+    length = 3 if len(window) < 2 else 2
+    target, *levels = toy.make_levels(len(window) + 2, vocab=2)
+    enumerator = toy.Enumerator()
+    drafts = drafting(levels, window, operators=enumerator.operators)
+
+    def generate() -> tuple[int, ...]:
+        verify = enumerator.verify
+        return outside(drafts, target, length, steps, sampling, rule=rule, verify=verify)
+
+    got = toy.chain_distribution(enumerator, generate)
+    wanted = toy.text_distribution(target, PROMPT, length, **sampling)
+    assert toy.total_variation(got, wanted) < 1e-12
+    assert enumerator.paths > len(wanted)
+
+
+@pytest.mark.parametrize("window", [[], [2], [3, 1]], ids=str)
+def test_draws_inside_and_outside_are_independent(window: list[int]) -> None:
+    target, *levels = toy.make_levels(len(window) + 2)
+    drafts = drafting(levels, window)
+    runs, length = 2000, 2
+    texts = Counter(outside(drafts, target, length, [(2, 9)], PLAIN, seed) for seed in range(runs))
+    exact = toy.text_distribution(target, PROMPT, length)
+    assert evidence.chi_square([texts[text] for text in exact], list(exact.values())) > 1e-6
+
+
+@pytest.mark.parametrize("window", [[], [2], [3, 1]], ids=str)
+def test_no_draw_comes_twice(window: list[int]) -> None:
+    keys: list[tuple[int, ...]] = []
+    known = Operators()
+
+    def draw(*args: Any) -> Any:
+        _, _, positions, rounds, level, column, *_ = args
+        keys.append((level, int(positions) + column, int(rounds)))
+        return known.draw(*args)
+
+    def verify(logits: torch.Tensor, *args: Any, **options: Any) -> Any:
+        begin, level, count = int(options["position"]), options["level"], int(options["round"])
+        end = begin + int(options["draft_lengths"]) + 1
+        keys.extend((level, position, count) for position in range(begin, end))
+        return known.verify(logits, *args, **options)
+
+    levels = toy.make_levels(len(window) + 1)
+    drafts = drafting(levels, window, operators=Operators(draw, verify))
+    drafts.add("text", PROMPT)
+    for token in [0, 1, 2, 2, 1, 0, 2]:
+        drafts.propose({"text": 4})
+        drafts.commit("text", [token])
+    assert len(keys) > 20
+    assert len(set(keys)) == len(keys)
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+VOCAB = 5
+
+
+class Alone:
+    """The same calls for each text in a chain of its own, which reads all of it anew."""
+
+    def __init__(self, make: Callable[[], ps.DraftChain]) -> None:
+        self._make = make
+        self._chains: dict[str, ps.DraftChain] = {}
+        self.vocab_size = VOCAB
+
+    def add(self, key: str, *args: Any, **options: Any) -> None:
+        self._chains[key] = self._make()
+        self._chains[key].add(key, *args, **options)
+
+    def propose(self, wanted: dict[str, int]) -> None:
+        for key, count in wanted.items():
+            chain = self._chains[key]
+            chain.add("other", [0])  # texts that join have all be read again
+            chain.propose({"other": 1})
+            chain.remove("other")
+            chain.propose({key: count})
+
+    def pending(self, key: str) -> Any:
+        return self._chains[key].pending(key)
+
+    def commit(self, key: str, tokens: list[int]) -> None:
+        if tokens:
+            self._chains[key].commit(key, tokens)
+
+    def remove(self, key: str) -> None:
+        del self._chains[key]
+
+
+KINDS = {"anew": toy_rows.Rows, "beside": toy_rows.Admitting}
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """Return calls for texts that come and go."""
+    calls: list[tuple[Any, ...]] = []
+    keys: list[str] = []
+    for number in range(draw(st.integers(3, 25))):
+        kind = draw(st.sampled_from(["add", "propose", "propose", "commit", "commit", "remove"]))
+        if kind == "add" or not keys:
+            keys.append(f"text {number}")
+            prompt = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5))
+            temperature = draw(st.sampled_from([0.0, 0.7, 1.0]))
+            eos = draw(st.sampled_from([[], [0]]))
+            calls.append(("add", keys[-1], prompt, temperature, number, eos))
+        elif kind == "propose":
+            chosen = draw(st.lists(st.sampled_from(keys), unique=True, min_size=1))
+            calls.append(("propose", {key: draw(st.integers(0, 5)) for key in chosen}))
+        elif kind == "commit":
+            key = draw(st.sampled_from(keys))
+            more = draw(st.lists(st.integers(0, VOCAB - 1), max_size=2))
+            calls.append(("commit", key, draw(st.integers(0, 4)), more, draw(st.booleans())))
+        else:
+            calls.append(("remove", keys.pop(draw(st.integers(0, len(keys) - 1)))))
+    return calls
+
+
+@settings(max_examples=60)
+@given(
+    sessions(), st.sampled_from([[], [2], [3, 1], [3, 0]]), st.sampled_from(["anew", "beside"]),
+    st.booleans(),
+)  # fmt: skip
+def test_drafts_do_not_depend_on_company_or_cuts(
+    calls: list[tuple[Any, ...]], window: list[int], kind: str, lookup: bool
+) -> None:
+    def make(kind: str) -> ps.DraftChain:
+        levels: list[Any] = [KINDS[kind](VOCAB, 11 + i, 1.5) for i in range(len(window) + 1)]
+        if lookup and window:
+            levels[-1] = ps.PromptLookup(2, 1)
+        return drafting(levels, window)
+
+    drafts, alone = make(kind), Alone(lambda: make("anew"))
+    top = toy.ToyLevel(VOCAB, 11, 1.5)
+    texts: dict[str, list[int]] = {}
+    rounds: dict[str, int] = {}
+    for call, *rest in calls:
+        if call == "add":
+            key, prompt, temperature, seed, eos = rest
+            texts[key], rounds[key] = list(prompt), 0
+            for one in (drafts, alone):
+                one.add(key, prompt, temperature=temperature, seed=seed, eos_token_id=eos)
+        elif call == "propose":
+            for one in (drafts, alone):
+                one.propose(rest[0])
+            for key, count in rest[0].items():
+                got = drafts.pending(key).tokens
+                assert len(got) >= count or 0 in got
+        elif call == "commit":
+            key, used, more, apart = rest
+            before = drafts.pending(key).tokens
+            tokens = [*before[:used], *more]
+            alone.commit(key, tokens)
+            for piece in [tokens[:1], tokens[1:]] if apart else [tokens]:
+                drafts.commit(key, piece)
+            texts[key] += tokens
+            kept = len(tokens) < len(before) and tokens == before[: len(tokens)]
+            rounds[key] += bool(before) and not kept
+        else:
+            for one in (drafts, alone):
+                one.remove(rest[0])
+            del texts[rest[0]]
+        for key, text in texts.items():
+            got, wanted = drafts.pending(key), alone.pending(key)
+            assert got.tokens == wanted.tokens
+            assert got.round == wanted.round == rounds[key]
+            assert (got.logits is None) == (not got.tokens)
+            if got.logits is not None:
+                ends = range(len(got.tokens))
+                table = torch.stack([top.row([*text, *got.tokens[:n]]) for n in ends])
+                assert torch.equal(got.logits, table)
+
+
+@pytest.mark.parametrize("kind", ["anew", "beside"])
+@pytest.mark.parametrize("at", ["first", "second"])
+def test_a_text_that_fails_leaves_the_others_alone(kind: str, at: str) -> None:
+    def make() -> ps.DraftChain:
+        levels: list[Any] = [KINDS[kind](VOCAB, 11 + i, 1.5) for i in range(2)]
+        table = levels[0 if at == "first" else 1]
+        whole = table.row
+
+        def row(prefix: Sequence[int]) -> torch.Tensor:
+            bad = prefix[0] == 4 and len(prefix) > 4
+            return whole(prefix) * torch.nan if bad else whole(prefix)
+
+        table.row = row
+        return drafting(levels, [2])
+
+    drafts, alone = make(), make()
+    for one in (drafts, alone):
+        one.add("sound", [1, 2], seed=1)
+        one.add("idle", [2, 2], seed=2)
+        one.propose({"sound": 2, "idle": 3})
+    drafts.add("failing", [4, 0], seed=3)
+    for wanted in (2, 12):
+        drafts.propose({"failing": wanted, "sound": wanted})
+        alone.propose({"sound": wanted})
+    error = drafts.error("failing")
+    assert isinstance(error, ps.RequestError)
+    assert drafts.pending("failing")[:2] == ([], None)
+    for key in ("sound", "idle"):
+        assert drafts.error(key) is None
+        assert drafts.pending(key).tokens == alone.pending(key).tokens
+    drafts.commit("failing", [1])
+    drafts.propose({"failing": 2, "idle": 9})
+    alone.propose({"idle": 9})
+    assert drafts.pending("failing").tokens == []
+    assert drafts.pending("idle").tokens == alone.pending("idle").tokens
+    drafts.remove("failing")
+    with pytest.raises(KeyError, match="failing"):
+        drafts.error("failing")
+
+
+def test_a_text_that_cannot_be_read_fails_alone() -> None:
+    class Unreadable(toy_rows.Admitting):
+        def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+            if tokens[0, 0] == 4:
+                raise MemoryError("no room")
+            super().extend(sequence, tokens, layers)
+
+    drafts = drafting([Unreadable(VOCAB, 11)])
+    drafts.add("failing", [4, 4])
+    drafts.add("sound", [1, 2])
+    drafts.propose({"failing": 1, "sound": 1})
+    assert isinstance(drafts.error("failing"), MemoryError)
+    assert len(drafts.pending("sound").tokens) == 1
+
+
+def test_drafts_go_on_and_end_where_there_is_no_room() -> None:
+    levels: list[Any] = [toy_rows.Admitting(VOCAB, 11 + i) for i in range(2)]
+    chain = ps.Chain(levels, [3], check_vocabulary=False)
+    drafts = ps.DraftChain(chain, max_tokens=1100)
+    drafts.add("text", [0])
+    length = 1
+    while length < 1000:  # all that is drafted is emitted, so that no cache is ever cut
+        drafts.propose({"text": 7})
+        tokens = drafts.pending("text").tokens
+        assert len(tokens) >= 7
+        drafts.commit("text", tokens)
+        length += len(tokens)
+    drafts.propose({"text": 200})
+    assert length + len(drafts.pending("text").tokens) == 1100
+    drafts.commit("text", [0] * 200)
+    drafts.propose({"text": 1})
+    assert drafts.pending("text").tokens == []
+    drafts.add("long", [0] * 1100)
+    drafts.propose({"long": 1})
+    assert drafts.pending("long").tokens == []
+
+
+class Tokenizer:
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize("size", [VOCAB - 2, VOCAB + 2])
+def test_vocabularies_of_different_sizes(size: int) -> None:
+    levels: list[Any] = [toy_rows.Rows(VOCAB, 11 + i) for i in range(2)]
+    levels[0].tokenizer = Tokenizer
+    chain = ps.Chain(levels, [2], check_vocabulary=False)
+    drafts = ps.DraftChain(chain, vocab_size=size, tokenizer=Tokenizer())
+    drafts.add("text", [1, size - 1])
+    text = [1, size - 1]
+    for _ in range(20):
+        drafts.propose({"text": 3})
+        tokens, logits, _ = drafts.pending("text")
+        assert logits is not None
+        assert max(tokens) < min(size, VOCAB)
+        known = [token if token < VOCAB else 0 for token in text]
+        ends = range(len(tokens))
+        table = torch.stack([levels[0].row([*known, *tokens[:n]]) for n in ends])
+        assert torch.equal(logits, table[:, :size])
+        text += [tokens[0], size - 1]
+        drafts.commit("text", [tokens[0], size - 1])
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def test_models_of_transformers() -> None:
+    """A target outside keeps its greedy text, and logits are those of texts read anew."""
+    prompt, length = [5, 17, 80, 3, 3, 41], 24
+    target = ps.Chain([tiny.path("target")], pack=True)
+    wanted = list(target.stream(prompt, length, eos_token_id=[]))
+    levels, parts = [tiny.path("middle"), tiny.path("drafter")], ["text", "beside"]
+    drafts, anew = (drafting(levels, [3], pack=True) for _ in range(2))
+    text = list(prompt)
+    drafts.add("text", prompt, temperature=0.0)
+    drafts.add("beside", [7, 8], seed=1)
+    accepted = 0
+    while len(text) < len(prompt) + length:
+        drafts.propose(dict.fromkeys(parts, 4))
+        tokens, logits, _ = drafts.pending("text")
+        anew.add("text", text, temperature=0.0)
+        anew.propose({"text": 4})
+        fresh = anew.pending("text")
+        assert tokens[:4] == fresh.tokens[:4]
+        assert logits is not None
+        assert fresh.logits is not None
+        assert torch.equal(logits[:4], fresh.logits[:4])
+        anew.remove("text")
+        right = wanted[len(text) - len(prompt) :]
+        pairs = zip(tokens, right, strict=False)
+        same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        accepted += same
+        drafts.commit("text", right[: same + 1])
+        drafts.commit("beside", [9])
+        text += right[: same + 1]
+    assert accepted > 0
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def test_what_is_refused() -> None:
+    one = toy.ToyLevel(VOCAB, 11)
+    chain = ps.Chain([one], check_vocabulary=False)
+    with pytest.raises(TypeError, match="chain: expected"):
+        ps.DraftChain([one])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="vocabulary of toy 11: expected at most the 4 ids"):
+        ps.DraftChain(chain, vocab_size=4)
+    heads = ps.Chain([tiny.path("target"), tiny.path("eagle3")], [2], pack=False)
+    with pytest.raises(ValueError, match="expected a drafter that reads tokens alone"):
+        ps.DraftChain(heads)
+    drafts = ps.DraftChain(chain)
+    drafts.add("text", [0])
+    for key, error, call in [
+        ("key: expected", KeyError, lambda: drafts.propose({"other": 1})),
+        ("key: expected one without", ValueError, lambda: drafts.add("text", [0])),
+        ("expected one prompt, given 2", ValueError, lambda: drafts.add("second", [0])),
+        ("wanted: expected", ValueError, lambda: drafts.propose({"text": -1})),
+        (
+            f"tokens: expected token ids in .0, {VOCAB}",
+            ValueError,
+            lambda: drafts.commit("text", [VOCAB]),
+        ),
+        ("tokens: expected", TypeError, lambda: drafts.commit("text", 3)),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(error, match=key):
+            call()
+    drafts.remove("text")
+    with pytest.raises(ValueError, match="tokens: expected at least 1"):
+        drafts.add("text", [])
+    drafts.add("text", [0])
+    chain.generate([0], 1)
+    with pytest.raises(RuntimeError, match="begun another request"):
+        drafts.propose({"text": 1})
