@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # vLLM's n-grams, which compile for a minute
 
 V = 16
 LENGTH = 3  # tokens of a text whose law is enumerated
@@ -106,7 +107,8 @@ def run(job: Callable[..., Any], *args: Any, **config: Any) -> Any:
                 "skip_tokenizer_init": True,
                 "kv_cache_memory_bytes": 16 << 20,
                 "max_num_seqs": 64,
-                "disable_log_stats": True,
+                "disable_log_stats": False,
+                "max_model_len": 64,
                 **config,
             }
             answer.send((job(vllm.LLM(**given), *args), None))
@@ -134,3 +136,8 @@ def texts(engine: Any, prompts: Sequence[Sequence[int]], parameters: Any) -> lis
     given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
     outputs = engine.generate(given, parameters, use_tqdm=False)
     return [list(one.token_ids) for output in outputs for one in output.outputs]
+
+
+def counters(engine: Any) -> dict[str, int]:
+    """Return vLLM's counters by name."""
+    return {one.name: int(one.value) for one in engine.get_metrics() if hasattr(one, "value")}

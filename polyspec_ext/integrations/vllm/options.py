@@ -22,8 +22,9 @@ class Options:
     Args:
         rule: "token" or "block", by which drafts are verified.
         levels: models below vLLM's, the largest first, as the command line names them.
-        window: most draft tokens that each level hands up, the first at most
-            `num_speculative_tokens`. Empty: that number for each level.
+        window: draft tokens that each level hands up, the first at most `num_speculative_tokens`.
+            By default 4 at the bottom, doubled at every level above, but at the first as many as
+            leave room for the next level's window.
     """
 
     rule: str = "token"
@@ -70,9 +71,10 @@ def _parse(settings: Any, speculative: Any) -> Options:
             raise ValueError("window: expected none without levels")
         return Options(rule)
     most = speculative.num_speculative_tokens
-    window = arguments.sizes(
-        "window", settings.get("window", [most] * len(levels)), len(levels), len(levels) + 1
-    )
+    inner = [4 * 2**i for i in reversed(range(len(levels) - 1))]
+    window = [max(most - sum(inner[:1]), 1), *inner]
+    if "window" in settings:
+        window = arguments.sizes("window", settings["window"], len(levels), len(levels) + 1)
     if window[0] > most:
         raise ValueError(
             f"window: expected at most num_speculative_tokens = {most} at first, given {window[0]}"

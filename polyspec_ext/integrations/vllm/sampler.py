@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,12 +39,15 @@ class Proposal:
 
     Args:
         tokens: [K] integers.
-        pool: [R, V], the logits that they were drawn from; row: of the first of them.
+        pool: [R, V], the logits that they were drawn from; row: of the first of them. None: there
+            are no tokens.
+        round: of the draws; None: that of the step.
     """
 
     tokens: torch.Tensor
-    pool: torch.Tensor
-    row: int
+    pool: torch.Tensor | None = None
+    row: int = 0
+    round: int | None = None
 
 
 @dataclass
@@ -86,14 +89,13 @@ class Step:
         return drawn.tokens.clamp_min(0)  # a row without a distribution is verification's to tell
 
 
-@dataclass
 class Sampler:
     """Draw the tokens of a runner."""
 
-    runner: Any
-    options: Options
-    requests: dict[str, _Request] = field(default_factory=dict)
-    step: Step | None = None
+    def __init__(self, runner: Any, options: Options) -> None:
+        self.runner, self.options = runner, options
+        self.requests: dict[str, _Request] = {}
+        self.step: Step | None = None
 
     def sample(self, logits: torch.Tensor, metadata: Any) -> Any:
         """Return vLLM's `SamplerOutput` for the logits [N, V] of a step."""
@@ -104,7 +106,7 @@ class Sampler:
         ids = list(batch.req_ids)
         states = [runner.requests[name] for name in ids]
         counts = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
-        step = self._begin(ids, states)
+        step = self.begin(ids, states)
         raw, logits = logits, logits.float()
         if rows.changes(states, batch.sampling_metadata):
             if logits is raw and batch.num_logprobs:
@@ -120,7 +122,7 @@ class Sampler:
             logprobs_tensors=self._logprobs(raw, offsets, tokens),
         )
 
-    def _begin(self, ids: list[str], states: Sequence[Any]) -> Step:
+    def begin(self, ids: list[str], states: Sequence[Any]) -> Step:
         runner, count = self.runner, len(ids)
         if len(self.requests) > 2 * len(runner.requests) + 8:
             self.requests = {k: v for k, v in self.requests.items() if k in runner.requests}
@@ -163,17 +165,21 @@ class Sampler:
         drafts = torch.zeros(len(logits), dtype=torch.int64, device=device)
         if any(counts):
             drafts[metadata.target_logits_indices] = metadata.draft_token_ids.long()
+        lengths, round = list(counts), step.position.clone()
         pools: dict[int, torch.Tensor] = {}
         sources: list[tuple[int, int] | None] = [None] * len(logits)
         for i, name in enumerate(step.ids):
-            request = self.requests[name]
-            if not step.kept[i]:
+            proposal = self.take(i, name, counts[i]) if step.kept[i] else None
+            if proposal is None:
                 continue
-            proposal, request.proposal = request.proposal, None
-            if proposal is not None:
+            first, lengths[i] = int(offsets[i]), len(proposal.tokens)
+            if proposal.round is not None:
+                round[i] = proposal.round
+            if proposal.pool is not None:
+                drafts[first : first + lengths[i]] = proposal.tokens
                 pools[id(proposal.pool)] = proposal.pool
-                for j in range(counts[i]):
-                    sources[int(offsets[i]) + j] = (id(proposal.pool), proposal.row + j)
+                for j in range(lengths[i]):
+                    sources[first + j] = (id(proposal.pool), proposal.row + j)
         pool, begins = _join(pools)
         indices = [-1 if source is None else begins[source[0]] + source[1] for source in sources]
         verified = ops.verify(
@@ -181,14 +187,32 @@ class Sampler:
             drafts,
             pool,
             draft_rows=None if pool is None else torch.tensor(indices, device=device),
+            draft_lengths=torch.tensor(lengths, device=device),
             offsets=offsets.to(device),
-            draft_len=max(counts),
+            draft_len=max(lengths),
             position=step.position,
-            round=step.position,
+            round=round,
             rule=self.options.rule,
             **step.draws,
         )
-        return self._report(verified, logits, offsets, step)
+        self.settle(verified.num_accepted)
+        return self._report(verified, logits, offsets, step)[:, : max(counts) + 1]
+
+    def take(self, row: int, name: str, count: int) -> Proposal | None:
+        """Return what is verified with `count` + 1 rows of a request, and forget it; None: the
+        scheduled drafts, which were not drawn.
+
+        A grammar may have cut a window at a token for its value. So the next token is verified too,
+        and there is no bonus: without it the text would have another law.
+        """
+        request = self.requests[name]
+        proposal, request.proposal = request.proposal, None
+        if proposal is None:
+            return None
+        return Proposal(proposal.tokens[: count + 1], proposal.pool, proposal.row)
+
+    def settle(self, accepted: torch.Tensor) -> None:
+        """Note how many drafts [B] of each request were accepted."""
 
     def _report(
         self, verified: ops.VerifyResult, logits: torch.Tensor, offsets: torch.Tensor, step: Step
@@ -259,7 +283,8 @@ def _make_runner(original: Any, runner: Any, *args: Any, **options: Any) -> None
             raise ValueError(
                 f"logits_processors: expected none beside polyspec, given {type(processor)}"
             )
-    setattr(runner, _STATE, Sampler(runner, settings))
+    make = getattr(getattr(runner, "drafter", None), "make_sampler", Sampler)
+    setattr(runner, _STATE, make(runner, settings))
 
 
 def _sample(original: Any, runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
@@ -273,19 +298,19 @@ def _propose(original: Any, runner: Any, *args: Any, **options: Any) -> Any:
     state = getattr(runner, _STATE, None)
     if state is None:
         return original(runner, *args, **options)
-    setattr(runner.drafter, _STATE, state.step)
+    setattr(runner.drafter, _STATE, state)
     try:
         drafts = original(runner, *args, **options)
     finally:
-        delattr(runner.drafter, _STATE)
+        setattr(runner.drafter, _STATE, None)
     state.keep(drafts, getattr(runner, _PROBS))
     return drafts
 
 
 def _draw_drafts(original: Any, drafter: Any, logits: Any, sampling_metadata: Any) -> Any:
     """Draw draft tokens; beside them come the logits, in the place of probabilities."""
-    step = getattr(drafter, _STATE, None)
+    state = getattr(drafter, _STATE, None)
     draws = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
-    if step is None or not draws:
+    if state is None or not draws:
         return original(drafter, logits, sampling_metadata)
-    return step.draw(logits), logits
+    return state.step.draw(logits), logits
