@@ -15,22 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from evidence import chi_square
 from foreign import signature, sources
 
 import polyspec_ext as ps
 from polyspec_ext.integrations.vllm import v2
 
 V, K, LENGTH = 3, 2, 3
-
-
-def fits(counts: torch.Tensor, law: torch.Tensor) -> float:
-    """Return the p-value of a G-test of counts [cells] against a law [cells]."""
-    from scipy.stats import chi2
-
-    assert counts[law == 0].sum() == 0
-    counts, law = counts[law > 0].double(), law[law > 0]
-    g = 2 * torch.special.xlogy(counts, counts / (law * counts.sum())).sum()
-    return float(chi2.sf(float(g), len(law) - 1))
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +118,8 @@ def test_texts_have_the_targets_law(case: str, rule: str) -> None:
     if case == "grammar":
         table[:, 2] = -torch.inf
     code = (drawn * V ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
-    assert fits(torch.bincount(code, minlength=V**LENGTH), law_of(table / temperature)) > 1e-3
+    counts = torch.bincount(code, minlength=V**LENGTH)
+    assert chi_square(counts.numpy(), law_of(table / temperature).numpy()) > 1e-3
 
 
 def batch(lengths: list[int], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -216,7 +208,6 @@ def test_a_row_without_a_distribution_ends_no_engine() -> None:
 # What `v2` reads or replaces: module of vllm/v1/worker/gpu, name, parameters ("": any).
 NAMES = [
     ("model_runner.py", "GPUModelRunner.load_model", ""),
-    ("model_runner.py", "init_speculator", ""),
     ("sample/sampler.py", "Sampler.sample", v2.SAMPLE),
     ("sample/gumbel.py", "gumbel_sample", ""),
     ("sample/states.py", "SamplingStates.__init__", "self max_num_reqs vocab_size"),
@@ -240,7 +231,7 @@ needs_vllm = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"
 )
 PROMPTS = ["2 + 2 =", "Tom has 3 bags of 8 apples. How many", "A baker makes 12", "1, 2, 3, 1, 2,"]
-TEXTS, TOKENS, TOP_K = 200, 3, 2
+TEXTS, TOKENS, TOP_K = 120, 3, 2
 
 
 def interpreted() -> None:
@@ -285,7 +276,7 @@ def run_engine(rule: str, speculative: dict[str, Any]) -> None:
         speculative_config=speculative,
         additional_config={"polyspec": {"rule": rule}},
     )
-    greedy = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=12))
+    greedy = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
     seeded = [
         SamplingParams(temperature=1.3, top_k=TOP_K, max_tokens=TOKENS, seed=seed)
         for seed in range(TEXTS)
@@ -342,7 +333,7 @@ def test_an_engine_answers_as_the_target() -> None:
     target = AutoModelForCausalLM.from_pretrained(tiny.path("target"), dtype="float32")
     for prompt, ids in zip(PROMPTS, greedy, strict=True):
         inputs = tokenizer(prompt, return_tensors="pt")
-        text = target.generate(**inputs, max_new_tokens=12, do_sample=False)
+        text = target.generate(**inputs, max_new_tokens=8, do_sample=False)
         assert ids == text[0, inputs["input_ids"].shape[1] :].tolist()
 
     prompt = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
@@ -356,10 +347,9 @@ def test_an_engine_answers_as_the_target() -> None:
             for value, token in zip(values.softmax(0).tolist(), ids.tolist(), strict=True):
                 longer[(*text, token)] = chance * value
         law = longer
-    cells = list(law)
-    counts = torch.tensor([drawn.count(list(cell)) for cell in cells])
-    assert counts.sum() == TEXTS
-    assert fits(counts, torch.tensor(list(law.values()), dtype=torch.float64)) > 1e-3
+    seen = [tuple(ids) for ids in drawn]
+    assert set(seen) <= set(law)
+    assert chi_square([seen.count(cell) for cell in law], list(law.values())) > 1e-3
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def _verify(rejection: Any, rule: str, *args: Any) -> tuple[torch.Tensor, ...]:
     return processed, *decide(*batch, *laws, most, rule)
 
 
-def _mend_noise() -> None:
+def _mend_noise(runner: Any, rule: str) -> None:
     """Have draft draws of vLLM 0.32 depend on the draft step, as those of 0.33 do.
 
     Drafted again, a position had the same noise again, though the block rule had looked at it.
@@ -117,6 +117,8 @@ def _mend_noise() -> None:
     draw = gumbel.gumbel_sample
     if hasattr(gumbel, "spec_step_seed") or speculator.gumbel_sample is not draw:
         return
+    if rule == "block" and type(runner.speculator).__name__ == "DFlash2Speculator":
+        raise ValueError('rule: expected "token" for DFlash2 in vLLM 0.32, given "block"')
 
     def by_step(logits: Any, slots: Any, scale: Any, seed: Any, pos: Any, **options: Any) -> Any:
         step = options.get("logits_cache_col")
@@ -131,7 +133,7 @@ def install() -> None:
 
     ImportError: vLLM's signatures are not those of 0.32 and 0.33.
     """
-    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -152,14 +154,6 @@ def install() -> None:
         sampler.sample = functools.partial(_sample, sampler)
         if rejection is not None:
             rejection._verify = functools.partial(_verify, rejection, settings.rule)
-            _mend_noise()
+            _mend_noise(runner, settings.rule)
 
-    replace(model_runner.GPUModelRunner, "load_model", load_model)
-    replace(model_runner, "init_speculator", _init_speculator)
-
-
-def _init_speculator(original: Any, vllm_config: Any, *args: Any) -> Any:
-    settings = Options.of(vllm_config)
-    if settings is not None and settings.levels:
-        raise ValueError("levels: expected vLLM's V1 runner, so VLLM_USE_V2_MODEL_RUNNER=0")
-    return original(vllm_config, *args)
+    replace(GPUModelRunner, "load_model", load_model)
