@@ -23,8 +23,9 @@ import torch
 
 from . import arguments, processor
 from .files import cache_folder, replace_text
-from .levels import ELEMENTS, HuggingFaceLevel, Level, ModelSource, Options
+from .levels import ELEMENTS, Level, ModelSource, Options
 from .levels.cpu import can_pack
+from .levels.elements import level_class
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
 
@@ -397,7 +398,8 @@ def _fastest(
     def make(config: LevelConfig) -> Any:
         if plain is not None and not config.pack:
             return plain
-        return HuggingFaceLevel(model_in(config.dtype), pack=config.pack)
+        model = model_in(config.dtype)
+        return level_class(model)(model, pack=config.pack)
 
     def chosen(*packs: bool) -> Any:
         candidates = [LevelConfig(kind, each) for each in packs]
