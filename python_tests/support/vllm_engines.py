@@ -19,13 +19,33 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # vLLM's n-grams, which compile for a minute
 
 V = 16
 LENGTH = 3  # tokens of a text whose law is enumerated
 PROMPT = [3, 1, 4, 1, 5]
 CHAIN = "polyspec_ext.integrations.vllm.chain.ChainProposer"
+
+_CHAIN = {"method": "custom_class", "model": CHAIN, "num_speculative_tokens": 3}
+SPECULATION: dict[str, dict[str, Any]] = {
+    "none": {},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1},
+    "greedy drafts": {"method": "draft_model", "num_speculative_tokens": 2},
+    "drafts": {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "draft_sample_method": "probabilistic",
+    },
+    "two levels": _CHAIN,
+    "three levels": _CHAIN,
+    "prompt lookup": _CHAIN,
+}
+LEVELS = {
+    "two levels": (["drafter"], [2]),
+    "three levels": (["middle", "drafter"], [2, 1]),
+    "prompt lookup": (["drafter", "prompt-lookup"], [2, 2]),
+}
 
 
 def save_llama(folder: Path, seed: int, layers: int, vocab: int = V, context: int = 256) -> Path:
@@ -141,3 +161,17 @@ def texts(engine: Any, prompts: Sequence[Sequence[int]], parameters: Any) -> lis
 def counters(engine: Any) -> dict[str, int]:
     """Return vLLM's counters by name."""
     return {one.name: int(one.value) for one in engine.get_metrics() if hasattr(one, "value")}
+
+
+def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, Any]:
+    """Return the configuration of an engine with the plug-in."""
+    if speculation in LEVELS:
+        levels, window = LEVELS[speculation]
+        names = [str(models / name) if (models / name).exists() else name for name in levels]
+        settings = {"levels": names, "window": window, **settings}
+    config = {"model": str(models / "target"), "additional_config": {"polyspec": settings}}
+    if SPECULATION[speculation]:
+        config["speculative_config"] = dict(SPECULATION[speculation])
+        if SPECULATION[speculation]["method"] == "draft_model":
+            config["speculative_config"]["model"] = str(models / "drafter")
+    return config

@@ -10,25 +10,6 @@ import torch
 import vllm_engines as engines
 
 NUMBER = 1000
-CHAIN = {"method": "custom_class", "model": engines.CHAIN, "num_speculative_tokens": 3}
-SPECULATION: dict[str, dict[str, Any]] = {
-    "none": {},
-    "ngram": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1},
-    "greedy drafts": {"method": "draft_model", "num_speculative_tokens": 2},
-    "drafts": {
-        "method": "draft_model",
-        "num_speculative_tokens": 2,
-        "draft_sample_method": "probabilistic",
-    },
-    "two levels": CHAIN,
-    "three levels": CHAIN,
-    "prompt lookup": CHAIN,
-}
-LEVELS = {
-    "two levels": (["drafter"], [2]),
-    "three levels": (["middle", "drafter"], [2, 1]),
-    "prompt lookup": (["drafter", "prompt-lookup"], [2, 2]),
-}
 # Temperature, top-k, top-p and min-p of requests in a batch.
 PARAMETERS = (
     (0.8, 0, 1.0, 0.0),
@@ -52,20 +33,6 @@ def probabilities(
     before = ordered.cumsum(-1) - ordered
     p = torch.zeros_like(p).scatter(-1, order, torch.where(before < top_p, ordered, 0))
     return p / p.sum(-1, keepdim=True)
-
-
-def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, Any]:
-    """Return the configuration of an engine with the plug-in."""
-    if speculation in LEVELS:
-        levels, window = LEVELS[speculation]
-        names = [str(models / name) if (models / name).exists() else name for name in levels]
-        settings = {"levels": names, "window": window, **settings}
-    config = {"model": str(models / "target"), "additional_config": {"polyspec": settings}}
-    if SPECULATION[speculation]:
-        config["speculative_config"] = dict(SPECULATION[speculation])
-        if SPECULATION[speculation]["method"] == "draft_model":
-            config["speculative_config"]["model"] = str(models / "drafter")
-    return config
 
 
 def mixed(engine: Any, number: int) -> tuple[list[list[list[int]]], int]:
@@ -98,7 +65,7 @@ def p_values(law: engines.Law, texts: list[list[list[int]]]) -> list[float]:
 @pytest.mark.parametrize(
     ("speculation", "rule"),
     [
-        *((name, "token") for name in SPECULATION),
+        *((name, "token") for name in engines.SPECULATION),
         ("drafts", "block"),
         ("two levels", "block"),
         ("three levels", "block"),
@@ -107,14 +74,16 @@ def p_values(law: engines.Law, texts: list[list[list[int]]]) -> list[float]:
 def test_mixed_parameters_have_their_laws(
     models: Path, law: engines.Law, speculation: str, rule: str
 ) -> None:
-    texts, accepted = engines.run(mixed, NUMBER, **configuration(models, speculation, rule=rule))
+    texts, accepted = engines.run(
+        mixed, NUMBER, **engines.configuration(models, speculation, rule=rule)
+    )
     assert min(p_values(law, texts)) > 1e-4
     assert (accepted > 0) == (speculation != "none")
 
 
 def test_vllm_alone_fails_on_the_cpu(models: Path, law: engines.Law) -> None:
     """Show the test's power: vLLM's CPU backend draws with temperatures it has not set."""
-    config = configuration(models, "drafts")
+    config = engines.configuration(models, "drafts")
     del config["additional_config"]
     texts = engines.run(alike, NUMBER, **config)
     assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6
@@ -141,5 +110,5 @@ def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_wrong_draft_temperature_is_found(models: Path, law: engines.Law, rule: str) -> None:
-    texts = engines.run(alike, NUMBER, True, **configuration(models, "drafts", rule=rule))
+    texts = engines.run(alike, NUMBER, True, **engines.configuration(models, "drafts", rule=rule))
     assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6

@@ -101,7 +101,10 @@ class ChainSampler(Sampler):
 
     def begin(self, ids: list[str], states: Sequence[Any]) -> Step:
         step = super().begin(ids, states)
+        known = set(self._lengths)
         self._update(step)
+        # Where any request is near the context's end, vLLM does not ask for drafts.
+        self._draft([name for name in self._going(step) if name in known])
         return step
 
     def take(self, row: int, name: str, count: int) -> Proposal | None:
@@ -116,7 +119,7 @@ class ChainSampler(Sampler):
             round, length = self._owed.pop(name), 0
         self._taken[row] = (name, round, length, length == len(tokens) == rows)
         ids = torch.tensor(tokens[:length], dtype=torch.int64)
-        return Proposal(ids, logits if length else None, round=round)
+        return Proposal(ids, logits if length else None, rows=rows, round=round)
 
     def settle(self, accepted: torch.Tensor) -> None:
         counts = accepted.tolist()
@@ -127,25 +130,31 @@ class ChainSampler(Sampler):
 
     def propose(self) -> list[list[int]]:
         """Return drafts of the step's requests, by row."""
-        step, chain = self.step, self._chain
+        step = self.step
         assert step is not None
         self._update(step)
-        going = [
+        going = self._going(step)
+        self._draft(going)
+        most = self.runner.num_spec_tokens
+        return [self._of(name).tokens[:most] if name in going else [] for name in step.ids]
+
+    def _going(self, step: Step) -> list[str]:
+        return [
             name
             for name, kept in zip(step.ids, step.kept, strict=True)
             if kept and name in self._lengths and not self._ended(name)
         ]
-        window = self.options.window[0]
-        wanted = [name for name in going if name not in self._owed and not self._of(name).tokens]
-        chain.propose(dict.fromkeys(wanted, window))
+
+    def _draft(self, names: Sequence[str]) -> None:
+        """Draft for those of the requests that have no drafts and owe no bonus token."""
+        wanted = [name for name in names if name not in self._owed and not self._of(name).tokens]
+        self._chain.propose(dict.fromkeys(wanted, self.options.window[0]))
         for name in wanted:
             del self._pending[name]
-            error = chain.error(name)
+            error = self._chain.error(name)
             if error is not None and name not in self._failed:
                 self._failed.add(name)
                 _LOG.error("request %s: decodes without drafts: %s", name, error)
-        most = self.runner.num_spec_tokens
-        return [self._of(name).tokens[:most] if name in going else [] for name in step.ids]
 
     def _of(self, name: str) -> Pending:
         if name not in self._pending:

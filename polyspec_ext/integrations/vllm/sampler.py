@@ -41,12 +41,14 @@ class Proposal:
         tokens: [K] integers.
         pool: [R, V], the logits that they were drawn from; row: of the first of them. None: there
             are no tokens.
+        rows: of the target that stand behind the request's text and these tokens; None: all.
         round: of the draws; None: that of the step.
     """
 
     tokens: torch.Tensor
     pool: torch.Tensor | None = None
     row: int = 0
+    rows: int | None = None
     round: int | None = None
 
 
@@ -165,7 +167,8 @@ class Sampler:
         drafts = torch.zeros(len(logits), dtype=torch.int64, device=device)
         if any(counts):
             drafts[metadata.target_logits_indices] = metadata.draft_token_ids.long()
-        lengths, round = list(counts), step.position.clone()
+        lengths, room = list(counts), [count + 1 for count in counts]
+        round = step.position.clone()
         pools: dict[int, torch.Tensor] = {}
         sources: list[tuple[int, int] | None] = [None] * len(logits)
         for i, name in enumerate(step.ids):
@@ -173,6 +176,8 @@ class Sampler:
             if proposal is None:
                 continue
             first, lengths[i] = int(offsets[i]), len(proposal.tokens)
+            if proposal.rows is not None:
+                room[i] = proposal.rows
             if proposal.round is not None:
                 round[i] = proposal.round
             if proposal.pool is not None:
@@ -191,6 +196,7 @@ class Sampler:
             offsets=offsets.to(device),
             draft_len=max(lengths),
             position=step.position,
+            room=torch.tensor(room, device=device),
             round=round,
             rule=self.options.rule,
             **step.draws,
@@ -215,7 +221,7 @@ class Sampler:
         """Note how many drafts [B] of each request were accepted."""
 
     def _report(
-        self, verified: ops.VerifyResult, logits: torch.Tensor, offsets: torch.Tensor, step: Step
+        self, verified: ops.CutVerifyResult, logits: torch.Tensor, offsets: torch.Tensor, step: Step
     ) -> torch.Tensor:
         """Return the tokens. A row without a distribution has its likeliest id or 0, as in vLLM,
         since an error would end every request; the log has it."""
