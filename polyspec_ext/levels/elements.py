@@ -247,7 +247,7 @@ ELEMENTS = Registry()
 
 class _Path(Loader):
     expects = "a model id, or the directory or GGUF file of a model"
-    gives = (HuggingFaceLevel, EncoderDecoderLevel)
+    gives = (ModelLevel,)
 
     def matches(self, thing: object) -> bool:
         return isinstance(thing, str | Path)

@@ -4,6 +4,7 @@ pass over the text, and chains of them keep the target's text and law."""
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,22 @@ def test_a_conversation_goes_on_behind_a_checkpoint() -> None:
     fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
     assert text == answer(fresh, [*first, 11, 12])[0]
     assert cached > len(first) // 2
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    """Loaded by path, timed as other levels are, and refused with a "w4" copy in the cache."""
+    model = model_of("lfm2")
+    model.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"eos_token_id": []}
+    texts = [
+        ps.Chain([place, ps.PromptLookup()], [3], dtype="float32", pack="auto").generate(
+            [5, 17, 5, 17], 8, **options
+        )
+        for place in (str(tmp_path), model)
+    ]
+    assert texts[0].sequences.equal(texts[1].sequences)
+    with pytest.raises(ValueError, match="given StatefulLevel"):
+        ps.Chain([str(tmp_path), "w4"], [3])
 
 
 def test_copies_packed_levels_and_refusals() -> None:
