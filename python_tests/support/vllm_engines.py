@@ -76,18 +76,21 @@ def save_llama(folder: Path, seed: int, layers: int, vocab: int = V, context: in
 class Law:
     """The law of the first tokens behind a prompt, by enumeration."""
 
-    def __init__(self, folder: Path, prompt: Sequence[int] = PROMPT) -> None:
+    def __init__(
+        self, folder: Path, prompt: Sequence[int] = PROMPT, ids: Sequence[int] = range(V)
+    ) -> None:
+        """Enumerate texts of these ids alone."""
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        vocab = model.config.vocab_size
         self.logits: list[torch.Tensor] = []
         with torch.no_grad():
             for length in range(LENGTH):
-                texts = list(itertools.product(range(vocab), repeat=length))
-                ids = torch.tensor([[*prompt, *text] for text in texts])
-                self.logits.append(model(input_ids=ids).logits[:, -1].double())
+                texts = itertools.product(ids, repeat=length)
+                rows = torch.tensor([[*prompt, *text] for text in texts])
+                logits = model(input_ids=rows).logits[:, -1, list(ids)]
+                self.logits.append(logits.double())
 
     def of(self, process: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
-        """Return the probability of each text, [V ** LENGTH], where `process` maps logits to
+        """Return the probability of each text, [len(ids) ** LENGTH], where `process` maps logits to
         probabilities."""
         law = torch.ones(1, dtype=torch.float64)
         for logits in self.logits:
