@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 import torch
 from scipy import stats  # type: ignore[import-untyped]
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from polyspec_ext.integrations.vllm import Options
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -178,3 +181,14 @@ def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, 
         if SPECULATION[speculation]["method"] == "draft_model":
             config["speculative_config"]["model"] = str(models / "drafter")
     return config
+
+
+def options(settings: Any, speculation: dict[str, Any] | None = None) -> Options:
+    """Return what the settings of an engine are read as."""
+    config = SimpleNamespace(
+        additional_config={"polyspec": settings},
+        speculative_config=None if speculation is None else SimpleNamespace(**speculation),
+    )
+    made = Options.of(config)
+    assert made is not None
+    return made
