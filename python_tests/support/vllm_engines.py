@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 import torch
 from scipy import stats  # type: ignore[import-untyped]
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from polyspec_ext.integrations.vllm import Options
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -76,18 +79,21 @@ def save_llama(folder: Path, seed: int, layers: int, vocab: int = V, context: in
 class Law:
     """The law of the first tokens behind a prompt, by enumeration."""
 
-    def __init__(self, folder: Path, prompt: Sequence[int] = PROMPT) -> None:
+    def __init__(
+        self, folder: Path, prompt: Sequence[int] = PROMPT, ids: Sequence[int] = range(V)
+    ) -> None:
+        """Enumerate texts of these ids alone."""
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        vocab = model.config.vocab_size
         self.logits: list[torch.Tensor] = []
         with torch.no_grad():
             for length in range(LENGTH):
-                texts = list(itertools.product(range(vocab), repeat=length))
-                ids = torch.tensor([[*prompt, *text] for text in texts])
-                self.logits.append(model(input_ids=ids).logits[:, -1].double())
+                texts = itertools.product(ids, repeat=length)
+                rows = torch.tensor([[*prompt, *text] for text in texts])
+                logits = model(input_ids=rows).logits[:, -1, list(ids)]
+                self.logits.append(logits.double())
 
     def of(self, process: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
-        """Return the probability of each text, [V ** LENGTH], where `process` maps logits to
+        """Return the probability of each text, [len(ids) ** LENGTH], where `process` maps logits to
         probabilities."""
         law = torch.ones(1, dtype=torch.float64)
         for logits in self.logits:
@@ -175,3 +181,14 @@ def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, 
         if SPECULATION[speculation]["method"] == "draft_model":
             config["speculative_config"]["model"] = str(models / "drafter")
     return config
+
+
+def options(settings: Any, speculation: dict[str, Any] | None = None) -> Options:
+    """Return what the settings of an engine are read as."""
+    config = SimpleNamespace(
+        additional_config={"polyspec": settings},
+        speculative_config=None if speculation is None else SimpleNamespace(**speculation),
+    )
+    made = Options.of(config)
+    assert made is not None
+    return made

@@ -9,7 +9,7 @@ import pytest
 import torch
 import vllm_engines as engines
 
-NUMBER = 1000
+NUMBER = 600
 # Temperature, top-k, top-p and min-p of requests in a batch.
 PARAMETERS = (
     (0.8, 0, 1.0, 0.0),

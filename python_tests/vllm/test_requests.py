@@ -62,9 +62,32 @@ def answers(engine: Any) -> dict[str, Any]:
         "end": engines.texts(engine, [LONG, *PROMPTS], parameters(max_tokens=None)),
         "seeded": together_and_alone(36),
         "seeded to the end": together_and_alone(None),
+        "joined": joined(
+            engine,
+            [parameters(temperature=0.9, top_p=0.95, seed=i, max_tokens=36) for i in range(8)],
+        ),
         "two": engines.texts(engine, [PROMPTS[0]], parameters(temperature=1.0, n=2, seed=3)),
         "counters": engines.counters(engine),
     }
+
+
+def joined(engine: Any, given: list[Any]) -> list[list[int]]:
+    """Return texts of requests that join one after another; the first is aborted."""
+    core = engine.llm_engine
+    texts: dict[str, list[int]] = {}
+
+    def step() -> None:
+        for output in core.step():
+            if output.finished:
+                texts[output.request_id] = list(output.outputs[0].token_ids)
+
+    for i, (prompt, parameters) in enumerate(zip(PROMPTS, given, strict=True)):
+        core.add_request(str(i), {"prompt_token_ids": prompt}, parameters)
+        step()
+    core.abort_request(["0"])
+    while core.has_unfinished_requests():
+        step()
+    return [texts[str(i)] for i in range(1, len(given))]
 
 
 Answers = Callable[..., dict[str, Any]]
@@ -108,7 +131,9 @@ def test_log_probabilities_are_those_of_plain_vllm(answers_of: Answers, method: 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_gives_the_same_text_in_any_batch(answers_of: Answers, method: str) -> None:
     ours = answers_of(method)
-    assert ours["seeded"][0] == ours["seeded"][1]
+    together, alone = ours["seeded"]
+    assert together == alone
+    assert ours["joined"] == alone[1:]
     assert len(set(map(tuple, ours["two"]))) == 2
 
 
