@@ -13,6 +13,7 @@
 #   make test-aarch64         the C++ core for 64-bit ARM and its tests, emulated: wants Debian's
 #                             g++-aarch64-linux-gnu and qemu-user
 #   make test-oldest          the oldest torch and transformers, in an environment of its own (4.5 GB)
+#   make test-vllm            the plug-in inside vLLM, in an environment of its own (3.5 GB)
 #   make hooks                commits with a subject that is no `area: imperative` are refused
 #   make wheel                a wheel in dist that auditwheel accepts, for Linux no older than this one
 # POLYSPEC_CUDA=ON|OFF in the environment decides about the CUDA kernels.
@@ -40,7 +41,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 environment test-environment wheel hooks lint clean
+.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 test-vllm environment test-environment wheel hooks lint clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -98,6 +99,9 @@ build/test/build.ninja:
 
 test-oldest: rebuilt
 	PYTHON=$(PYTHON) .ci/oldest $(PY)
+
+test-vllm: rebuilt
+	PYTHON=$(PYTHON) .ci/vllm $(PY)
 
 ARM = aarch64-linux-gnu
 test-aarch64: $(PY)

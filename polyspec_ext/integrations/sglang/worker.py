@@ -1,0 +1,146 @@
+"""The algorithm POLYSPEC of SGLang: levels below its target draft, and `rule` verifies.
+
+SGLang's n-gram worker has all that a drafter on the host needs, so that its drafts are replaced. It
+hands them to the target as trees, of which a chain is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...chain import Chain
+from ..draft_chain import DraftChain
+from .rule import Drawn
+
+NAME = "POLYSPEC"
+
+
+def register(levels: Sequence[str], window: Sequence[int], rule: str) -> None:
+    """Register the algorithm, whose workers draft by a chain of `levels`."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
+        """The n-gram algorithm to the rest of SGLang, but for its drafts."""
+
+        ngram = SpeculativeAlgorithm.NGRAM
+
+        def handle_server_args(self, server_args: Any) -> None:
+            """Set the width of a verification to the first level's window and the root."""
+            width = window[0] + 1
+            given = server_args.speculative_num_draft_tokens
+            if given not in (None, width):
+                raise ValueError(
+                    f"speculative_num_draft_tokens: expected {width}, the first window and 1, given"
+                    f" {given}"
+                )
+            server_args.speculative_num_draft_tokens = width
+            server_args.speculative_num_steps = window[0]
+            server_args.speculative_eagle_topk = 1
+            server_args.enable_mixed_chunk = False
+            if server_args.max_running_requests is None:
+                server_args.max_running_requests = 48
+
+    for name in vars(SpeculativeAlgorithm):
+        missing = name[0] != "_" and not hasattr(Algorithm, name)
+        if missing or name.startswith(("is_", "supports_", "has_")):
+            setattr(Algorithm, name, property(operator.attrgetter(f"ngram.{name}")))
+    registers = SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=Algorithm)
+    registers(lambda server_args: worker_class(levels, window, rule))
+
+
+def worker_class(levels: Sequence[str], window: Sequence[int], rule: str) -> type:
+    """Return the class of the workers that draft by a chain of `levels`."""
+    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+    class Worker(NGRAMWorker):  # type: ignore[misc]
+        """SGLang's n-gram worker with the drafts of a chain."""
+
+        def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
+            super().__init__(server_args, gpu_id, nccl_port, target_worker)
+            config = target_worker.model_runner.model_config
+            self.chain = DraftChain(
+                Chain(list(levels), list(window[1:]), rule=rule, device=self.device),
+                vocab_size=config.vocab_size,
+                tokenizer=getattr(target_worker, "tokenizer", None),
+                max_tokens=config.context_len,
+            )
+            self.lengths: dict[str, int] = {}  # of the texts that the chain has
+            self.drawn: Drawn | None = None
+
+        def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+            """Return the ids [B * width] of roots and drafts, and which node is behind which."""
+            width, count = self.draft_token_num, len(batch.reqs)
+            names = [request.rid for request in batch.reqs]
+            for name in self.lengths.keys() - set(names):  # finished, or retracted
+                self.chain.remove(name)
+                del self.lengths[name]
+            ids = np.zeros((count, width), dtype=np.int64)
+            for row, accepted in enumerate(self._accepted(batch)):
+                ids[row, 0] = self._follow(batch.reqs[row], accepted)
+            self.chain.propose(dict.fromkeys(names, width - 1))
+            rows = torch.full((count, width - 1), -1)
+            pools, size = [], 0
+            for row, name in enumerate(names):
+                drafts = self.chain.pending(name)
+                number = min(len(drafts.tokens), width - 1)
+                if drafts.logits is not None:
+                    ids[row, 1 : number + 1] = drafts.tokens[:number]
+                    rows[row, :number] = torch.arange(size, size + number)
+                    pools.append(drafts.logits[:number])
+                    size += number
+            self.drawn = None
+            if pools:
+                self.drawn = Drawn(torch.cat(pools).to(self.device), rows.to(self.device))
+            mask = np.tile(np.tri(width, dtype=bool), (count, 1, 1))
+            return ids.reshape(-1), mask.reshape(-1)
+
+        def _prepare_for_speculative_decoding(self, batch: Any) -> None:
+            super()._prepare_for_speculative_decoding(batch)
+            if batch.forward_mode.is_target_verify():
+                batch.spec_info.polyspec = self.drawn
+
+        def _update_ngram_corpus(self, batch: Any) -> None:
+            """Leave the corpus empty."""
+
+        def _accepted(self, batch: Any) -> list[list[int]]:
+            # With overlap the results of a step are processed when the next one has drafted.
+            if not self.enable_overlap or batch.grammar_needs_sync():
+                return [[] for _ in batch.reqs]
+            counts = batch.spec_info.accept_lens.tolist()
+            tokens = batch.spec_info.accept_tokens.view(len(counts), -1).tolist()
+            return [row[:count] for row, count in zip(tokens, counts, strict=True)]
+
+        def _follow(self, request: Any, accepted: list[int]) -> int:
+            """Tell the chain a request's new tokens; return the last."""
+            name, prompt = request.rid, request.origin_input_ids_unpadded
+            if name not in self.lengths:
+                given = request.sampling_params
+                text = [*prompt, *request.output_ids, *accepted]
+                seed = given.sampling_seed
+                if seed is None:  # the same on all ranks
+                    digest = hashlib.sha256(name.encode()).digest()
+                    seed = int.from_bytes(digest[:8], "little")
+                self.chain.add(
+                    name,
+                    text,
+                    temperature=0.0 if given.top_k == 1 else given.temperature,
+                    top_k=min(max(given.top_k, 0), self.chain.vocab_size),
+                    top_p=given.top_p,
+                    min_p=given.min_p,
+                    seed=seed % 2**64,
+                )
+                self.lengths[name] = len(text)
+                return int(text[-1])
+            text = [*request.output_ids[self.lengths[name] - len(prompt) :], *accepted]
+            self.chain.commit(name, text)
+            self.lengths[name] += len(text)
+            return int(text[-1])
+
+    return Worker

@@ -1,0 +1,112 @@
+"""vLLM's plug-in: this package's rules verify drafts inside vLLM, and its chains draft.
+
+vLLM calls `register` in each of its processes. It replaces nothing that an engine uses before one
+asks for it, by ``additional_config={"polyspec": {...}}`` (`Options`). vLLM hides the errors of a
+plug-in, so what can fail runs when such an engine is configured, and when its workers are made.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+from .options import VERSIONS, Options, refuse
+
+__all__ = ["Options", "register"]
+
+_WORKERS = "vllm.v1.worker.worker_base"
+_MARK = "polyspec"  # an attribute of what is replaced, and of configurations that ask
+
+
+def register() -> None:
+    """Have vLLM ask for this plug-in where its configuration says so. Any number of times."""
+    from vllm.config import VllmConfig
+
+    if not hasattr(VllmConfig.__post_init__, _MARK):
+        replace(VllmConfig, "__post_init__", _configure)
+    if _WORKERS in sys.modules:  # in a worker's process the configuration comes without a check
+        _watch_workers()
+
+
+def replace(owner: Any, name: str, function: Any) -> None:
+    """Replace a function of a class or module once, by a call of `function(original, ...)`.
+
+    Raises:
+        RuntimeError: the name is missing.
+    """
+    original = getattr(owner, name, None)
+    if original is None:
+        raise RuntimeError(
+            f"polyspec: expected {name} in {owner}, which this version of vLLM does not have; "
+            f"supported are {_supported()}"
+        )
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def replaced(*args: Any, **options: Any) -> Any:
+        return function(original, *args, **options)
+
+    setattr(replaced, _MARK, True)
+    setattr(owner, name, replaced)
+
+
+def _supported() -> str:
+    return ", ".join(".".join(map(str, version)) for version in VERSIONS)
+
+
+def _watch_workers() -> None:
+    from vllm.v1.worker.worker_base import WorkerBase
+
+    replace(WorkerBase, "__init__", _make_worker)
+
+
+def _configure(original: Any, config: Any) -> None:
+    """Check an engine's configuration when it is made."""
+    asked = config.scheduler_config.async_scheduling
+    original(config)
+    if Options.of(config) is None:
+        return
+    _require_version()
+    refuse(config)
+    _watch_workers()
+    _serve_parameters(config)
+    scheduler = config.scheduler_config
+    if scheduler.async_scheduling and not config.use_v2_model_runner:
+        if asked:
+            raise ValueError(
+                "async_scheduling: expected it off for polyspec on the V1 model runner, which "
+                "needs accepted tokens on the host; pass --no-async-scheduling"
+            )
+        scheduler.async_scheduling = False
+
+
+def _require_version() -> None:
+    from vllm.version import __version__
+
+    if tuple(map(int, __version__.split(".")[:2])) not in VERSIONS:
+        raise RuntimeError(f"polyspec: expected vLLM {_supported()}, given {__version__}")
+
+
+def _serve_parameters(config: Any) -> None:
+    """Let requests have min-p and logit bias under speculation, which vLLM refuses."""
+    from vllm.sampling_params import SamplingParams
+
+    if config.speculative_config is not None:
+        object.__setattr__(config.speculative_config, _MARK, True)
+
+    def validate(original: Any, parameters: Any, speculative: Any) -> None:
+        if not hasattr(speculative, _MARK):
+            original(parameters, speculative)
+
+    replace(SamplingParams, "_validate_spec_decode", validate)
+
+
+def _make_worker(original: Any, worker: Any, vllm_config: Any, *args: Any, **options: Any) -> None:
+    original(worker, vllm_config, *args, **options)
+    if Options.of(vllm_config) is not None:
+        _require_version()
+        runner = "v2" if vllm_config.use_v2_model_runner else "sampler"
+        importlib.import_module(f"{__name__}.{runner}").install()

@@ -1,0 +1,114 @@
+"""Texts of vLLM with the plug-in have exactly the target's law, whatever drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import vllm_engines as engines
+
+NUMBER = 600
+# Temperature, top-k, top-p and min-p of requests in a batch.
+PARAMETERS = (
+    (0.8, 0, 1.0, 0.0),
+    (1.5, 6, 1.0, 0.0),
+    (1.0, 0, 0.8, 0.0),
+    (1.2, 0, 1.0, 0.1),
+    (1.0, 8, 0.9, 0.05),
+)
+
+
+def probabilities(
+    logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> torch.Tensor:
+    """Process logits [n, V] as vLLM does: temperature, min-p, top-k, top-p."""
+    p = torch.softmax(logits / temperature, -1)
+    p = torch.where(p >= min_p * p.amax(-1, keepdim=True), p, 0)
+    if top_k:
+        p = torch.where(p >= p.topk(top_k).values[:, -1:], p, 0)
+    p = p / p.sum(-1, keepdim=True)
+    ordered, order = p.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    p = torch.zeros_like(p).scatter(-1, order, torch.where(before < top_p, ordered, 0))
+    return p / p.sum(-1, keepdim=True)
+
+
+def mixed(engine: Any, number: int) -> tuple[list[list[list[int]]], int]:
+    """Return texts for each of `PARAMETERS`, in one batch, and the number of accepted drafts."""
+    import vllm
+
+    given = [
+        vllm.SamplingParams(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            max_tokens=engines.LENGTH,
+            detokenize=False,
+        )
+        for temperature, top_k, top_p, min_p in PARAMETERS
+    ]
+    texts = engines.texts(engine, [engines.PROMPT] * (number * len(given)), given * number)
+    accepted = engines.counters(engine).get("vllm:spec_decode_num_accepted_tokens", 0)
+    return [texts[i :: len(given)] for i in range(len(given))], accepted
+
+
+def p_values(law: engines.Law, texts: list[list[list[int]]]) -> list[float]:
+    return [
+        engines.g_test(law.of(lambda rows, row=row: probabilities(rows, *row)), drawn)
+        for row, drawn in zip(PARAMETERS, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "rule"),
+    [
+        *((name, "token") for name in engines.SPECULATION),
+        ("drafts", "block"),
+        ("two levels", "block"),
+        ("three levels", "block"),
+    ],
+)
+def test_mixed_parameters_have_their_laws(
+    models: Path, law: engines.Law, speculation: str, rule: str
+) -> None:
+    texts, accepted = engines.run(
+        mixed, NUMBER, **engines.configuration(models, speculation, rule=rule)
+    )
+    assert min(p_values(law, texts)) > 1e-4
+    assert (accepted > 0) == (speculation != "none")
+
+
+def test_vllm_alone_fails_on_the_cpu(models: Path, law: engines.Law) -> None:
+    """Show the test's power: vLLM's CPU backend draws with temperatures it has not set."""
+    config = engines.configuration(models, "drafts")
+    del config["additional_config"]
+    texts = engines.run(alike, NUMBER, **config)
+    assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6
+
+
+def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
+    """Return texts at temperature 0.8; with `wrong` drafts are drawn as if it were another."""
+    import vllm
+
+    from polyspec_ext.integrations.vllm import sampler
+
+    if wrong:
+        draw = sampler.Step.draw
+
+        def other(step: sampler.Step, logits: torch.Tensor) -> torch.Tensor:
+            return draw(step, logits / 2)
+
+        sampler.Step.draw = other  # type: ignore[method-assign]
+    parameters = vllm.SamplingParams(
+        temperature=0.8, max_tokens=engines.LENGTH, detokenize=False, ignore_eos=True
+    )
+    return engines.texts(engine, [engines.PROMPT] * number, parameters)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_wrong_draft_temperature_is_found(models: Path, law: engines.Law, rule: str) -> None:
+    texts = engines.run(alike, NUMBER, True, **engines.configuration(models, "drafts", rule=rule))
+    assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6
