@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
 from benchmarks.services import Ask, Client, Load, Open, Trace
 from benchmarks.timing import rotated
+from benchmarks.vllm_engine import VllmEngine
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
@@ -31,10 +32,15 @@ from polyspec_ext.levels.sources import original
 SCHEMA = 1  # of the JSON report
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
-METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS)
+VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm", "vllm-ngram", "vllm-draft"
+VLLM_RULE, VLLM_TWO, VLLM_CHAIN = "vllm-rule", "vllm-two", "vllm-chain"
+OF_VLLM = (VLLM, VLLM_NGRAM, VLLM_DRAFT, VLLM_RULE, VLLM_TWO, VLLM_CHAIN)
+METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
 _SLOTS, _TURNS = 4, 6  # of --conversations
 _WARM_UP = 8  # tokens
-_DRAFTS = 64  # tokens by which llama.cpp's server may run ahead
+_DRAFTS = 64  # tokens by which other servers may run ahead
+_WINDOW = 4  # of vLLM's speculation
+PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 _SETTINGS = (
     "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
     "window", "policy", "conversations",
@@ -106,6 +112,8 @@ def add_command(kinds: Any) -> None:
          "its own speculation is --spec-default"),
         ("--llama-server", "PROGRAM", {"type": options.file}, "of make llama-server"),
         ("--llama-flags", "TEXT", {"default": ""}, "more flags of its speculation"),
+        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and, for "
+         "vllm-rule, -two and -chain, this package: make test-vllm makes it. All start at once"),
         ("--conversations", "N", {"type": options.COUNT, "nargs": "?", "const": 16},
          f"instead N conversations (16) of {_TURNS} turns through {_SLOTS} slots, with and without "
          "the prefix cache"),
@@ -195,6 +203,7 @@ def _methods(
         Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
     ]
     known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
+    known += [*OF_VLLM] * bool(args.vllm)
     wanted = args.methods or [name for name in known if name != ALONE]
     if unknown := [name for name in wanted if name not in known]:
         every_name, wrong = ", ".join(known), ", ".join(unknown)
@@ -211,7 +220,45 @@ def _methods(
             stack.callback(server.close)
             servers.append(server)
             every.append(Method(name, label, services.by_llama(server), LLAMA, ours=False))
+    for name, label, more_options in _of_vllm(args, levels) if args.vllm else ():
+        if name in wanted:
+            common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
+            engine = VllmEngine(args.vllm, {**common, **more_options})
+            stack.callback(engine.close)
+            servers.append(engine)
+            every.append(Method(name, label, engine.service(), VLLM, ours=False))
     return [one for one in every if one.name in wanted]
+
+
+def _of_vllm(
+    args: argparse.Namespace, levels: Sequence[Any]
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield name, label and options of vLLM's own methods and of ours within it."""
+    target = levels[0]
+    drafts = args.draft or [tiny.path("drafter"), "prompt-lookup"]
+    models = [place for place in drafts if place not in WORDS]
+    windows = args.window or [_WINDOW] * len(drafts)
+    alone = {
+        "model": str(original(args.target or tiny.path("target"))),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+    }
+    yield VLLM, "vLLM", alone
+
+    def speculative(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
+        more = {} if ours is None else {"additional_config": {"polyspec": ours}}
+        drafting = {"num_speculative_tokens": windows[0], **drafting}
+        return {**alone, "speculative_config": drafting, **more}
+
+    ngram = {"method": "ngram", "prompt_lookup_max": 3}
+    yield VLLM_NGRAM, "vLLM, its ngram", speculative(ngram)
+    if models:
+        draft = {"method": "draft_model", "model": str(original(models[0]))}
+        yield VLLM_DRAFT, "vLLM, its draft model", speculative(draft)
+        yield VLLM_RULE, "vLLM, its draft model, our rule", speculative(draft, {"rule": "token"})
+        proposer = {"method": "custom_class", "model": PROPOSER}
+        for name, count in ((VLLM_TWO, 1), (VLLM_CHAIN, len(drafts))):
+            chain = {"levels": [str(draft) for draft in drafts[:count]], "window": windows[:count]}
+            yield name, f"our {count + 1} levels in vLLM", speculative(proposer, chain)
 
 
 def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:
@@ -323,6 +370,10 @@ def _rows(cells: Sequence[Cell], target: HuggingFaceLevel) -> tuple[list[dict[st
                 "repeats": len(own),
                 "tokens_per_second": _spread(own.values()),
                 "x_plain": _spread(own[n] / base[n] for n in own if n in base),
+                "tokens_per_arrival": (
+                    sum(len(trace.tokens) for trace in traces)
+                    / max(1, sum(len(trace.arrivals) for trace in traces))
+                ),
                 "first_token": percentiles(first),
                 "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
                 "texts": same_as_plain,
@@ -356,19 +407,25 @@ def markdown(report: Mapping[str, Any]) -> str:
         *(f"- `{one['command']}`: {one['version']}" for one in report["servers"]),
     ]
     heads = ["clients", "method", "tokens/s", "range", "x plain", "range", "first token, ms"]
-    heads += ["between tokens, ms", *["prompt tokens read"] * talks, "greedy texts as plain's"]
+    counted = all("tokens_per_arrival" in row for row in report["rows"])  # older reports lack it
+    heads += ["between tokens, ms", *["tokens at once"] * counted]
+    heads += [*["prompt tokens read"] * talks, "greedy texts as plain's"]
     for temperature in dict.fromkeys(row["temperature"] for row in report["rows"]):
         lines += ["", f"Temperature {temperature:g}:", ""]
-        rows = [_cells(row, talks) for row in report["rows"] if row["temperature"] == temperature]
-        lines += output.table(heads, rows, range(2, 8 + talks))
+        rows = [
+            _cells(row, talks, counted)
+            for row in report["rows"]
+            if row["temperature"] == temperature
+        ]
+        lines += output.table(heads, rows, range(2, 8 + talks + counted))
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any], talks: bool) -> list[str]:
+def _cells(row: Mapping[str, Any], talks: bool, counted: bool) -> list[str]:
     rate, times = row["tokens_per_second"], row["x_plain"]
     cells = [str(row["clients"]), row["label"]]
     if rate is None:
-        return [*cells, *["-"] * (6 + talks), row["error"]]
+        return [*cells, *["-"] * (6 + talks + counted), row["error"]]
     cells += [f"{rate['median']:.1f}", f"{rate['low']:.1f} to {rate['high']:.1f}"]
     cells += (
         [f"{times['median']:.2f}", f"{times['low']:.2f} to {times['high']:.2f}"]
@@ -377,6 +434,8 @@ def _cells(row: Mapping[str, Any], talks: bool) -> list[str]:
     )
     for pair in (row["first_token"], row["between_tokens"]):
         cells.append(" / ".join(f"{1000 * value:.0f}" for value in pair) if pair else "-")
+    if counted:
+        cells.append(f"{row['tokens_per_arrival']:.2f}")
     if talks:
         cells.append(f"{row['prompt_tokens_read']} of {row['prompt_tokens']}")
     return [*cells, row["error"] or row["texts"] or "-"]

@@ -23,8 +23,18 @@ import torch
 
 from . import arguments, processor
 from .files import cache_folder, replace_text
-from .levels import ELEMENTS, HuggingFaceLevel, Level, ModelSource, Options
+from .levels import (
+    ELEMENTS,
+    InputBlock,
+    Level,
+    ModelSource,
+    Options,
+    PromptBatch,
+    RowCounts,
+    batched,
+)
 from .levels.cpu import can_pack
+from .levels.elements import level_class
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
 
@@ -147,13 +157,12 @@ def pass_seconds(
     longest = max(widths)
     rooms = [getattr(level, "max_length", None) for level in levels]
     context = max(min([CONTEXT, *(room - longest for room in rooms if room is not None)]), 0)
-    blocks = []
-    for level, device in zip(levels, devices, strict=True):
+    blocks, called = [], [batched(level) for level in levels]
+    for level, device in zip(called, devices, strict=True):
         tokens = torch.arange(context + longest, device=device)
         blocks.append((tokens % level.vocab_size)[None])
-        if hasattr(level, "reserve"):
-            level.reserve(context + longest)
-        level.prefill(blocks[-1][:, :context])
+        level.prefill(PromptBatch(blocks[-1][:, :context], None, context + longest))
+    kept = RowCounts([context])
     began = clock()
     for turn in range(repeats + 1):
         if turn == 1:  # the untimed turn is over
@@ -163,11 +172,11 @@ def pass_seconds(
         for width in widths:
             for first in range(len(levels)):
                 number = (first + turn) % len(levels)
-                level, tokens = levels[number], blocks[number][:, context : context + width]
+                level, tokens = called[number], blocks[number][:, context : context + width]
                 started = clock()
-                level.forward(tokens, width)
+                level.forward(InputBlock(tokens, width))
                 seconds = clock() - started
-                level.rollback([context])
+                level.rollback(kept)
                 if turn > 0:
                     known = fastest[number].get(width, seconds)
                     fastest[number][width] = min(known, seconds)
@@ -397,7 +406,8 @@ def _fastest(
     def make(config: LevelConfig) -> Any:
         if plain is not None and not config.pack:
             return plain
-        return HuggingFaceLevel(model_in(config.dtype), pack=config.pack)
+        model = model_in(config.dtype)
+        return level_class(model)(model, pack=config.pack)
 
     def chosen(*packs: bool) -> Any:
         candidates = [LevelConfig(kind, each) for each in packs]

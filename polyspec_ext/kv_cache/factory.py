@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .. import arguments
 from .rollback import RollbackCache
@@ -69,9 +69,7 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
         raise TypeError(
             f"{name}: expected a model with a language-model head, given {type(model).__name__}"
         )
-    text_config = config.get_text_config(decoder=True)
-    types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
-    stateful = [t for t in types if any(word in t for word in _STATEFUL)]
+    types, stateful = _layer_types(model)
     if stateful or getattr(model, "_is_stateful", False):
         if types and not stateful:
             kind = "something else beside keys and values"
@@ -82,9 +80,28 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
         what = f" (layer types: {', '.join(types)})" if types else ""
         raise ValueError(
             f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be "
-            "rolled back after a rejected token; expected a model whose cache holds keys and "
-            "values by position"
+            "cut after a rejected token; expected a model whose cache holds keys and values by "
+            "position, or a StatefulLevel"
         )
+
+
+def _layer_types(model: Any) -> tuple[list[str], list[str]]:
+    # All, and those with a state.
+    text_config = model.config.get_text_config(decoder=True)
+    types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
+    return types, [t for t in types if any(word in t for word in _STATEFUL)]
+
+
+def is_stateful(model: Any) -> bool:
+    """Return whether a model of `transformers` keeps a recurrent state, or something else beside
+    keys and values by position."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config") or config.is_encoder_decoder:
+        return False
+    if _layer_types(model)[1] or getattr(model, "_is_stateful", False):
+        return True
+    by_position = (DynamicLayer, DynamicSlidingWindowLayer)
+    return any(type(layer) not in by_position for layer in DynamicCache(config=config).layers)
 
 
 def state_of(cache: Any, name: str) -> SequenceState:

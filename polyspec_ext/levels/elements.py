@@ -12,18 +12,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
 from .. import arguments
 from ..arguments import shown
-from ..kv_cache.factory import device_of
+from ..kv_cache.factory import device_of, is_stateful
 from . import base
 from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
 from .gguf import GgufFile, has_blocks
 from .hugging_face import HuggingFaceLevel, level_of
+from .models import ModelLevel
 from .sources import found, load_model
+
+if TYPE_CHECKING:
+    from .stateful import StatefulLevel
 
 
 def load(
@@ -34,7 +38,7 @@ def load(
     pack: bool = False,
     blocks: bool = True,
     name: str = "place",
-) -> HuggingFaceLevel | EncoderDecoderLevel:
+) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
     """Load a level from a model id, directory or GGUF file.
 
     Args:
@@ -47,14 +51,27 @@ def load(
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     if is_encoder_decoder(model):
         return EncoderDecoderLevel(model)
-    return HuggingFaceLevel(model, pack=pack)
+    level: HuggingFaceLevel | StatefulLevel = level_class(model)(model, pack=pack)
+    return level
+
+
+def level_class(model: Any) -> Any:
+    """Return the class of level that a model of `transformers` is for."""
+    if is_encoder_decoder(model):
+        return EncoderDecoderLevel
+    if is_stateful(model):
+        from .stateful import StatefulLevel
+
+        return StatefulLevel
+    return HuggingFaceLevel
 
 
 @runtime_checkable
 class Level(base.Level, Protocol):
     """`levels.base.Level`, which see. ``Level(model, ...)`` itself is short for
     ``HuggingFaceLevel(model, ...)``, whose arguments it takes: ``Level(copy,
-    shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an `EncoderDecoderLevel`.
+    shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an `EncoderDecoderLevel` or
+    a `StatefulLevel`.
     Of an id or path the model is loaded first, with `dtype` and `device` as `load` takes them. (A
     type checker that makes no protocols wants the long name.)"""
 
@@ -65,8 +82,8 @@ class Level(base.Level, Protocol):
         if args and isinstance(args[0], str | Path):
             where = {name: options.pop(name, None) for name in ("dtype", "device")}
             args = (load_model(args[0], **where, name="model"), *args[1:])
-        both = args and is_encoder_decoder(args[0])
-        return (EncoderDecoderLevel if both else HuggingFaceLevel)(*args, **options)
+        kind = level_class(args[0]) if args else HuggingFaceLevel
+        return kind(*args, **options)
 
 
 # ---- elements of chains --------------------------------------------------------------------------
@@ -230,7 +247,7 @@ ELEMENTS = Registry()
 
 class _Path(Loader):
     expects = "a model id, or the directory or GGUF file of a model"
-    gives = (HuggingFaceLevel, EncoderDecoderLevel)
+    gives = (ModelLevel,)
 
     def matches(self, thing: object) -> bool:
         return isinstance(thing, str | Path)
@@ -297,14 +314,15 @@ class _EncoderDecoder(Loader):
 
 class _Model(Loader):
     expects = "a Hugging Face causal model"
-    gives = (HuggingFaceLevel,)
+    gives = (ModelLevel,)
 
     def matches(self, thing: object) -> bool:
         return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
 
     def load(self, thing: Any, options: Options) -> Any:
         def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-            return level_of(thing, pack)
+            kind = level_class(thing)
+            return level_of(thing, pack) if kind is HuggingFaceLevel else kind(thing, pack=pack)
 
         if options.choose is not None and device_of(thing).type == "cpu":
             return options.choose(ModelSource(level, lambda: thing.config, thing))

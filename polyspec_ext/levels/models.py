@@ -94,7 +94,8 @@ def cache_name(model: Any) -> str:
     """Return the name of the cache among a model's arguments: ``cache`` from transformers 5.24 on,
     ``past_key_values`` before it and of a user's model."""
     names = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in names and "past_key_values" not in names else "past_key_values"
+    known = ("past_key_values", "cache", "cache_params")
+    return next((name for name in known if name in names), known[0])
 
 
 def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:

@@ -170,6 +170,8 @@ class Caches:
             # A level without sequences of its own has read what the target has.
             own = 1 if sequences[number] is None else number
             for copy in saved.get(own, ()):
+                if own == number and copy is None:
+                    break
                 if own == number:
                     part.restore(sequences[number], copy)
                 reading.lengths[number] += tokens

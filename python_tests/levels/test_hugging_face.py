@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from model_families import model_of
 from small_models import FAMILIES, PROMPT, V, make, plain_greedy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -68,37 +69,14 @@ def test_eos_of_the_generation_configuration() -> None:
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_recurrent_and_hybrid_models_are_refused_by_name() -> None:
-    mamba = hf.MambaForCausalLM(
-        hf.MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=1, state_size=4)
-    ).eval()
-    with pytest.raises(
-        ValueError, match=r"MambaForCausalLM keeps a recurrent state.*cannot be rolled back"
-    ):
-        ps.Chain([make("llama"), mamba], [3])
-    hybrid = hf.AutoModelForCausalLM.from_config(
-        hf.Qwen3NextConfig(
-            vocab_size=V,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            num_experts=2,
-            num_experts_per_tok=1,
-            moe_intermediate_size=16,
-            shared_expert_intermediate_size=16,
-        )
-    ).eval()
-    with pytest.raises(
-        ValueError, match=r"Qwen3NextForCausalLM keeps a hybrid of attention and recurrent layers"
-    ):
-        ps.Chain([hybrid, make("llama")], [3])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("mamba", "a recurrent state"), ("qwen3_next", "a hybrid of attention and recurrent layers")],
+)
+def test_states_that_cannot_be_cut_are_refused_by_name(family: str, kind: str) -> None:
+    wanted = rf"ForCausalLM keeps {kind}.*cannot be cut.*or a StatefulLevel"
+    with pytest.raises(ValueError, match=wanted):
+        ps.HuggingFaceLevel(model_of(family))
 
 
 def test_caches_that_cannot_roll_back_are_refused_by_name() -> None:

@@ -465,7 +465,11 @@ def test_ten_thousand_requests_leave_nothing(served: Served) -> None:
         with httpx.Client(base_url=served.url, timeout=60) as client:
             for number in range(count):
                 body = {"prompt": [5 + number % 9], "max_tokens": 1, "stream": number % 2 == 0}
-                assert client.post(TEXT, json=body).status_code == 200
+                try:
+                    answer = client.post(TEXT, json=body)
+                except httpx.ReadError:  # a connection that was idle for long enough to be closed
+                    answer = client.post(TEXT, json=body)
+                assert answer.status_code == 200
 
     ask(1000)
     wait_for(lambda: served.counts()["connections"] == 0)

@@ -76,18 +76,31 @@ TABLE = [
         "led longt5 mt5 switch_transformers t5 umt5",
     ),
     Verdict(
-        "refused",
-        "recurrent state, alone or beside attention",
-        r"keeps a (recurrent state|hybrid of attention and recurrent layers)",
-        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid inkling_text inkling2_text "
-        "jamba kimi_linear lfm2 lfm2_moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid "
-        "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp_text recurrent_gemma rwkv xlstm zamba2",
+        "batches",
+        "recurrent state, alone or beside attention: by checkpoints",
+        "",
+        "bailing_hybrid bamba falcon_h1 granitemoehybrid inkling_text inkling2_text kimi_linear "
+        "lfm2 lfm2_moe lfm3 mamba2 nemotron_h olmo_hybrid qwen3_5_text qwen3_5_moe_text "
+        "qwen3_next qwen4_exp_text zamba2",
+    ),
+    Verdict(
+        "batches",
+        "drops its state in passes of several tokens: token by token, so that it can only draft "
+        "with a gain",
+        "",
+        "falcon_mamba jamba mamba",
+    ),
+    Verdict(
+        "batches",
+        "keeps more than keys and values: by checkpoints",
+        "",
+        "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
     ),
     Verdict(
         "refused",
-        "keeps something else beside keys and values",
-        "keeps something else beside keys and values|update_indexer",
-        "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
+        "keeps its state outside the cache of transformers",
+        "to give the logits of one pass over the whole text.*does not",
+        "minimax recurrent_gemma rwkv xlstm",
     ),
     Verdict(
         "refused",
@@ -168,17 +181,45 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "inkling2_text": {"unpadded_vocab_size": V},
+    "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_chunk_size": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"head_dim": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1},
-    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "chunk_size": 8},
+    **{
+        family: {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 2,
+        }
+        for family in (
+            *("bailing_hybrid", "kimi_linear", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+            "qwen3_next",
+        )
+    },
+    "nemotron_h": {
+        "ssm_state_size": 8,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "chunk_size": 8,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+    },
     "reformer": {"axial_pos_embds": False},
     "zamba2": {
         "num_hidden_layers": 4,
         "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
         "mamba_headdim": 8,
         "n_mamba_heads": 8,
+        "chunk_size": 8,
         "num_mem_blocks": 1,
     },
 }
@@ -201,7 +242,8 @@ def config_of(family: str) -> Any | None:
     for alias, name in aliases.items():
         if alias in given and name in given:
             del given[alias]
-    config = made(**{**given, **_OWN.get(family, {})})
+    own = {name: value for name, value in _OWN.get(family, {}).items() if name in names}
+    config = made(**{**given, **own})
     if getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     config.tie_word_embeddings = False  # tied random weights repeat their input

@@ -1,0 +1,152 @@
+"""vLLM in a process of another environment, which serves requests as `services` asks for them.
+
+Run as a program, in that environment, it answers lines of JSON: a request to begin, or nothing, for
+the arrivals of one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the other environment has nothing of this package's
+    from benchmarks.services import Arrival, Ask, Load, Open
+
+_ROOT = Path(__file__).resolve().parents[1]
+_KV_BYTES = 1 << 30
+
+
+class VllmEngine:
+    """vLLM with fixed options, in one process on all cores of this one.
+
+    Args:
+        python: interpreter of the environment that has vLLM.
+        options: arguments of vLLM's ``EngineArgs``.
+
+    Attributes:
+        command: options, with no path of this machine; version: of vLLM.
+
+    Raises:
+        RuntimeError: it does not start.
+    """
+
+    def __init__(self, python: Path, options: Mapping[str, Any]) -> None:
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(_ROOT),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": cores,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        environment.pop("OMP_NUM_THREADS", None)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
+        self._process = subprocess.Popen(
+            [python, __file__, json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        self.command = "vLLM " + json.dumps(_without_folders(options))
+        try:
+            self.version = str(self._answer()["version"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines()
+            raise RuntimeError(f"vLLM has ended: {lines[-1] if lines else 'no message'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def service(self) -> Open:
+        """Return the service of this engine."""
+        from benchmarks.services import Service
+
+        @contextlib.contextmanager
+        def opened(load: Load) -> Iterator[Service]:
+            def add(ask: Ask) -> str:
+                self._ask(
+                    key=str(ask.number),
+                    prompt=ask.prompt,
+                    max_tokens=load.max_new_tokens,
+                    temperature=load.temperature,
+                    seed=ask.seed,
+                )
+                return str(ask.number)
+
+            def step() -> Iterator[Arrival]:
+                yield from self._ask()["arrivals"]
+
+            yield Service(add, step)
+
+        return opened
+
+
+def _without_folders(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_folders(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(one) for one in value]
+    if isinstance(value, str) and "/" in value:
+        kind, colon, place = value.rpartition(":")
+        return f"{kind}{colon}{Path(place).name}"
+    return value
+
+
+def _serve(options: dict[str, Any]) -> None:
+    """Answer lines of standard input until it ends."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # vLLM's log
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    arguments = {"kv_cache_memory_bytes": _KV_BYTES, "enable_prefix_caching": False, **options}
+    engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
+    out.write(json.dumps({"version": vllm.__version__}) + "\n")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        arrivals = []
+        if asked:
+            key, prompt = asked.pop("key"), {"prompt_token_ids": asked.pop("prompt")}
+            chosen = vllm.SamplingParams(
+                **asked, detokenize=False, output_kind=RequestOutputKind.DELTA
+            )
+            engine.add_request(key, prompt, chosen)
+        else:
+            for output in engine.step():
+                tokens = list(output.outputs[0].token_ids)
+                arrivals.append([output.request_id, tokens, output.finished])
+        out.write(json.dumps({"arrivals": arrivals}) + "\n")
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

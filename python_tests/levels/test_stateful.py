@@ -1,0 +1,212 @@
+"""Models whose state cannot be cut as levels: logits behind restored checkpoints are those of one
+pass over the text, and chains of them keep the target's text and law."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evidence import ALPHA, chi_square
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_families import V, model_of
+
+import polyspec_ext as ps
+from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
+from polyspec_ext.levels.models import relative_difference
+from polyspec_ext.levels.stateful import StatefulLevel
+
+# A convolution alone, a delta rule, a scan, one that reads token by token, an index of keys.
+KINDS = ("lfm2", "qwen3_next", "mamba2", "jamba", "deepseek_v32")
+
+
+def made(family: str, **options: Any) -> StatefulLevel:
+    model = model_of(family)
+    if model is None:
+        pytest.skip("not in this release of transformers")
+    return StatefulLevel(model, **options)
+
+
+@torch.inference_mode()
+def law(model: Any, text: list[int]) -> torch.Tensor:
+    """Logits behind each token, by one pass without a cache."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("checkpoints", [1, 8])
+def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
+    level = made(family, checkpoints=checkpoints)
+    assert level.stepwise == (family == "jamba")
+    replayed = []
+
+    @given(st.randoms(use_true_random=False))
+    @settings(max_examples=8, deadline=None, derandomize=True)
+    def run(random: Any) -> None:
+        texts: list[list[int]] = [
+            [random.randrange(V) for _ in range(random.randint(0, 6))] for _ in range(3)
+        ]
+        width = max(map(len, texts))
+        padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+        level.prefill(PromptBatch(padded.view(3, width).long(), [len(text) for text in texts]))
+        cached = [len(text) for text in texts]
+        for _ in range(6):
+            new = [[random.randrange(V) for _ in range(random.randint(0, 4))] for _ in texts]
+            rows = [text[n:] + more for text, n, more in zip(texts, cached, new, strict=True)]
+            width = max(map(len, rows))
+            if not width:
+                continue
+            keep = max(map(len, new)) or 1
+            ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+            first = [len(row) - len(more) for row, more in zip(rows, new, strict=True)]
+            counts = RowCounts(list(map(len, rows)))
+            out = level.forward(InputBlock(ids, keep, counts, RowCounts(first))).logits
+            before = level.num_replayed
+            for b, more in enumerate(new):
+                texts[b] += more
+                wanted = law(level.model, texts[b])[len(texts[b]) - len(more) :] if more else []
+                for got, right in zip(out[b], wanted, strict=False):
+                    assert relative_difference(got, right) < 0.01
+            for text in texts:
+                del text[max(0, len(text) - random.randint(0, 5)) :]
+            lengths = [len(text) for text in texts]
+            cached = list(level.rollback(lengths))
+            assert all(a <= b for a, b in zip(cached, lengths, strict=True))
+            replayed.append(level.num_replayed - before)
+
+    run()
+    assert sum(replayed) > 0
+
+
+def levels_of(family: str, count: int) -> list[StatefulLevel]:
+    """A model and others that are a little off."""
+    levels = []
+    for seed in range(count):
+        model = model_of(family)
+        if model is None:
+            pytest.skip("not in this release of transformers")
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for weight in model.parameters() if seed else ():
+                weight += 0.03 * torch.randn_like(weight)
+        levels.append(StatefulLevel(model))
+    return levels
+
+
+@pytest.mark.parametrize(("family", "seeds"), [("lfm2", 240), ("qwen3_next", 120)])
+def test_the_law_of_three_levels(family: str, seeds: int) -> None:
+    levels = levels_of(family, 3)
+    prompt, count = [5, 17, 80], 3
+    options: dict[str, Any] = {"top_k": 2, "eos_token_id": []}
+    chain = ps.Chain(levels, [3, 2])
+    found: dict[tuple[int, ...], int] = {}
+    for begin in range(0, seeds, 40):
+        rows = list(range(begin, begin + 40))
+        out = chain.generate([prompt] * 40, count, 3.0, seed=rows, **options)
+        for text in out.sequences.tolist():
+            key = tuple(text[3:])
+            found[key] = found.get(key, 0) + 1
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(count):
+        longer = {}
+        for text, mass in expected.items():
+            values, ids = law(levels[0].model, [*prompt, *text])[-1].topk(2)
+            for p, token in zip((values / 3.0).softmax(0).tolist(), ids.tolist(), strict=True):
+                longer[(*text, token)] = mass * p
+        expected = longer
+    assert set(found) <= set(expected)
+    assert all(level.num_replayed for level in levels[:2])
+    observed = [found.get(text, 0) for text in expected]
+    assert chi_square(observed, list(expected.values())) > ALPHA
+
+
+@pytest.mark.filterwarnings("ignore:.*expected no more parameters")
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("family", KINDS)
+def test_greedy_text_with_one_at_any_place(family: str, place: int) -> None:
+    others: list[Any] = [ps.Level(model_of("llama")) for _ in range(3)]
+    others[place] = made(family)
+    prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
+    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
+    wanted = ps.Chain([others[0]]).generate(prompts, [14, 9, 12], **options)
+    out = ps.Chain(others, [4, 2]).generate(prompts, [14, 9, 12], **options)
+    assert out.sequences.equal(wanted.sequences)
+
+
+def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
+    levels = levels_of("lfm2", 2)
+    chain = ps.Chain(levels, [3])
+    prompts = [[5, 17, 80], [9, 4], list(range(40, 90)), [7]]
+    alone = [
+        chain.generate(prompt, 10, 0.9, seed=seed, eos_token_id=[]).sequences[0].tolist()
+        for seed, prompt in enumerate(prompts)
+    ]
+    server = ps.Server(chain, 2)
+    texts: dict[int, list[int]] = {}
+    for seed, prompt in enumerate(prompts):
+        texts[server.add(prompt, 10, 0.9, seed=seed, eos_token_id=[])] = list(prompt)
+    again = server.add(prompts[2], 10, 0.9, seed=2, eos_token_id=[])  # its prompt was read before
+    texts[again] = list(prompts[2])
+    while server.running or server.waiting:
+        for event in server.step():
+            assert event.error is None
+            texts[event.request] += event.tokens
+    assert list(texts.values()) == [*alone, alone[2]]
+
+
+def test_a_conversation_goes_on_behind_a_checkpoint() -> None:
+    def answer(chain: ps.Chain, prompt: list[int]) -> tuple[list[int], int]:
+        stream = chain.stream(prompt, 12, eos_token_id=[], cache_prompt=True)
+        return [*prompt, *stream], stream.stats.num_cached_tokens
+
+    chain = ps.Chain(levels_of("qwen3_next", 2), [3])
+    first, _ = answer(chain, [5, 17, 80])
+    text, cached = answer(chain, [*first, 11, 12])
+    fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
+    assert text == answer(fresh, [*first, 11, 12])[0]
+    assert cached > len(first) // 2
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    """Loaded by path, timed as other levels are, and refused with a "w4" copy in the cache."""
+    model = model_of("lfm2")
+    model.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"eos_token_id": []}
+    texts = [
+        ps.Chain([place, ps.PromptLookup()], [3], dtype="float32", pack="auto").generate(
+            [5, 17, 5, 17], 8, **options
+        )
+        for place in (str(tmp_path), model)
+    ]
+    assert texts[0].sequences.equal(texts[1].sequences)
+    with pytest.raises(ValueError, match="given StatefulLevel"):
+        ps.Chain([str(tmp_path), "w4"], [3])
+
+
+def test_copies_packed_levels_and_refusals() -> None:
+    level = made("lfm2", name="mine", pack=True)
+    again = copy.deepcopy(level)
+    assert (again.name, again.pack) == ("mine", True)
+    texts = [
+        ps.Chain([one, ps.PromptLookup()], [3]).generate([5, 17, 5, 17], 8, eos_token_id=[])
+        for one in (level, again)
+    ]
+    assert texts[0].sequences.equal(texts[1].sequences)
+    with pytest.raises(ValueError, match="mine: expected no tree"):
+        level.forward(InputBlock(torch.tensor([[1]]), 1, parents=torch.tensor([[-1]])))
+    with pytest.raises(ValueError, match="checkpoints: expected"):
+        made("lfm2", checkpoints=0)
+    with pytest.raises(ValueError, match="or a StatefulLevel"):
+        ps.HuggingFaceLevel(level.model)
+
+
+def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted mistake: the state keeps what was rejected."""
+    model = model_of("lfm2")
+    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda layer: dict(vars(layer)))
+    with pytest.raises(ValueError, match="does not: a relative difference"):
+        StatefulLevel(model)
