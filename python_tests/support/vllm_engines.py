@@ -23,6 +23,7 @@ from polyspec_ext.integrations.vllm import Options
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # log-probabilities compile for half a minute
 os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # vLLM's n-grams, which compile for a minute
 
 V = 16

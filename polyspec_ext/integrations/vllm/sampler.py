@@ -20,6 +20,7 @@ _DRAFT_LEVEL = 2
 _STATE = "polyspec_state"  # of a runner, and of a drafter while it drafts
 # Names of vLLM that are replaced or read.
 _SAMPLE, _PROBS, _DRAW = "_sample", "_draft_probs", "_sample_from_logits"
+_DRAWS = "_enable_probabilistic_draft_probs"
 
 
 def install() -> None:
@@ -149,7 +150,7 @@ class Sampler:
         return Step(ids, kept, draws, position.to(runner.device))
 
     def _seed(self, name: str, seed: int | None) -> int:
-        """Return 64 bits with a sign: of the request's seed, or, the same on all ranks, its own."""
+        # 64 bits with a sign. Without the request's seed they are those of its id, on all ranks.
         if seed is not None:
             return (seed + 2**63) % 2**64 - 2**63
         text = f"{self.runner.model_config.seed} {name}"
@@ -314,9 +315,9 @@ def _propose(original: Any, runner: Any, *args: Any, **options: Any) -> Any:
 
 
 def _draw_drafts(original: Any, drafter: Any, logits: Any, sampling_metadata: Any) -> Any:
-    """Draw draft tokens; beside them come the logits, in the place of probabilities."""
+    # Beside the tokens come the logits, in the place of probabilities.
     state = getattr(drafter, _STATE, None)
-    draws = drafter._enable_probabilistic_draft_probs and not sampling_metadata.all_greedy
+    draws = getattr(drafter, _DRAWS) and not sampling_metadata.all_greedy
     if state is None or not draws:
         return original(drafter, logits, sampling_metadata)
     return state.step.draw(logits), logits
