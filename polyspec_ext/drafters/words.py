@@ -87,6 +87,19 @@ def _load_trimmed(thing: str, options: Options) -> Any:
     return _resolve(copy, options)
 
 
+def _load_translated(thing: str, options: Options) -> Any:
+    from .translated import TranslatedLevel
+
+    if not options.above:
+        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
+    place = thing.partition(":")[2]
+    level = ELEMENTS.resolve(place, options)
+    try:
+        return TranslatedLevel(level, options.above[0])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{options.name}: {error}") from error
+
+
 def _resolve(model: Any, options: Options) -> Any:
     return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
 
@@ -150,6 +163,13 @@ for _kind in (
         _matcher(r"trim:\d+:.+"),
         _load_trimmed,
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
+    ),
+    _Kind(
+        "'translated:' in front of an id or path",
+        (Level,),
+        _matcher(r"translated:.+"),
+        _load_translated,
+        ("'translated:MODEL', a draft model with another tokenizer",),
     ),
 ):
     ELEMENTS.register(_kind)
