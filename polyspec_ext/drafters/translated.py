@@ -179,8 +179,7 @@ class TranslatedLevel:
         return text.translated
 
     def _shortened(self, ids: list[int]) -> list[int]:
-        """Return the last ids where the draft model's context is too short, from a place that stays
-        for a while, so that its cache does."""
+        # From a place that stays for a while, so that the cache does.
         longest = self._level.max_length
         if longest is None or len(ids) <= longest:
             return list(ids)
@@ -198,14 +197,12 @@ def _tokenizer(level: Any) -> Any:
 
 
 def _begin(tokenizer: Any) -> list[int]:
-    """Return the id that a tokenizer puts in front of every text, if it does."""
     first = list(tokenizer.encode("", add_special_tokens=True))[:1]
     return first if first and first[0] == tokenizer.bos_token_id else []
 
 
 def _common(one: Any, other: Any, size: int, other_size: int) -> tuple[list[int], torch.Tensor]:
-    """Return the ids below `size` of one tokenizer whose bytes are a token of another, in
-    increasing order, and the ids of these tokens there."""
+    # In increasing order, with the ids of the same bytes there.
     there = {text: token for token, text in _texts(other).items() if token < other_size}
     here = sorted((token, text) for token, text in _texts(one).items() if token < size)
     pairs = [(token, there[text]) for token, text in here if text in there]
@@ -234,8 +231,7 @@ def _texts(tokenizer: Any) -> dict[int, bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each letter of byte-level BPE stands for: printable bytes are their
-    letters, and the others are the letters from 256 on."""
+    # Of byte-level BPE: printable bytes are their letters, others the letters from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}

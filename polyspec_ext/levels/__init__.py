@@ -16,7 +16,6 @@ from .base import (
     batched,
 )
 from .elements import ELEMENTS, Level, Loader, ModelSource, Options, Registry, load
-from .encoder_decoder import EncoderDecoderLevel
 from .gguf import is_gguf
 from .hugging_face import HuggingFaceLevel
 from .sources import load_model, tokenizer_at
@@ -26,7 +25,6 @@ __all__ = [
     "Admitting",
     "BatchedLevel",
     "EncodedInput",
-    "EncoderDecoderLevel",
     "Hidden",
     "HuggingFaceLevel",
     "IdMap",

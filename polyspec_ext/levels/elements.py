@@ -20,13 +20,13 @@ from .. import arguments
 from ..arguments import shown
 from ..kv_cache.factory import device_of, is_stateful
 from . import base
-from .encoder_decoder import EncoderDecoderLevel, is_encoder_decoder
 from .gguf import GgufFile, has_blocks
 from .hugging_face import HuggingFaceLevel, level_of
-from .models import ModelLevel
+from .models import ModelLevel, is_encoder_decoder
 from .sources import found, load_model
 
 if TYPE_CHECKING:
+    from .encoder_decoder import EncoderDecoderLevel
     from .stateful import StatefulLevel
 
 
@@ -49,15 +49,17 @@ def load(
         TypeError, ValueError: as of `load_model`.
     """
     model = load_model(place, dtype, device, blocks=blocks, name=name)
-    if is_encoder_decoder(model):
-        return EncoderDecoderLevel(model)
-    level: HuggingFaceLevel | StatefulLevel = level_class(model)(model, pack=pack)
+    options = {} if is_encoder_decoder(model) else {"pack": pack}
+    level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel
+    level = level_class(model)(model, **options)
     return level
 
 
 def level_class(model: Any) -> Any:
     """Return the class of level that a model of `transformers` is for."""
     if is_encoder_decoder(model):
+        from .encoder_decoder import EncoderDecoderLevel
+
         return EncoderDecoderLevel
     if is_stateful(model):
         from .stateful import StatefulLevel
@@ -303,13 +305,14 @@ class _UsersLevel(Loader):
 
 class _EncoderDecoder(Loader):
     expects = "a Hugging Face encoder-decoder model"
-    gives = (EncoderDecoderLevel,)
+    gives = (ModelLevel,)
 
     def matches(self, thing: object) -> bool:
         return is_encoder_decoder(thing)
 
     def load(self, thing: Any, options: Options) -> EncoderDecoderLevel:
-        return EncoderDecoderLevel(thing)
+        level: EncoderDecoderLevel = level_class(thing)(thing)
+        return level
 
 
 class _Model(Loader):

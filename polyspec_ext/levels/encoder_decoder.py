@@ -7,7 +7,6 @@ relative positions do.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from .models import (
     cache_name,
     failure,
     ids_of,
+    is_encoder_decoder,
     relative_difference,
     require_continued,
     text_of,
@@ -41,15 +41,6 @@ from .models import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def is_encoder_decoder(model: Any) -> bool:
-    """Return whether a model of `transformers` has an encoder that reads tokens for its decoder."""
-    config = getattr(model, "config", None)
-    if not isinstance(model, torch.nn.Module) or not getattr(config, "is_encoder_decoder", False):
-        return False
-    parameters = inspect.signature(model.forward).parameters
-    return {"input_ids", "decoder_input_ids", "encoder_outputs"} <= set(parameters)
 
 
 class EncoderDecoderLevel(ModelLevel):

@@ -90,6 +90,15 @@ def eos_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
+def is_encoder_decoder(model: Any) -> bool:
+    """Return whether a model of `transformers` has an encoder that reads tokens for its decoder."""
+    config = getattr(model, "config", None)
+    if not isinstance(model, torch.nn.Module) or not getattr(config, "is_encoder_decoder", False):
+        return False
+    parameters = inspect.signature(model.forward).parameters
+    return {"input_ids", "decoder_input_ids", "encoder_outputs"} <= set(parameters)
+
+
 def cache_name(model: Any) -> str:
     """Return the name of the cache among a model's arguments: ``cache`` from transformers 5.24 on,
     ``past_key_values`` before it and of a user's model."""

@@ -14,7 +14,8 @@ import transformers as hf
 from toy import Enumerator
 
 import polyspec_ext as ps
-from polyspec_ext.levels import EncodedInput, EncoderDecoderLevel, InputBlock, PromptBatch
+from polyspec_ext.levels import EncodedInput, InputBlock, PromptBatch
+from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 
 V = 24
 SOURCE = [3, 9, 14, 5, 20, 7, 1]

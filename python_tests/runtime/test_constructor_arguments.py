@@ -19,7 +19,7 @@ from small_models import make
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.levels import EncoderDecoderLevel
+from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 
 VOCAB = 24
 
