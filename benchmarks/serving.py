@@ -13,6 +13,8 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from benchmarks import machine, output, questions, services
@@ -39,7 +41,7 @@ METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAF
 _SLOTS, _TURNS = 4, 6  # of --conversations
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
-_WINDOW = 4  # of vLLM's speculation
+_WINDOW = 4  # of one drafter below vLLM's target
 PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 _SETTINGS = (
     "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
@@ -145,11 +147,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     before = machine.load_average()
     place = args.target or tiny.path("target")
     drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
-    levels = [load_level(place, name="--target")]
-    for draft in drafts:
+    apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
+    levels = [_outline(place) if apart else load_level(place, name="--target")]
+    for draft in [] if apart else drafts:
         named = draft in WORDS  # each chain has a drafter of its own
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
-    target: HuggingFaceLevel = levels[0]
+    target = levels[0]
     template = questions.AUTO if args.target else "tiny"
     room = (target.max_length or 1 << 30) - args.max_new_tokens
     if args.conversations is None:
@@ -179,7 +182,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "load": {"before": before, "after": machine.load_average()},
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
-        "levels": [getattr(level, "name", level) for level in levels],
+        "levels": (
+            [Path(one).name for one in (place, *drafts)]
+            if apart
+            else [getattr(level, "name", level) for level in levels]
+        ),
         "choices": [str(level.choice) for level in levels if isinstance(level, HuggingFaceLevel)],
         "servers": [{"command": one.command, "version": one.version} for one in servers],
         "rows": rows,
@@ -190,18 +197,20 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def _methods(
     args: argparse.Namespace, levels: Sequence[Any], stack: contextlib.ExitStack, servers: list[Any]
 ) -> list[Method]:
-    target, chain = levels[0], Chain(levels, args.window)
-    by_policy = Chain(levels, args.window, policy=args.policy)
-    room = args.max_prompt_tokens + args.max_new_tokens
-    continuous = services.by_transformers(target.model, target.eos_token_ids, room)
-    every = [
-        Method(PLAIN, "Server, speculation=False", services.by_server(chain, speculation=False)),
-        Method(ALONE, "Server, target alone", services.by_server(Chain([target]))),
-        Method(CHAIN, "Server", services.by_server(chain)),
-        Method(POLICY, f"Server, {args.policy} policy", services.by_server(by_policy)),
-        Method(BATCHES, "Chain.generate, batches of 8", services.by_batches(chain)),
-        Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
-    ]
+    target, room = levels[0], args.max_prompt_tokens + args.max_new_tokens
+    every: list[Method] = []
+    if isinstance(target, HuggingFaceLevel):
+        chain, serve = Chain(levels, args.window), services.by_server
+        by_policy = Chain(levels, args.window, policy=args.policy)
+        continuous = services.by_transformers(target.model, target.eos_token_ids, room)
+        every = [
+            Method(PLAIN, "Server, speculation=False", serve(chain, speculation=False)),
+            Method(ALONE, "Server, target alone", serve(Chain([target]))),
+            Method(CHAIN, "Server", serve(chain)),
+            Method(POLICY, f"Server, {args.policy} policy", serve(by_policy)),
+            Method(BATCHES, "Chain.generate, batches of 8", services.by_batches(chain)),
+            Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
+        ]
     known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
     known += [*OF_VLLM] * bool(args.vllm)
     wanted = args.methods or [name for name in known if name != ALONE]
@@ -230,6 +239,19 @@ def _methods(
     return [one for one in every if one.name in wanted]
 
 
+def _outline(place: str | Path) -> Any:
+    """Return what is asked of a target that other engines load."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config, ends = AutoConfig.from_pretrained(place), GenerationConfig.from_pretrained(place)
+    eos = ends.eos_token_id
+    return SimpleNamespace(
+        max_length=config.max_position_embeddings,
+        eos_token_ids=[eos] if isinstance(eos, int) else eos,
+        model=SimpleNamespace(dtype=config.dtype),
+    )
+
+
 def _of_vllm(
     args: argparse.Namespace, levels: Sequence[Any]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -246,7 +268,8 @@ def _of_vllm(
 
     def speculative(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
         more = {} if ours is None else {"additional_config": {"polyspec": ours}}
-        drafting = {"num_speculative_tokens": windows[0], **drafting}
+        most = ours["window"][0] if ours and "window" in ours else _WINDOW
+        drafting = {"num_speculative_tokens": most, **drafting}
         return {**alone, "speculative_config": drafting, **more}
 
     ngram = {"method": "ngram", "prompt_lookup_max": 3}
@@ -254,11 +277,15 @@ def _of_vllm(
     if models:
         draft = {"method": "draft_model", "model": str(original(models[0]))}
         yield VLLM_DRAFT, "vLLM, its draft model", speculative(draft)
-        yield VLLM_RULE, "vLLM, its draft model, our rule", speculative(draft, {"rule": "token"})
+        drawn = {**draft, "draft_sample_method": "probabilistic"}
+        yield VLLM_RULE, "vLLM, its draft model, our rule", speculative(drawn, {"rule": "token"})
         proposer = {"method": "custom_class", "model": PROPOSER}
-        for name, count in ((VLLM_TWO, 1), (VLLM_CHAIN, len(drafts))):
-            chain = {"levels": [str(draft) for draft in drafts[:count]], "window": windows[:count]}
-            yield name, f"our {count + 1} levels in vLLM", speculative(proposer, chain)
+        for name, levels_below, window in (
+            (VLLM_TWO, models[:1], [_WINDOW]),
+            (VLLM_CHAIN, drafts, windows),
+        ):
+            chain = {"levels": list(map(str, levels_below)), "window": list(window)}
+            yield name, f"our {len(window) + 1} levels in vLLM", speculative(proposer, chain)
 
 
 def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:
@@ -321,7 +348,7 @@ def _clients(
 # ---- the report ----------------------------------------------------------------------------------
 
 
-def _rows(cells: Sequence[Cell], target: HuggingFaceLevel) -> tuple[list[dict[str, Any]], bool]:
+def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], bool]:
     """Return a row for each cell, and whether greedy texts of ours are not those of plain decoding
     or a method of ours failed."""
     ends = set(target.eos_token_ids)
@@ -353,7 +380,8 @@ def _rows(cells: Sequence[Cell], target: HuggingFaceLevel) -> tuple[list[dict[st
             same = sum(_cut(text, ends) == _cut(trace.tokens, ends) for text, trace in pairs)
             same_as_plain = f"{same} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
         differs = differs or (method.ours and cell.error is not None)
-        own, base = rates[method.name, load], rates.get((PLAIN, load), {})
+        own = rates[method.name, load]
+        base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
         read = [trace.read for trace in traces if trace.read is not None]
         first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
         rows.append(

@@ -62,6 +62,7 @@ PAPER = {
 
 # Runs of `benchmarks serving`, with their options.
 _LLAMA_SERVER = "--llama-server build/llama/server/bin/llama-server --threads 2"
+_VLLM = "--vllm build/vllm/bin/python --threads 2"
 SERVING = {
     "serving-smollm2": (
         "cpu-2026-11-26-serving/smollm2.json",
@@ -77,6 +78,12 @@ SERVING = {
     "serving-shipped": (
         "cpu-2026-11-26-serving/shipped.json",
         "--threads 2 --repeats 3 --seconds 60",
+    ),
+    "vllm-qwen": (
+        "cpu-2026-11-26-vllm/qwen.json",
+        "--target qwen1.5b --draft qwen0.5b --draft prompt-lookup --window 8,4 "
+        f"{_VLLM} --methods vllm,vllm-draft,vllm-chain --clients 1,4,8 --max-new-tokens 48 "
+        "--per-client 1 --repeats 1",
     ),
     "serving-conversations": (
         "cpu-2026-11-26-serving/conversations.json",
