@@ -100,8 +100,11 @@ def is_stateful(model: Any) -> bool:
         return False
     if _layer_types(model)[1] or getattr(model, "_is_stateful", False):
         return True
-    by_position = (DynamicLayer, DynamicSlidingWindowLayer)
-    return any(type(layer) not in by_position for layer in DynamicCache(config=config).layers)
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # a user's configuration
+        return False
+    return any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def state_of(cache: Any, name: str) -> SequenceState:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from evidence import ALPHA, chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -202,6 +203,13 @@ def test_copies_packed_levels_and_refusals() -> None:
         made("lfm2", checkpoints=0)
     with pytest.raises(ValueError, match="or a StatefulLevel"):
         ps.HuggingFaceLevel(level.model)
+
+
+def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
+    model = model_of("llama")
+    model.config.layer_types = ["mine", "mine"]
+    level = ps.Level(model, new_cache=lambda rows: hf.DynamicCache())
+    assert isinstance(level, ps.HuggingFaceLevel)
 
 
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
