@@ -560,7 +560,7 @@ def test_greedy_texts_are_the_targets(levels: list[str], overlap: bool) -> None:
 
 
 def test_sampled_texts_have_the_targets_law() -> None:
-    """Of three levels over tables, at a temperature that all of them need."""
+    """Compare three levels over tables, at a temperature that all of them need."""
     target, middle, drafter = (toy_rows.Rows(V, 11 + i, scale=1.5) for i in range(3))
     engine = Engine([middle, drafter], [2, 1], target=target)
     prompt, count = [0, 1], 3_000

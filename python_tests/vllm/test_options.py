@@ -1,4 +1,4 @@
-"""What the plug-in does not serve is refused by name, when an engine is configured."""
+"""Refusals by name of what the plug-in does not serve, when an engine is configured."""
 
 from __future__ import annotations
 
