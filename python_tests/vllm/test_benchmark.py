@@ -26,7 +26,7 @@ def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
             "model": engines.CHAIN,
             "num_speculative_tokens": 3,
         },
-        "additional_config": {"polyspec": {"levels": [str(models / "drafter")], "window": [2]}},
+        "additional_config": {"polyspec": {"levels": [str(models / "target")], "window": [2]}},
     }
     engine = VllmEngine(Path(sys.executable), options)
     try:

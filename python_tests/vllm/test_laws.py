@@ -99,7 +99,7 @@ def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
         draw = sampler.Step.draw
 
         def other(step: sampler.Step, logits: torch.Tensor) -> torch.Tensor:
-            return draw(step, logits / 2)
+            return draw(step, logits / 8)
 
         sampler.Step.draw = other  # type: ignore[method-assign]
     parameters = vllm.SamplingParams(
@@ -110,5 +110,7 @@ def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_wrong_draft_temperature_is_found(models: Path, law: engines.Law, rule: str) -> None:
-    texts = engines.run(alike, NUMBER, True, **engines.configuration(models, "drafts", rule=rule))
+    texts = engines.run(
+        alike, 4 * NUMBER, True, **engines.configuration(models, "drafts", rule=rule)
+    )
     assert engines.g_test(law.of(lambda rows: torch.softmax(rows / 0.8, -1)), texts) < 1e-6
