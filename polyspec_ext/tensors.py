@@ -159,6 +159,12 @@ class RowParameters:
         return self._on[device]
 
 
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two texts have in common from the first on."""
+    differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differ, min(len(one), len(other)))
+
+
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, list[int]]:
     """Return ``[B, T]`` int64, right-padded with 0, and the number of tokens of each row."""
     counts = [len(row) for row in rows]

@@ -24,7 +24,7 @@ from ..levels.base import (
     PromptBatch,
     batched,
 )
-from ..tensors import RowCounts, padded
+from ..tensors import RowCounts, common_prefix, padded
 
 _WORD = "\u2581"  # stands for a space in SentencePiece
 _UNFINISHED = "\ufffd"  # what a tokenizer makes of the first bytes of a character
@@ -125,7 +125,7 @@ class TranslatedLevel:
             for text, count in zip(self._texts, counts, strict=True)
         ]
         kept = [
-            min(_common_prefix(text.cached, ids), len(ids) - bool(count))
+            min(common_prefix(text.cached, ids), len(ids) - bool(count))
             for text, ids, count in zip(self._texts, wanted, counts, strict=True)
         ]
         kept = list(self._level.rollback(RowCounts(kept)))
@@ -133,13 +133,15 @@ class TranslatedLevel:
             ids[length:] if count else []
             for ids, length, count in zip(wanted, kept, counts, strict=True)
         ]
-        for text, ids, length, more in zip(self._texts, wanted, kept, rest, strict=True):
-            text.cached = ids[: length + len(more)]
+        for text, ids, length in zip(self._texts, wanted, kept, strict=True):
+            text.cached = ids[:length]
         input_ids, lengths = padded(rest, self.device)
         known = RowCounts(lengths)
         even = known.all(input_ids.shape[1])
         first = None if even else RowCounts([max(length - 1, 0) for length in lengths])
         made = self._level.forward(InputBlock(input_ids, 1, None if even else known, first))
+        for text, more in zip(self._texts, rest, strict=True):
+            text.cached += more
         return LevelOutput(made.logits.index_select(2, self._entries))
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
@@ -236,8 +238,3 @@ def _byte_alphabet() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}
     return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -20,10 +20,11 @@ from .. import _C, arguments, inputs
 from ..chain import Chain
 from ..levels.base import require_same_vocabulary
 from ..runtime.batch import Batch
-from ..runtime.prefill import Reading, common_prefix
+from ..runtime.prefill import Reading
 from ..runtime.rows import Row
 from ..sampling import Sampling
 from ..stats import LevelStats, Stats
+from ..tensors import common_prefix
 from ..validate import SEED_MAX
 
 _AHEAD = 512  # new tokens that a text has room for at once: caches are allocated by it
@@ -206,8 +207,8 @@ class DraftChain:
     def pending(self, key: Hashable) -> Pending:
         """Return the drafts of a text. KeyError: there is no such text."""
         text = self._text(key)
-        logits = torch.stack(text.logits) if text.logits else None
-        return Pending(text.drafts, logits, text.round)
+        drafts = text.drafts
+        return Pending(drafts, torch.stack(text.logits) if drafts else None, text.round)
 
     def commit(self, key: Hashable, tokens: Sequence[int]) -> None:
         """Append tokens that the target has emitted to a text. Drafts are used up as far as they
@@ -219,13 +220,13 @@ class DraftChain:
         text = self._text(key)
         ids, drafts = self._ids(tokens), text.drafts
         used = common_prefix(drafts, ids)
-        text.tokens += self._read_as(ids)
-        del text.logits[:used]
-        if used < len(ids):
-            text.differs = True
-            text.logits.clear()
-        if drafts and not text.logits:
+        differs = text.differs or used < len(ids)
+        logits = [] if differs else text.logits[used:]
+        if drafts and not logits:
             text.round += 1
+        text.differs = True  # an interrupt leaves no draft pending
+        text.tokens += self._read_as(ids)
+        text.logits, text.differs = logits, differs
 
     def remove(self, key: Hashable) -> None:
         """Remove a text and its drafts. KeyError: there is no such text."""
@@ -283,6 +284,8 @@ class DraftChain:
         if rows:
             self._batch.rewind(rows, tokens)
         for text in texts:
+            if text.differs:
+                text.logits.clear()
             text.differs = False
 
     def _join(self, texts: Sequence[_Text]) -> None:

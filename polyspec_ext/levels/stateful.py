@@ -220,6 +220,7 @@ class StatefulLevel(ModelLevel):
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
         self._unchanged.require()
+        self.revision += 1
         if prompts.hidden_layers:
             raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         if prompts.held is None:

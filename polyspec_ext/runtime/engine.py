@@ -21,12 +21,12 @@ from ..grammar import masked
 from ..levels.base import BatchedLevel, InputBlock
 from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
-from ..tensors import RowCounts
+from ..tensors import RowCounts, common_prefix
 from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches, Reading, common_prefix
+from .prefill import REVISION, Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
@@ -222,11 +222,6 @@ class Engine:
                 given = "a request that has ended" if row.ended else "an empty text"
                 raise ValueError(f"rewind: expected a text of a running request, given {given}")
             kept[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
-        for row, text in zip(rows, texts, strict=True):
-            row.num_reported += len(text) - row.committed  # what a policy has yet to hear stays
-            row.tokens = list(text)
-            row.logprobs.clear()
-            row.origins.clear()
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
         try:
@@ -235,6 +230,12 @@ class Engine:
         except BaseException:
             self._begin_caches()  # some of them are cut
             raise
+        # Behind the cuts: after an interrupt no cache has tokens that a text lacks.
+        for row, text in zip(rows, texts, strict=True):
+            row.num_reported += len(text) - row.committed  # what a policy has yet to hear stays
+            row.tokens = list(text)
+            row.logprobs.clear()
+            row.origins.clear()
 
     def windows(self, row: Row) -> Sequence[int]:
         """Return the windows of one row."""

@@ -20,7 +20,7 @@ import torch
 from ..errors import named
 from ..levels.base import Admitting, Continuing, Hidden, PromptBatch
 from ..stats import StatsRecorder
-from ..tensors import RowCounts, padded
+from ..tensors import RowCounts, common_prefix, padded
 from .graphs import SideStreams
 from .plan import RoundPlan, round_plan
 from .requirements import ChainConfig, Member
@@ -402,9 +402,3 @@ class Caches:
 
 def _admitting(part: Member) -> Admitting:
     return cast(Admitting, part)
-
-
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts have in common from the first on."""
-    differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differ, min(len(one), len(other)))

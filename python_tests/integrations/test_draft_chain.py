@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -269,6 +270,58 @@ def test_drafts_do_not_depend_on_company_or_cuts(
                 ends = range(len(got.tokens))
                 table = torch.stack([top.row([*text, *got.tokens[:n]]) for n in ends])
                 assert torch.equal(got.logits, table)
+
+
+def test_an_interrupt_at_any_line_leaves_no_draft_of_another_text() -> None:
+    """The text is the old one or the new one, drafts are of that text, and more can be drafted."""
+    top, names = toy.ToyLevel(VOCAB, 11, 1.5), ("commit", "_rewind", "rewind", "cut", "propose")
+
+    def require_drafts_of(drafts: ps.DraftChain, texts: list[list[int]]) -> None:
+        tokens, logits, _ = drafts.pending("text")
+        tables = [
+            [top.row([*text, *tokens[:n]]) for n in range(len(tokens))] for text in texts if tokens
+        ]
+        if logits is not None:
+            assert any(torch.equal(logits, torch.stack(table)) for table in tables)
+
+    for line in itertools.count(1):
+        drafts = drafting([toy_rows.Admitting(VOCAB, 11 + i, 1.5) for i in range(2)], [3])
+        text = [3, 1]
+        drafts.add("text", text, seed=5)
+        drafts.propose({"text": 4})
+        first = drafts.pending("text").tokens[0]
+        new = [first, (drafts.pending("text").tokens[1] + 1) % VOCAB]
+        left = [line]
+
+        def trace(frame: Any, event: str, _: object, left: list[int] = left) -> Any:
+            if frame.f_code.co_name not in names or "polyspec_ext" not in frame.f_code.co_filename:
+                return None if event == "call" else trace
+            left[0] -= event == "line"
+            if event == "line" and left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            drafts.commit("text", new)
+            drafts.propose({"text": 4})
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        texts = [text, [*text, *new]]
+        require_drafts_of(drafts, texts)
+        try:
+            drafts.propose({"text": 4})
+        except RuntimeError:  # the interrupt has ended the batch
+            continue
+        assert len(drafts.pending("text").tokens) >= 4
+        require_drafts_of(drafts, texts)
+        if left[0] > 0:
+            assert line > 40
+            return
 
 
 @pytest.mark.parametrize("kind", ["anew", "beside"])

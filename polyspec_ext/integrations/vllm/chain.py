@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...chain import Chain
-from ...runtime.prefill import common_prefix
+from ...tensors import common_prefix
 from ..draft_chain import DraftChain, Pending
 from .options import Options
 from .rows import min_p_of
