@@ -18,33 +18,41 @@ POLYSPEC_FN int64_t bucket_of(double p_mass, double q_mass, double p_total, doub
   return above < kBuckets - 1 ? above : kBuckets - 1;
 }
 
-template <class T, Requests kind = Requests::kAny>
-struct BucketWeight : ResidualWeight<T, kind> {
-  const double* scales;  // of q by bucket, in place of q_scale; nullptr: there is one bucket
+// What is taken from q by bucket, and the sums of both masses.
+struct BucketScales {
+  double of[kBuckets];
   double p_total;
   double q_total;
 
+  POLYSPEC_FN int64_t bucket(double p_mass, double q_mass) const {
+    return bucket_of(p_mass, q_mass, p_total, q_total);
+  }
+};
+
+template <class T, Requests kind = Requests::kAny>
+struct BucketWeight : ResidualWeight<T, kind> {
+  const BucketScales* scales;  // in place of q_scale; nullptr: there is one bucket
+
+  POLYSPEC_FN double p_mass(int64_t i) const { return static_cast<double>(this->p(i)); }
   POLYSPEC_FN double q_mass(int64_t i) const {
     const int64_t j = this->target_to_draft != nullptr ? this->target_to_draft[i] : i;
     return j >= 0 && j < this->draft_vocab ? static_cast<double>(this->q(j)) : 0.0;
   }
-  POLYSPEC_FN int64_t bucket(int64_t i) const {
-    return bucket_of(static_cast<double>(this->p(i)), q_mass(i), p_total, q_total);
-  }
   POLYSPEC_FN double draft_share(int64_t i) const {
-    return q_mass(i) * (scales != nullptr ? scales[bucket(i)] : this->q_scale);
+    const double mass = q_mass(i);
+    return mass * (scales != nullptr ? scales->of[scales->bucket(p_mass(i), mass)] : this->q_scale);
   }
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    const double left = static_cast<double>(this->p(i)) * this->p_scale - draft_share(i);
+    const double left = p_mass(i) * this->p_scale - draft_share(i);
     return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * this->unit)) : 0;
   }
   POLYSPEC_FN bool keeps(int64_t i, double draw) const {
-    const double whole = static_cast<double>(this->p(i)) * this->p_scale;
+    const double whole = p_mass(i) * this->p_scale;
     return draw * whole < whole - draft_share(i);
   }
 };
 
-// The draft's masses by bucket, into memory that each part of the group has. Collective. (A backend
+// The draft's masses by bucket, of which there are several, into memory that each part of the group has. Collective. (A backend
 // may overload it for its rows.)
 template <class Group, class T, Requests kind>
 POLYSPEC_FN void count_buckets(Group& group, const BucketWeight<T, kind>& weight,
@@ -53,8 +61,10 @@ POLYSPEC_FN void count_buckets(Group& group, const BucketWeight<T, kind>& weight
   group.clear_bins();
   POLYSPEC_ROLLED
   for (int64_t i = group.rank(); i < weight.p.row.n; i += group.size()) {
-    const uint64_t mass = static_cast<uint64_t>(weight.q_mass(i));
-    if (mass > 0) group.add(&group.bins()[weight.bucket(i) * lanes + group.lane()], mass);
+    const double mass = weight.q_mass(i);
+    const int64_t bucket = weight.scales->bucket(weight.p_mass(i), mass);
+    if (mass > 0.0)
+      group.add(&group.bins()[bucket * lanes + group.lane()], static_cast<uint64_t>(mass));
   }
   group.sync();
   group.by_one_team([&] {

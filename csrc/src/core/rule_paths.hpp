@@ -22,7 +22,7 @@ struct PathFrame {
 struct PathScratch {
   PathFrame frames[kMostDrawnDepth];
   double spent[kMostDrawnDepth][kBuckets];  // L
-  double scales[kBuckets];                  // L / M_q of the frame at work
+  BucketScales scales;                      // L / M_q of the frame at work
   uint64_t masses[kBuckets];                // H of the row that was counted last
 };
 
@@ -41,14 +41,6 @@ POLYSPEC_FN void by_each_bucket(Group& group, const F& f) {
   });
 }
 
-template <class T, Requests kind>
-POLYSPEC_FN BucketWeight<T, kind> weight_of(const Tree<T, kind>& tree, const PathFrame& frame,
-                                            const PathScratch& scratch, double spent) {
-  return {residual_weight(tree, frame.row, -1, frame.p, frame.q, frame.scale, spent),
-          frame.children > 1 ? scratch.scales : nullptr, static_cast<double>(frame.p.mass),
-          static_cast<double>(frame.q.mass)};
-}
-
 // The child that is tried next, or the tree's count.
 struct Choice {
   int64_t child;
@@ -62,12 +54,16 @@ struct Choice {
 template <class T, Requests kind, class Group>
 POLYSPEC_FN Choice choose_child(Group& group, const Tree<T, kind>& tree, const PathFrame& frame,
                                 const BucketWeight<T, kind>& weight, const double* spent) {
+  const double p_total = static_cast<double>(frame.p.mass);
+  const double q_total = static_cast<double>(frame.q.mass);
   int64_t first = INT64_MAX;  // kBuckets - bucket, and the node; of bucket `top` the node alone
   uint64_t rest = 0;
   POLYSPEC_ROLLED
   for (int64_t i = frame.row + group.rank(); i < tree.count; i += group.size()) {
     if (tree.parent(i) != frame.row - 1) continue;
-    const int64_t bucket = frame.children > 1 ? weight.bucket(tree.token(i)) : 0;
+    const int64_t y = tree.token(i);
+    const int64_t bucket =
+        frame.children > 1 ? bucket_of(weight.p_mass(y), weight.q_mass(y), p_total, q_total) : 0;
     int64_t key = INT64_MAX;
     if (bucket == frame.top && i > frame.tried) key = i;
     if (bucket < frame.top) {
@@ -167,11 +163,16 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
       by_each_bucket(group, [&](int b) { scratch.spent[level][b] = 0.0; });
     }
     double* const spent = scratch.spent[level];
-    const BucketWeight<T, kind> weight = weight_of(tree, now, scratch, spent[0]);
+    const BucketWeight<T, kind> weight{
+        residual_weight(tree, now.row, -1, now.p, now.q, now.scale, spent[0]),
+        now.children > 1 ? &scratch.scales : nullptr};
     const Choice choice = choose_child(group, tree, now, weight, spent);
-    if (now.children > 1 && !opening) {
+    if (now.children > 1) {
       by_each_bucket(group, [&](int b) {
-        scratch.scales[b] = spent[b] / static_cast<double>(now.q.mass);
+        scratch.scales.of[b] = spent[b] / static_cast<double>(now.q.mass);
+        if (b > 0) return;
+        scratch.scales.p_total = static_cast<double>(now.p.mass);
+        scratch.scales.q_total = static_cast<double>(now.q.mass);
       });
     }
     bool over = choice.child == tree.count;

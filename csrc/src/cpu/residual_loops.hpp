@@ -131,28 +131,21 @@ template <class T, class U>
 struct BucketParts {
   RealDistribution<T> p;
   RealDistribution<U> q;
-  double p_scale, p_total, q_total;
-  double scales[kBuckets];
+  double p_scale;
+  BucketScales scales;
 
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
     const double p_mass = p.floor_of(i);
     const double q_mass = q.floor_of(i);
-    const double left =
-        p_mass * p_scale - q_mass * scales[bucket_of(p_mass, q_mass, p_total, q_total)];
+    const double left = p_mass * p_scale - q_mass * scales.of[scales.bucket(p_mass, q_mass)];
     return truncated((left > 0.0 ? left : 0.0) * static_cast<double>(p.unit));
   }
 };
 
 template <class T, class U>
 POLYSPEC_FN BucketParts<T, U> bucket_parts(const BucketWeight<T>& weight, const Row<U>& q) {
-  BucketParts<T, U> parts{RealDistribution(weight.p),
-                          RealDistribution(over(weight.q, q)),
-                          weight.p_scale,
-                          weight.p_total,
-                          weight.q_total,
-                          {}};
-  if (weight.scales != nullptr) std::copy_n(weight.scales, kBuckets, parts.scales);
-  return parts;
+  return {RealDistribution(weight.p), RealDistribution(over(weight.q, q)), weight.p_scale,
+          *weight.scales};
 }
 
 // Masses of the draft and their buckets, side by side.
@@ -162,7 +155,7 @@ POLYSPEC_LOOP void bucket_loop(const BucketParts<T, U>& given, int64_t begin, in
   const BucketParts<T, U> parts = given;
   for (int64_t i = 0; i < n; ++i) {
     masses[i] = parts.q.floor_of(begin + i);
-    buckets[i] = bucket_of(parts.p.floor_of(begin + i), masses[i], parts.p_total, parts.q_total);
+    buckets[i] = parts.scales.bucket(parts.p.floor_of(begin + i), masses[i]);
   }
 }
 
@@ -184,8 +177,7 @@ template <class T>
 uint64_t mass_between(const BucketWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
   uint64_t sum = 0;
   over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
-    const BucketWeight<T> part{residual_part(weight, begin, block, n), weight.scales,
-                               weight.p_total, weight.q_total};
+    const BucketWeight<T> part{residual_part(weight, begin, block, n), weight.scales};
     sum += mass_between(part, int64_t{0}, n);
     begin += n;
   });

@@ -1,6 +1,7 @@
 // A tree of draft tokens feeding the target is lossless, by exact enumeration: for trees of several
 // shapes, with children that are the drafter's likeliest, or drawn from it, or both in one tree,
-// the distribution of the text equals that of the target alone to 1e-12 in total variation. Then
+// the distribution of the text equals that of the target alone to 1e-12 in total variation, by the
+// token rule and by the block rule, which also verifies several paths from the drafter. Then
 // mistakes are planted, and must show.
 #include <cstdio>
 #include <string>
@@ -135,7 +136,7 @@ void prove_paths() {
         by_blocks(toy(3, shape(kUneven, "dlldlll"))), 4);
 }
 
-// The expected number of tokens per round, by this rule and by that of today and by one path.
+// More tokens per round than the token rule on the same paths, and than one path gives.
 void compare_lengths() {
   for (int64_t count = 2; count <= 3; ++count) {
     const ToyTree tree = paths(count, 2, 3);
@@ -158,15 +159,15 @@ void catch_mistakes_of_paths() {
     CHECK_BELOW(kExact, total_variation(enumerator.texts(length, PathsFormula()), target));
     const double tv = total_variation(enumerator.texts(length, wrong), target);
     std::printf("mutation: %-52s TV %.4f\n", what, tv);
-    CHECK_ABOVE(0.001, tv);
+    CHECK_ABOVE(0.002, tv);
   };
   PathsFormula laws, sums, order;
   laws.laws = false;
   sums.sums = false;
   order.in_order = false;
   check("siblings by bucket, tested as any draw from q", laws, by_blocks(paths(3, 2, 2)));
-  check("s + R in place of s + (1 - w) + R", sums, by_blocks(paths(3, 2, 3)));
-  check("equal siblings joined, their order lost", order, by_blocks(paths(3, 1, 3)));
+  check("s + R in place of s + (1 - w) + R", sums, by_blocks(paths(3, 2, 4)));
+  check("equal siblings joined, their order lost", order, by_blocks(paths(4, 2, 3)));
 }
 
 }  // namespace
