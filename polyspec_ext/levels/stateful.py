@@ -13,7 +13,7 @@ import inspect
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -46,6 +46,20 @@ _OVERWRITTEN = ("conv_states", "recurrent_states")
 # So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
 # behind them, so that steady rejections do not have the same tokens read again and again.
 _RIDE = 8
+# Copies of a row at the ends of prompts, and of answers that a server saves.
+_PINNED = 3
+
+
+class _State(NamedTuple):
+    """A copy of a row's state, which no pass overwrites.
+
+    Attributes:
+        length: tokens that were read.
+        layers: what each layer of the cache holds, by attribute.
+    """
+
+    length: int
+    layers: list[dict[str, Any]]
 
 
 class _Row:
@@ -54,37 +68,56 @@ class _Row:
     Attributes:
         length: tokens that `past` has read.
         told: leading tokens whose hidden states were returned.
-        checkpoints: lengths and copies of the layers, oldest first.
+        checkpoints: in front of the latest passes, oldest first.
+        pinned: at the ends of the latest prompts and where a text was saved, oldest first.
     """
 
     def __init__(self, past: Any, checkpoints: int) -> None:
         self.past, self.length, self.told = past, 0, 0
-        self.checkpoints: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=checkpoints)
+        self.checkpoints: deque[_State] = deque(maxlen=checkpoints)
+        self.pinned: deque[_State] = deque(maxlen=_PINNED)
+
+    def _copy(self) -> _State:
+        return _State(self.length, [_copied(vars(layer)) for layer in self.past.layers])
 
     def checkpoint(self) -> None:
-        """Keep a copy of the state as it is."""
+        """Keep a copy of the state as it is, for the next rollbacks."""
         if self.length:
-            self.checkpoints.append((self.length, [_copied(layer) for layer in self.past.layers]))
+            self.checkpoints.append(self._copy())
+
+    def pin(self) -> None:
+        """Keep a copy of the state as it is, however many passes follow."""
+        if self.length and all(state.length != self.length for state in self.pinned):
+            self.pinned.append(self._copy())
+
+    def restore(self, state: _State) -> None:
+        """Return to a copy, which stays as it is."""
+        self.length = state.length
+        for layer, kept in zip(self.past.layers, state.layers, strict=True):
+            vars(layer).clear()
+            vars(layer).update(_copied(kept))
 
     def rollback(self, length: int, empty: Any) -> None:
         """Keep at most `length` tokens, those of the newest checkpoint; `empty`: an empty cache."""
         self.told = min(self.told, length)
         if length >= self.length:
             return
-        while self.checkpoints and self.checkpoints[-1][0] > length:
+        while self.checkpoints and self.checkpoints[-1].length > length:
             self.checkpoints.pop()
-        if self.checkpoints:
-            self.length, layers = self.checkpoints.pop()
-            for layer, kept in zip(self.past.layers, layers, strict=True):
-                vars(layer).clear()
-                vars(layer).update(kept)
-        else:
+        pinned = [state for state in self.pinned if state.length <= length]
+        self.pinned = deque(pinned, _PINNED)
+        newest = max((*self.checkpoints, *pinned), key=lambda state: state.length, default=None)
+        if newest is None:
             self.past, self.length = empty, 0
+            return
+        self.restore(newest)
+        if self.checkpoints and self.checkpoints[-1] is newest:  # the next pass makes it again
+            self.checkpoints.pop()
 
 
-def _copied(layer: Any) -> dict[str, Any]:
-    """Return what a layer of a cache holds, with copies of what passes overwrite."""
-    kept = dict(vars(layer))
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a layer, with copies of what passes overwrite."""
+    kept = dict(values)
     for name, value in kept.items():
         if isinstance(value, dict):
             kept[name] = dict(value)
@@ -161,6 +194,7 @@ class StatefulLevel(ModelLevel):
             reads_apart=True,
             admits=True,
             continues=True,
+            saves_rows=True,
             checked=True,
             hidden_states=bool(self._states),
             sharded=is_sharded(model),
@@ -250,11 +284,12 @@ class StatefulLevel(ModelLevel):
         if prompts.held is None:
             self._rows = [self._row() for _ in prompts.tokens]
         counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
-        if not prompts.hidden_layers:
-            self.read(prompts.tokens, counts)
-            return None
-        self._states.require(prompts.hidden_layers, self.name)
-        return self._blocks(prompts.tokens, counts, list(counts), 0, prompts.hidden_layers).hidden
+        layers = prompts.hidden_layers
+        self._states.require(layers, self.name)
+        hidden = self._blocks(prompts.tokens, counts, counts, 0, layers).hidden
+        for row in self._rows:
+            row.pin()
+        return hidden
 
     @torch.inference_mode()
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -354,11 +389,18 @@ class StatefulLevel(ModelLevel):
         for row, sequence in zip(rows, sequences, strict=True):
             self._rows[row : row + 1] = [sequence]
 
-    def save(self, row: int, begin: int, end: int) -> None:
-        """Return None: a state has nothing of some tokens apart."""
+    @torch.inference_mode()
+    def save(self, row: int, begin: int, end: int) -> _State | None:
+        """Return a copy of a row's first `end` tokens; None where it has no checkpoint there."""
+        kept = self._rows[row]
+        if begin == 0 and kept.length == end:
+            kept.pin()
+        pinned = (state for state in kept.pinned if begin == 0 and state.length == end)
+        return next(pinned, None)
 
-    def restore(self, sequence: _Row, saved: Any) -> None:
-        raise ValueError(f"{self.name}: expected no copy of some tokens, given one")
+    @torch.inference_mode()
+    def restore(self, sequence: _Row, saved: _State) -> None:
+        sequence.restore(saved)
 
     # ---- whether the model continues a text ------------------------------------------------------
 

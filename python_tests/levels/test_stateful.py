@@ -271,6 +271,50 @@ def test_a_conversation_goes_on_behind_a_checkpoint() -> None:
     assert cached > len(first) // 2
 
 
+def test_another_answer_to_the_same_prompt_goes_on_behind_it() -> None:
+    """However long the first was."""
+    chain = ps.Chain(levels_of("qwen3_next", 2), [3])
+    fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
+    prompt = list(range(40, 60))
+    texts = {0: prompt, 19: [*prompt, 1, 2], 21: [*prompt, 1, 3]}
+    for cached, text in texts.items():
+        stream = chain.stream(text, 40, eos_token_id=[], cache_prompt=True)
+        wanted = fresh.generate(text, 40, eos_token_id=[]).sequences[0].tolist()
+        assert [*text, *stream] == wanted
+        assert stream.stats.num_cached_tokens == cached
+
+
+@pytest.mark.parametrize(("cache_tokens", "wanted"), [(0, False), (1024, True)])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_a_server_keeps_the_states_of_prompts_and_answers(
+    family: str, cache_tokens: int, wanted: bool
+) -> None:
+    levels = [*levels_of(family, 2), ps.Level(model_of("llama"))]
+    server = ps.Server(ps.Chain(levels, [4, 2]), 2, cache_tokens=cache_tokens)
+    alone = ps.Chain(levels_of(family, 1))
+
+    def ask(prompt: list[int]) -> tuple[list[int], int]:
+        text, cached = list(prompt), 0
+        server.add(prompt, 12, eos_token_id=[])
+        while server.running or server.waiting:
+            for event in server.step():
+                assert event.error is None
+                text += event.tokens
+                cached = event.stats.num_cached_tokens if event.stats else cached
+        assert text == alone.generate(prompt, 12, eos_token_id=[]).sequences[0].tolist()
+        return text, cached
+
+    prompt = list(range(40, 75))
+    first, _ = ask(prompt)
+    cached = [ask([*first, 3, 9])[1]]
+    cached += [ask([*prompt, *tail])[1] for tail in ([], [8], [9, 7], [4, 4])]
+    if wanted:
+        assert len(first) - 5 <= cached[0] <= len(first)
+        assert cached[1:] == [34, 34, 35, 35]  # the third has read all of the prompt
+    else:
+        assert cached == [0] * 5
+
+
 def test_a_folder(tmp_path: Path) -> None:
     """Loaded by path, timed as other levels are, and refused with a "w4" copy in the cache."""
     model = model_of("lfm2")
@@ -314,6 +358,6 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted mistake: the state keeps what was rejected."""
     model = model_of("lfm2")
-    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda layer: dict(vars(layer)))
+    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", dict)
     with pytest.raises(ValueError, match="does not: a relative difference"):
         StatefulLevel(model)
