@@ -2,8 +2,10 @@
 layers and attention (Qwen3-Next, Granite 4, Nemotron-H, LFM2), and attention with an index of its
 keys (DeepSeek V3.2).
 
-A level keeps copies of the state (checkpoints) in front of its latest passes. A rollback restores
-the newest one that is short enough, and the tokens behind it are read again with the next pass.
+A level keeps copies of the state (checkpoints) in front of its latest passes, and the inputs of the
+functions that computed recurrent states in them. A rollback restores the newest checkpoint that is
+short enough and advances it by the tokens that stay, with these inputs alone. Where the functions
+are others, these tokens are read again with the next pass.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import copy
 import inspect
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from .. import arguments
 from ..kv_cache import factory as caches
@@ -37,6 +41,7 @@ from .models import (
     tolerance,
 )
 from .products import without_wrapper
+from .recorded import Call, recorded, watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +51,10 @@ _OVERWRITTEN = ("conv_states", "recurrent_states")
 # So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
 # behind them, so that steady rejections do not have the same tokens read again and again.
 _RIDE = 8
+# Tokens of a pass whose inputs are recorded at most: those of prompts would take much memory.
+_RECORDED = 64
+# What a level tries in turn: whether it advances, and whether it reads token by token.
+_WAYS = ((True, False), (False, False), (False, True))
 # Copies of a row at the ends of prompts, and of answers that a server saves.
 _PINNED = 3
 
@@ -62,28 +71,56 @@ class _State(NamedTuple):
     layers: list[dict[str, Any]]
 
 
+@dataclass(slots=True)
+class _Pass:
+    """A pass over a row.
+
+    Attributes:
+        before: the state in front of it.
+        end: tokens that were read behind it.
+        calls: that computed its recurrent states; None: not recorded.
+        after: layers behind it, whose recurrent states later passes overwrite.
+    """
+
+    before: _State
+    end: int = 0
+    calls: list[Call] | None = None
+    after: Sequence[dict[str, Any]] = ()
+
+
 class _Row:
     """The state of one row.
 
     Attributes:
         length: tokens that `past` has read.
         told: leading tokens whose hidden states were returned.
-        checkpoints: in front of the latest passes, oldest first.
+        passes: the latest, oldest first.
         pinned: at the ends of the latest prompts and where a text was saved, oldest first.
     """
 
     def __init__(self, past: Any, checkpoints: int) -> None:
         self.past, self.length, self.told = past, 0, 0
-        self.checkpoints: deque[_State] = deque(maxlen=checkpoints)
+        self.passes: deque[_Pass] = deque(maxlen=checkpoints)
         self.pinned: deque[_State] = deque(maxlen=_PINNED)
+        self._empty = self._copy()
 
     def _copy(self) -> _State:
+        for layer in self.past.layers if self.length else ():
+            if getattr(layer, "record_past", False):
+                _cut(layer)
         return _State(self.length, [_copied(vars(layer)) for layer in self.past.layers])
 
-    def checkpoint(self) -> None:
+    def begin_pass(self) -> None:
         """Keep a copy of the state as it is, for the next rollbacks."""
-        if self.length:
-            self.checkpoints.append(self._copy())
+        self.passes.append(_Pass(self._copy()))
+
+    def end_pass(self, count: int, calls: list[Call] | None) -> None:
+        """Note a pass over `count` tokens, and the calls of it that were recorded."""
+        self.length += count
+        latest = self.passes[-1]
+        latest.end, latest.calls = self.length, calls
+        if calls is not None:
+            latest.after = [_copied(vars(layer), ()) for layer in self.past.layers]
 
     def pin(self) -> None:
         """Keep a copy of the state as it is, however many passes follow."""
@@ -97,31 +134,63 @@ class _Row:
             vars(layer).clear()
             vars(layer).update(_copied(kept))
 
-    def rollback(self, length: int, empty: Any) -> None:
-        """Keep at most `length` tokens, those of the newest checkpoint; `empty`: an empty cache."""
+    def rollback(self, length: int) -> bool:
+        """Keep at most `length` tokens. Returns whether it advanced to them; else they are those of
+        the newest checkpoint."""
         self.told = min(self.told, length)
         if length >= self.length:
-            return
-        while self.checkpoints and self.checkpoints[-1].length > length:
-            self.checkpoints.pop()
+            return False
+        while self.passes and self.passes[-1].before.length > length:
+            self.passes.pop()
         pinned = [state for state in self.pinned if state.length <= length]
         self.pinned = deque(pinned, _PINNED)
-        newest = max((*self.checkpoints, *pinned), key=lambda state: state.length, default=None)
-        if newest is None:
-            self.past, self.length = empty, 0
-            return
+        latest = self.passes[-1] if self.passes else None
+        if latest is not None and latest.calls is not None and latest.before.length < length:
+            self._advance(latest, latest.calls, length)
+            return True
+        states = [self._empty, *pinned, *(one.before for one in self.passes)]
+        newest = max(states, key=lambda state: state.length)
         self.restore(newest)
-        if self.checkpoints and self.checkpoints[-1] is newest:  # the next pass makes it again
-            self.checkpoints.pop()
+        if latest is not None and latest.before is newest:  # the next pass makes it again
+            self.passes.pop()
+        return False
+
+    def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
+        left = iter(calls)
+        for layer, before, after in zip(
+            self.past.layers, latest.before.layers, latest.after, strict=True
+        ):
+            vars(layer).clear()
+            vars(layer).update(_copied(after, ()))
+            if length < latest.end:
+                layer.crop(length - latest.end)
+            for number, state in after.get("recurrent_states", {}).items():
+                if state is None:
+                    continue
+                fresh = next(left).state(
+                    length - latest.before.length, before["recurrent_states"][number]
+                )
+                layer.recurrent_states[number] = fresh.to(state.dtype, copy=True)
+        self.length = length
 
 
-def _copied(values: dict[str, Any]) -> dict[str, Any]:
+def _cut(layer: Any) -> None:
+    """Cut from a layer what only rollbacks into the latest pass want."""
+    layer.crop(0)
+    for number, states in getattr(layer, "conv_states", {}).items():
+        if states is not None:
+            # Some models write over these in passes of one token, and want their full width.
+            missing = layer.conv_kernel_size[number] - states.shape[-1]
+            layer.conv_states[number] = F.pad(states, (max(missing, 0), 0)).clone()
+
+
+def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
     """Return the attributes of a layer, with copies of what passes overwrite."""
     kept = dict(values)
     for name, value in kept.items():
         if isinstance(value, dict):
             kept[name] = dict(value)
-    for name in _OVERWRITTEN:
+    for name in overwritten:
         states = kept.get(name)
         if isinstance(states, torch.Tensor):
             kept[name] = states.clone()
@@ -140,11 +209,16 @@ class StatefulLevel(ModelLevel):
         pack: as of `HuggingFaceLevel`.
         checkpoints: copies of a row's state that are kept. A rollback by more passes reads more
             tokens again.
+        advance: rollbacks advance a checkpoint by the tokens that stay, where the model's functions
+            allow it, for which passes of up to 64 tokens have their inputs kept; else these tokens
+            are read again.
         prefill_chunk: tokens that one pass reads at most.
 
     Attributes:
         stepwise: the model drops its state in passes of several tokens, so that every token behind
             the first pass is a pass. Such a level can draft, and gains nothing as a target.
+        advances: rollbacks do so.
+        num_advanced: rollbacks that did so.
         num_replayed: tokens that were read again behind checkpoints.
         output_head: the module from the last states to logits, packed where the passes are.
         revision: see `levels.base.Continuing`.
@@ -168,12 +242,14 @@ class StatefulLevel(ModelLevel):
         name: str | None = None,
         pack: bool = False,
         checkpoints: int = 8,
+        advance: bool = True,
         prefill_chunk: int = 1024,
     ) -> None:
         arguments.model("model", model)
         model = without_wrapper(model)
         arguments.label("name", name)
         arguments.flag("pack", pack)
+        self._advance = arguments.flag("advance", advance)
         self._checkpoints = arguments.integer("checkpoints", checkpoints, arguments.SIZE_MAX, 1)
         self.prefill_chunk = arguments.integer(
             "prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1
@@ -204,8 +280,12 @@ class StatefulLevel(ModelLevel):
         )
         self._rows: list[_Row] = []
         self.revision = 0
-        self.stepwise, self.num_replayed = False, 0
+        self.stepwise, self.advances = False, advance
+        self.num_replayed = self.num_advanced = 0
+        watch(self._runs)
         self._probe()
+        if not (self.advances or self.stepwise):
+            self.capabilities = replace(self.capabilities, replays=_RIDE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have `copy` and `pickle` make the level anew over a copy of its model."""
@@ -213,17 +293,18 @@ class StatefulLevel(ModelLevel):
             "name": self.name,
             "pack": self.pack,
             "checkpoints": self._checkpoints,
+            "advance": self._advance,
             "prefill_chunk": self.prefill_chunk,
         }
         return partial(type(self), **options), (self.model,)
 
-    def _row(self) -> _Row:
-        return _Row(self._empty(), self._checkpoints)
-
-    def _empty(self) -> Any:
+    def _row(self, checkpoints: int | None = None) -> _Row:
         from transformers import DynamicCache
 
-        return DynamicCache(config=self.model.config)
+        past = DynamicCache(config=self.model.config)
+        if self.advances:
+            past.activate_past_recording()
+        return _Row(past, checkpoints or self._checkpoints)
 
     # ---- passes ----------------------------------------------------------------------------------
 
@@ -238,11 +319,12 @@ class StatefulLevel(ModelLevel):
             options["position_ids"] = places[None]
         if self._slices:
             options["logits_to_keep"] = max(keep, 1)
-        row.checkpoint()
         options[self._cache_name] = row.past
-        with self._states.taken(layers) as hidden:
+        row.begin_pass()
+        with self._states.taken(layers) as hidden, recorded() as calls:
             logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
-        row.length += tokens.shape[1]
+        records = self.advances and 1 < tokens.shape[1] <= _RECORDED
+        row.end_pass(tokens.shape[1], calls if records else None)
         wanted = [*tokens.shape, self._width]
         for layer, states in hidden.items():
             if list(states.shape) != wanted:
@@ -347,7 +429,7 @@ class StatefulLevel(ModelLevel):
         self.revision += 1
         for row, length in zip(self._rows, lengths, strict=True):
             before = min(length, row.length)
-            row.rollback(length, self._empty())
+            self.num_advanced += row.rollback(length)
             self.num_replayed += before - row.length
         return [row.length for row in self._rows]
 
@@ -406,14 +488,14 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare a text in passes that are rolled back with one pass (`levels.models`), in blocks
-        and, if these are wrong, token by token."""
+        """Compare a text in passes that are rolled back with one pass (`levels.models`): with
+        checkpoints that advance, then with others, then token by token."""
         known = ids_of(self.model, self.vocab_size)
         text = text_of(24, known)[None].to(self.device)
         wrong = (text + 1) % known
 
         def differ() -> tuple[float, float]:
-            self._rows = [self._row()]
+            self._rows = [self._row(checkpoints=8)]
             whole = self._runs(input_ids=text, use_cache=False, return_dict=True).logits[0]
             self.read(text[:, :7], [7])
             logits, at = [], 7
@@ -422,16 +504,23 @@ class StatefulLevel(ModelLevel):
                 ids = torch.cat([text[:, begin:end], wrong[:, end : end + 3]], 1)
                 keep = ids.shape[1] - (at - begin)
                 logits.append(self.forward(InputBlock(ids, keep)).logits[0, : end - at])
+                if end == 13:  # rollbacks over two passes, and again into one
+                    self.read(wrong[:, :2], [2])
+                    self.rollback([end + 1])
                 self.rollback([end])
                 at = end
+            if self.advances and self.num_replayed:
+                return float("inf"), 0.0
             worst = max(map(relative_difference, torch.cat(logits), whole[7:]))
             return worst, tolerance(whole.dtype)
 
         try:
-            found = failure(differ)
-            if found is not None:
-                self.stepwise = True
+            for way in _WAYS[not self._advance :]:
+                self.advances, self.stepwise = way
+                self.num_replayed = 0
                 found = failure(differ)
+                if found is None:
+                    break
             require_continued(found, self.model, self.name)
         finally:
-            self._rows, self.num_replayed = [], 0
+            self._rows, self.num_replayed, self.num_advanced = [], 0, 0

@@ -4,6 +4,9 @@ pass over the text, and chains of them keep the target's text and law."""
 from __future__ import annotations
 
 import copy
+import random
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,15 @@ from hypothesis import strategies as st
 from model_families import V, model_of
 
 import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
+from polyspec_ext.levels.recorded import recorded
 from polyspec_ext.levels.stateful import StatefulLevel
+from polyspec_ext.planning.theory import replays
 
-# A convolution alone, a delta rule, a scan, one that reads token by token, an index of keys.
-KINDS = ("lfm2", "qwen3_next", "mamba2", "jamba", "deepseek_v32")
+# A convolution alone, two delta rules, a scan, one that reads token by token, an index of keys.
+KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "deepseek_v32")
 
 
 def made(family: str, **options: Any) -> StatefulLevel:
@@ -40,24 +46,25 @@ def law(model: Any, text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("checkpoints", [1, 8])
-def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
-    level = made(family, checkpoints=checkpoints)
+@pytest.mark.parametrize(("checkpoints", "advance"), [(1, True), (8, True), (8, False)])
+def test_logits_behind_any_rollbacks(family: str, checkpoints: int, advance: bool) -> None:
+    level = made(family, checkpoints=checkpoints, advance=advance)
     assert level.stepwise == (family == "jamba")
+    assert level.advances == (advance and family != "jamba")
     replayed = []
 
     @given(st.randoms(use_true_random=False))
     @settings(max_examples=8, deadline=None, derandomize=True)
-    def run(random: Any) -> None:
+    def run(dice: Any) -> None:
         texts: list[list[int]] = [
-            [random.randrange(V) for _ in range(random.randint(0, 6))] for _ in range(3)
+            [dice.randrange(V) for _ in range(dice.randint(0, 6))] for _ in range(3)
         ]
         width = max(map(len, texts))
         padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
         level.prefill(PromptBatch(padded.view(3, width).long(), [len(text) for text in texts]))
         cached = [len(text) for text in texts]
         for _ in range(6):
-            new = [[random.randrange(V) for _ in range(random.randint(0, 4))] for _ in texts]
+            new = [[dice.randrange(V) for _ in range(dice.randint(0, 4))] for _ in texts]
             rows = [text[n:] + more for text, n, more in zip(texts, cached, new, strict=True)]
             width = max(map(len, rows))
             if not width:
@@ -74,20 +81,22 @@ def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
                 for got, right in zip(out[b], wanted, strict=False):
                     assert relative_difference(got, right) < 0.01
             for text in texts:
-                del text[max(0, len(text) - random.randint(0, 5)) :]
+                del text[max(0, len(text) - dice.randint(0, 5)) :]
             lengths = [len(text) for text in texts]
             cached = list(level.rollback(lengths))
             assert all(a <= b for a, b in zip(cached, lengths, strict=True))
             replayed.append(level.num_replayed - before)
 
     run()
-    assert sum(replayed) > 0
+    assert (level.num_advanced > 0) == level.advances
+    assert (sum(replayed) > 0) == (not level.advances or checkpoints == 1)
 
 
+@pytest.mark.parametrize("advance", [True, False])
 @pytest.mark.parametrize("family", KINDS)
-def test_hidden_states_are_those_of_one_pass(family: str) -> None:
+def test_hidden_states_are_those_of_one_pass(family: str, advance: bool) -> None:
     """Of prompts, of passes, of tokens that are read again, and of rows that join."""
-    level, layers = made(family), (0, 1, -1)
+    level, layers = made(family, advance=advance), (0, 1, -1)
     texts = [[5, 17, 80, 3, 3, 41, 9, 11, 2, 7], [9, 30, 31]]
     whole = []
     for text in texts:
@@ -117,7 +126,7 @@ def test_hidden_states_are_those_of_one_pass(family: str) -> None:
             require(out.hidden, row, row, length, len(rows[row]))
     assert level.num_replayed == 0
     kept = level.rollback([7, 2])
-    assert list(kept) == ([7, 2] if level.stepwise else [6, 1])
+    assert list(kept) == ([7, 2] if level.stepwise or level.advances else [6, 1])
     rows = [text[n:] for text, n in zip(texts, kept, strict=True)]
     ids = torch.tensor([row + [0] * (len(rows[0]) - len(row)) for row in rows])
     counts = RowCounts(list(map(len, rows)))
@@ -156,9 +165,11 @@ class Plain(ps.Eagle):
         return block
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
-def test_an_eagle_head_drafts_as_over_whole_passes(family: str, tmp_path: Path) -> None:
-    level = made(family)
+@pytest.mark.parametrize(("family", "advance"), [("lfm2", False), ("qwen3_next", True)])
+def test_an_eagle_head_drafts_as_over_whole_passes(
+    family: str, advance: bool, tmp_path: Path
+) -> None:
+    level = made(family, advance=advance)
     model = level.model
     shape = Variant("head", version=3, hidden=32, vocab=V, own_head=True, aux=(0, 1))
     weights = weights_of(shape, 2)
@@ -170,19 +181,20 @@ def test_an_eagle_head_drafts_as_over_whole_passes(family: str, tmp_path: Path) 
     options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
     wanted = ps.Chain([level]).generate(prompts, [14, 9, 12], **options)
     chain = ps.Chain([level, head], [3])
-    before = level.num_replayed
+    level.num_replayed = level.num_advanced = 0
     assert chain.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
+    assert bool(level.num_replayed) == (not advance)
+    assert bool(level.num_advanced) == advance
     text = list(prompts[0])
     for _ in range(2):  # a conversation that goes on behind a checkpoint
         text += chain.stream(text, 8, eos_token_id=[], cache_prompt=True)
         text += [3, 9]
-    assert level.num_replayed > before
     assert head.num_compared > 20
     word = ps.Chain([level, f"eagle:{tmp_path}"], [3])
     assert word.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
 
 
-def levels_of(family: str, count: int) -> list[StatefulLevel]:
+def levels_of(family: str, count: int, **options: Any) -> list[StatefulLevel]:
     """A model and others that are a little off."""
     levels = []
     for seed in range(count):
@@ -193,13 +205,15 @@ def levels_of(family: str, count: int) -> list[StatefulLevel]:
         with torch.no_grad():
             for weight in model.parameters() if seed else ():
                 weight += 0.03 * torch.randn_like(weight)
-        levels.append(StatefulLevel(model))
+        levels.append(StatefulLevel(model, **options))
     return levels
 
 
-@pytest.mark.parametrize(("family", "seeds"), [("lfm2", 240), ("qwen3_next", 120)])
-def test_the_law_of_three_levels(family: str, seeds: int) -> None:
-    levels = levels_of(family, 3)
+@pytest.mark.parametrize(
+    ("family", "seeds", "advance"), [("lfm2", 240, False), ("qwen3_next", 120, True)]
+)
+def test_the_law_of_three_levels(family: str, seeds: int, advance: bool) -> None:
+    levels = levels_of(family, 3, advance=advance)
     prompt, count = [5, 17, 80], 3
     options: dict[str, Any] = {"top_k": 2, "eos_token_id": []}
     chain = ps.Chain(levels, [3, 2])
@@ -219,7 +233,9 @@ def test_the_law_of_three_levels(family: str, seeds: int) -> None:
                 longer[(*text, token)] = mass * p
         expected = longer
     assert set(found) <= set(expected)
-    assert all(level.num_replayed for level in levels[:2])
+    for level in levels[:2]:
+        assert bool(level.num_replayed) == (not advance)
+        assert bool(level.num_advanced) == advance
     observed = [found.get(text, 0) for text in expected]
     assert chi_square(observed, list(expected.values())) > ALPHA
 
@@ -235,6 +251,36 @@ def test_greedy_text_with_one_at_any_place(family: str, place: int) -> None:
     wanted = ps.Chain([others[0]]).generate(prompts, [14, 9, 12], **options)
     out = ps.Chain(others, [4, 2]).generate(prompts, [14, 9, 12], **options)
     assert out.sequences.equal(wanted.sequences)
+
+
+class Coin:
+    """Proposes a known text, in which each token is another with the chance .3."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text, self.random = text, random.Random(0)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        at = len(context.tokens)
+        return Proposal([(t + (self.random.random() < 0.3)) % V for t in self.text[at : at + k]])
+
+
+@pytest.mark.parametrize("window", [2, 4, 12])
+def test_tokens_are_read_again_as_often_as_the_planner_expects(window: int) -> None:
+    """Within the passes of verifications, and in passes before them where they are many."""
+    level = made("lfm2", advance=False)
+    level.max_length = None
+    text = ps.Chain([level]).generate([5, 17, 80], 400, eos_token_id=[]).sequences[0].tolist()
+    passes: list[int] = []
+    run = level.model.forward
+    level.model.forward = lambda *args, **options: (passes.append(1), run(*args, **options))[1]
+    chain = ps.Chain([level, Coin(text + [0] * window)], [window])
+    out = chain.generate([5, 17, 80], 400, eos_token_id=[])
+    assert out.sequences[0].tolist() == text
+    count = out.stats.levels[0].num_verifications
+    again, before = replays(0.7, window, level.capabilities.replays)
+    assert level.num_replayed / count == pytest.approx(again, rel=0.2)
+    assert (len(passes) - 1) / count - 1 == pytest.approx(before, rel=0.25, abs=0.02)
+    assert made("lfm2").capabilities.replays == 0
 
 
 def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
@@ -358,6 +404,44 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted mistake: the state keeps what was rejected."""
     model = model_of("lfm2")
-    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", dict)
+    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda values, *rest: dict(values))
     with pytest.raises(ValueError, match="does not: a relative difference"):
         StatefulLevel(model)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
+def test_functions_that_do_not_advance_a_state_are_found(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
+    assert made(family).advances
+    monkeypatch.setattr(
+        "polyspec_ext.levels.recorded.Call.state", lambda call, count, before: before
+    )
+    assert not made(family).advances
+
+
+def test_functions_are_watched_in_passes_of_levels_alone() -> None:
+    """Other calls of a model, in this thread or another, leave nothing behind."""
+    level, model = made("qwen3_next"), model_of("qwen3_next")
+    text = torch.tensor([[5, 17, 80, 3]])
+    module = sys.modules[type(model).__module__]
+    function = module.torch_chunk_gated_delta_rule
+    StatefulLevel(model)
+    assert module.torch_chunk_gated_delta_rule is function
+    found: list[torch.Tensor] = []
+
+    def beside() -> None:
+        found.append(law(model, [5, 17, 80, 3]))
+
+    with recorded() as calls:
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join(60)
+        assert not calls
+        law(level.model, [5, 17, 80, 3])
+    assert len(calls) == 1
+    assert calls[0].arguments["key"].shape[1] == text.shape[1]
+    law(level.model, [5, 17, 80, 3])
+    assert len(calls) == 1
+    assert found[0].equal(law(model, [5, 17, 80, 3]))
