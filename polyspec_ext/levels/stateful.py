@@ -10,16 +10,13 @@ are others, these tokens are read again with the next pass.
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
 from .. import arguments
 from ..kv_cache import factory as caches
@@ -41,13 +38,12 @@ from .models import (
     tolerance,
 )
 from .products import without_wrapper
-from .recorded import Call, recorded, watch
+from .recorded import recorded, watch
+from .row_states import RowState, SavedState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
-_OVERWRITTEN = ("conv_states", "recurrent_states")
 # So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
 # behind them, so that steady rejections do not have the same tokens read again and again.
 _RIDE = 8
@@ -55,148 +51,6 @@ _RIDE = 8
 _RECORDED = 64
 # What a level tries in turn: whether it advances, and whether it reads token by token.
 _WAYS = ((True, False), (False, False), (False, True))
-# Copies of a row at the ends of prompts, and of answers that a server saves.
-_PINNED = 3
-
-
-class _State(NamedTuple):
-    """A copy of a row's state, which no pass overwrites.
-
-    Attributes:
-        length: tokens that were read.
-        layers: what each layer of the cache holds, by attribute.
-    """
-
-    length: int
-    layers: list[dict[str, Any]]
-
-
-@dataclass(slots=True)
-class _Pass:
-    """A pass over a row.
-
-    Attributes:
-        before: the state in front of it.
-        end: tokens that were read behind it.
-        calls: that computed its recurrent states; None: not recorded.
-        after: layers behind it, whose recurrent states later passes overwrite.
-    """
-
-    before: _State
-    end: int = 0
-    calls: list[Call] | None = None
-    after: Sequence[dict[str, Any]] = ()
-
-
-class _Row:
-    """The state of one row.
-
-    Attributes:
-        length: tokens that `past` has read.
-        told: leading tokens whose hidden states were returned.
-        passes: the latest, oldest first.
-        pinned: at the ends of the latest prompts and where a text was saved, oldest first.
-    """
-
-    def __init__(self, past: Any, checkpoints: int) -> None:
-        self.past, self.length, self.told = past, 0, 0
-        self.passes: deque[_Pass] = deque(maxlen=checkpoints)
-        self.pinned: deque[_State] = deque(maxlen=_PINNED)
-        self._empty = self._copy()
-
-    def _copy(self) -> _State:
-        for layer in self.past.layers if self.length else ():
-            if getattr(layer, "record_past", False):
-                _cut(layer)
-        return _State(self.length, [_copied(vars(layer)) for layer in self.past.layers])
-
-    def begin_pass(self) -> None:
-        """Keep a copy of the state as it is, for the next rollbacks."""
-        self.passes.append(_Pass(self._copy()))
-
-    def end_pass(self, count: int, calls: list[Call] | None) -> None:
-        """Note a pass over `count` tokens, and the calls of it that were recorded."""
-        self.length += count
-        latest = self.passes[-1]
-        latest.end, latest.calls = self.length, calls
-        if calls is not None:
-            latest.after = [_copied(vars(layer), ()) for layer in self.past.layers]
-
-    def pin(self) -> None:
-        """Keep a copy of the state as it is, however many passes follow."""
-        if self.length and all(state.length != self.length for state in self.pinned):
-            self.pinned.append(self._copy())
-
-    def restore(self, state: _State) -> None:
-        """Return to a copy, which stays as it is."""
-        self.length = state.length
-        for layer, kept in zip(self.past.layers, state.layers, strict=True):
-            vars(layer).clear()
-            vars(layer).update(_copied(kept))
-
-    def rollback(self, length: int) -> bool:
-        """Keep at most `length` tokens. Returns whether it advanced to them; else they are those of
-        the newest checkpoint."""
-        self.told = min(self.told, length)
-        if length >= self.length:
-            return False
-        while self.passes and self.passes[-1].before.length > length:
-            self.passes.pop()
-        pinned = [state for state in self.pinned if state.length <= length]
-        self.pinned = deque(pinned, _PINNED)
-        latest = self.passes[-1] if self.passes else None
-        if latest is not None and latest.calls is not None and latest.before.length < length:
-            self._advance(latest, latest.calls, length)
-            return True
-        states = [self._empty, *pinned, *(one.before for one in self.passes)]
-        newest = max(states, key=lambda state: state.length)
-        self.restore(newest)
-        if latest is not None and latest.before is newest:  # the next pass makes it again
-            self.passes.pop()
-        return False
-
-    def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
-        left = iter(calls)
-        for layer, before, after in zip(
-            self.past.layers, latest.before.layers, latest.after, strict=True
-        ):
-            vars(layer).clear()
-            vars(layer).update(_copied(after, ()))
-            if length < latest.end:
-                layer.crop(length - latest.end)
-            for number, state in after.get("recurrent_states", {}).items():
-                if state is None:
-                    continue
-                fresh = next(left).state(
-                    length - latest.before.length, before["recurrent_states"][number]
-                )
-                layer.recurrent_states[number] = fresh.to(state.dtype, copy=True)
-        self.length = length
-
-
-def _cut(layer: Any) -> None:
-    """Cut from a layer what only rollbacks into the latest pass want."""
-    layer.crop(0)
-    for number, states in getattr(layer, "conv_states", {}).items():
-        if states is not None:
-            # Some models write over these in passes of one token, and want their full width.
-            missing = layer.conv_kernel_size[number] - states.shape[-1]
-            layer.conv_states[number] = F.pad(states, (max(missing, 0), 0)).clone()
-
-
-def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
-    """Return the attributes of a layer, with copies of what passes overwrite."""
-    kept = dict(values)
-    for name, value in kept.items():
-        if isinstance(value, dict):
-            kept[name] = dict(value)
-    for name in overwritten:
-        states = kept.get(name)
-        if isinstance(states, torch.Tensor):
-            kept[name] = states.clone()
-        elif isinstance(states, dict):
-            kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
-    return kept
 
 
 class StatefulLevel(ModelLevel):
@@ -278,7 +132,7 @@ class StatefulLevel(ModelLevel):
             hidden_size=self._width,
             num_layers=self._states.count,
         )
-        self._rows: list[_Row] = []
+        self._rows: list[RowState] = []
         self.revision = 0
         self.stepwise, self.advances = False, advance
         self.num_replayed = self.num_advanced = 0
@@ -298,18 +152,18 @@ class StatefulLevel(ModelLevel):
         }
         return partial(type(self), **options), (self.model,)
 
-    def _row(self, checkpoints: int | None = None) -> _Row:
+    def _row(self, checkpoints: int | None = None) -> RowState:
         from transformers import DynamicCache
 
         past = DynamicCache(config=self.model.config)
         if self.advances:
             past.activate_past_recording()
-        return _Row(past, checkpoints or self._checkpoints)
+        return RowState(past, checkpoints or self._checkpoints)
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def _pass(
-        self, row: _Row, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
+        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, Hidden]:
         """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
         hidden states ``[1, T, H]``."""
@@ -335,7 +189,7 @@ class StatefulLevel(ModelLevel):
         return logits[0, logits.shape[1] - keep :], hidden
 
     def _append(
-        self, row: _Row, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
+        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, Hidden]:
         """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
         total = tokens.shape[1]
@@ -442,13 +296,13 @@ class StatefulLevel(ModelLevel):
 
     # ---- rows that join the batch (`Admitting`) --------------------------------------------------
 
-    def open(self, capacity: int) -> _Row:
+    def open(self, capacity: int) -> RowState:
         self._unchanged.require()
         return self._row()
 
     @torch.inference_mode()
     def extend(
-        self, sequence: _Row, tokens: torch.Tensor, layers: tuple[int, ...] = ()
+        self, sequence: RowState, tokens: torch.Tensor, layers: tuple[int, ...] = ()
     ) -> Hidden | None:
         if not tokens.shape[1]:
             return None
@@ -459,7 +313,7 @@ class StatefulLevel(ModelLevel):
 
     def admit(
         self,
-        sequences: Sequence[_Row],
+        sequences: Sequence[RowState],
         lengths: Sequence[int],
         capacity: int,
         rows: Sequence[int] | None,
@@ -472,7 +326,7 @@ class StatefulLevel(ModelLevel):
             self._rows[row : row + 1] = [sequence]
 
     @torch.inference_mode()
-    def save(self, row: int, begin: int, end: int) -> _State | None:
+    def save(self, row: int, begin: int, end: int) -> SavedState | None:
         """Return a copy of a row's first `end` tokens; None where it has no checkpoint there."""
         kept = self._rows[row]
         if begin == 0 and kept.length == end:
@@ -481,7 +335,7 @@ class StatefulLevel(ModelLevel):
         return next(pinned, None)
 
     @torch.inference_mode()
-    def restore(self, sequence: _Row, saved: _State) -> None:
+    def restore(self, sequence: RowState, saved: SavedState) -> None:
         sequence.restore(saved)
 
     # ---- whether the model continues a text ------------------------------------------------------

@@ -404,7 +404,9 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted mistake: the state keeps what was rejected."""
     model = model_of("lfm2")
-    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda values, *rest: dict(values))
+    monkeypatch.setattr(
+        "polyspec_ext.levels.row_states._copied", lambda values, *rest: dict(values)
+    )
     with pytest.raises(ValueError, match="does not: a relative difference"):
         StatefulLevel(model)
 
