@@ -379,7 +379,7 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            lag = plan.lag(number) + self._more
+            lag = plan.lag(number) + self._more + self._parts[number - 1].capabilities.replays
             lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()
