@@ -111,6 +111,12 @@ class Part:
         return not self.model and bool(getattr(self._capabilities, "trees", False))
 
     @property
+    def replays(self) -> int:
+        """How many tokens it reads again behind a rejected block, within a pass, at most; 0: its
+        state can be cut."""
+        return batched(self.thing).capabilities.replays if self.model else 0
+
+    @property
     def reads_states(self) -> bool:
         """Whether it drafts from the hidden states of the level above."""
         return not self.model and bool(getattr(self._capabilities, "hidden_layers", ()))
