@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from .. import arguments
 from ..arguments import shown
 from ..kv_cache.factory import device_of
-from ..levels import HuggingFaceLevel
+from ..levels.models import ModelLevel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FILES = ("*.safetensors", "pytorch_model*.bin")
 _Network = TypeVar("_Network", bound=torch.nn.Module)
+
+
+def serves_heads(thing: object) -> bool:
+    """Return whether an object is a level with hidden states and an output head."""
+    return isinstance(thing, ModelLevel) and hasattr(thing, "output_head")
 
 
 class Target:
@@ -36,9 +41,10 @@ class Target:
         pack: whether heads run on packed weights, as the level does.
     """
 
-    def __init__(self, target: HuggingFaceLevel | PreTrainedModel) -> None:
-        self.level = target if isinstance(target, HuggingFaceLevel) else None
-        self.model: Any = target.model if isinstance(target, HuggingFaceLevel) else target
+    def __init__(self, target: ModelLevel | PreTrainedModel) -> None:
+        level: Any = target if serves_heads(target) else None
+        model: Any = target if level is None else level.model
+        self.level, self.model = level, model
         arguments.model("target", self.model)
         self.text = self.model.config.get_text_config(decoder=True)
         self.hidden_size, self.vocab_size = int(self.text.hidden_size), int(self.text.vocab_size)

@@ -21,9 +21,10 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
-from ..levels import HuggingFaceLevel, IdMap
+from ..levels import IdMap
 from ..levels.base import InputBlock, LevelOutput, PromptBatch
 from ..levels.cpu import pack_layers
+from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
 from ..ops import unchecked
 from ..tensors import Place, RowCounts
@@ -239,7 +240,7 @@ class HeadPasses:
     def __init__(
         self,
         network: EagleNetwork,
-        target: HuggingFaceLevel | PreTrainedModel,
+        target: ModelLevel | PreTrainedModel,
         ids: torch.Tensor | None = None,
     ) -> None:
         self.network, self._target = network, target
@@ -353,7 +354,7 @@ class HeadPasses:
 
 def load_head(
     place: str | Path,
-    target: HuggingFaceLevel | PreTrainedModel,
+    target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
 ) -> HeadPasses:
     model = Target(target)
@@ -424,7 +425,7 @@ class Eagle:
     def from_pretrained(
         cls,
         place: str | Path,
-        target: HuggingFaceLevel | PreTrainedModel,
+        target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,

@@ -14,9 +14,9 @@ from torch import nn
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
-from ..levels import HuggingFaceLevel
 from ..levels.base import PromptBatch
 from ..levels.cpu import pack_layers
+from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
@@ -401,7 +401,7 @@ class LastStateDrafter:
     def from_pretrained(
         cls: type[_Drafter],
         place: str | Path,
-        target: HuggingFaceLevel | PreTrainedModel,
+        target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,

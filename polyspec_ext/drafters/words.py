@@ -15,7 +15,7 @@ from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
 from ..levels.cpu import can_pack
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
-from .checkpoint import head_place
+from .checkpoint import head_place, serves_heads
 from .model import DraftModel, early_exit
 
 
@@ -117,7 +117,11 @@ def _load_eagle(thing: Any, options: Options) -> BatchedDrafter:
 
     place = head_place(thing)
     assert place is not None
-    target = options.target(f"the EAGLE head {place!r} below a Hugging Face model as the target")
+    if options.above and serves_heads(options.above[0]):
+        target = options.above[0]
+    else:
+        what = f"the EAGLE head {place!r} below a Hugging Face model as the target"
+        target = options.target(what)
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     return Eagle.from_pretrained(place, target, dtype=dtype)
 

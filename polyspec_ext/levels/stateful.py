@@ -23,6 +23,7 @@ from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
 from .cpu import packed, unpacked
 from .models import (
+    HiddenStates,
     ModelLevel,
     Unchanged,
     cache_name,
@@ -52,11 +53,12 @@ class _Row:
 
     Attributes:
         length: tokens that `past` has read.
+        told: leading tokens whose hidden states were returned.
         checkpoints: lengths and copies of the layers, oldest first.
     """
 
     def __init__(self, past: Any, checkpoints: int) -> None:
-        self.past, self.length = past, 0
+        self.past, self.length, self.told = past, 0, 0
         self.checkpoints: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=checkpoints)
 
     def checkpoint(self) -> None:
@@ -65,7 +67,8 @@ class _Row:
             self.checkpoints.append((self.length, [_copied(layer) for layer in self.past.layers]))
 
     def rollback(self, length: int, empty: Any) -> None:
-        """Restore the newest checkpoint of at most `length` tokens; `empty`: an empty cache."""
+        """Keep at most `length` tokens, those of the newest checkpoint; `empty`: an empty cache."""
+        self.told = min(self.told, length)
         if length >= self.length:
             return
         while self.checkpoints and self.checkpoints[-1][0] > length:
@@ -110,6 +113,7 @@ class StatefulLevel(ModelLevel):
         stepwise: the model drops its state in passes of several tokens, so that every token behind
             the first pass is a pass. Such a level can draft, and gains nothing as a target.
         num_replayed: tokens that were read again behind checkpoints.
+        output_head: the module from the last states to logits, packed where the passes are.
         revision: see `levels.base.Continuing`.
 
     Raises:
@@ -149,14 +153,20 @@ class StatefulLevel(ModelLevel):
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = cache_name(model)
         self._slices, self._placed = "logits_to_keep" in parameters, "position_ids" in parameters
+        self.output_head = self._runs.get_output_embeddings()
+        self._states = HiddenStates(self._runs)
+        self._width = int(model.config.get_text_config(decoder=True).hidden_size)
         self.capabilities = LevelCapabilities(
             batches=True,
             reads_apart=True,
             admits=True,
             continues=True,
             checked=True,
+            hidden_states=bool(self._states),
             sharded=is_sharded(model),
             id_map=self.id_map,
+            hidden_size=self._width,
+            num_layers=self._states.count,
         )
         self._rows: list[_Row] = []
         self.revision = 0
@@ -183,8 +193,11 @@ class StatefulLevel(ModelLevel):
 
     # ---- passes ----------------------------------------------------------------------------------
 
-    def _pass(self, row: _Row, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last."""
+    def _pass(
+        self, row: _Row, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, Hidden]:
+        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
+        hidden states ``[1, T, H]``."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if self._placed:  # some models count from 0 in every pass
             places = torch.arange(row.length, row.length + tokens.shape[1], device=tokens.device)
@@ -193,13 +206,22 @@ class StatefulLevel(ModelLevel):
             options["logits_to_keep"] = max(keep, 1)
         row.checkpoint()
         options[self._cache_name] = row.past
-        logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
+        with self._states.taken(layers) as hidden:
+            logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
         row.length += tokens.shape[1]
-        return logits[0, logits.shape[1] - keep :]
+        wanted = [*tokens.shape, self._width]
+        for layer, states in hidden.items():
+            if list(states.shape) != wanted:
+                raise ValueError(
+                    f"{self.name}: expected hidden states {wanted} of layer {layer}, given "
+                    f"{list(states.shape)}"
+                )
+        return logits[0, logits.shape[1] - keep :], hidden
 
-    def _append(self, row: _Row, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append tokens ``[1, T]`` in as many passes as that takes; return the logits ``[keep, V]``
-        behind the last."""
+    def _append(
+        self, row: _Row, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, Hidden]:
+        """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
         total = tokens.shape[1]
         ends = list(range(self.prefill_chunk, total, self.prefill_chunk))
         if row.length and total - keep > _RIDE:
@@ -208,24 +230,31 @@ class StatefulLevel(ModelLevel):
             ends = list(range(1, total))
         elif self.stepwise:
             ends = list(range(max(total - keep, 1), total))
-        kept, begin = [], 0
-        for end in [*sorted(set(ends)), total]:
+        kept, states, begin = [], [], 0
+        for end in sorted({*ends, total}):
             wanted = max(0, end - max(begin, total - keep))
-            logits = self._pass(row, tokens[:, begin:end], wanted)
+            logits, hidden = self._pass(row, tokens[:, begin:end], wanted, layers)
+            states.append(hidden)
             if wanted:
                 kept.append(logits)
             begin = end
-        return torch.cat(kept) if len(kept) > 1 else kept[0] if kept else logits[:0]
+        if layers:
+            row.told = row.length
+        whole = {layer: torch.cat([one[layer] for one in states], 1) for layer in layers}
+        return torch.cat(kept) if kept else logits[:0], whole
 
     @torch.inference_mode()
-    def prefill(self, prompts: PromptBatch) -> None:
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
         self._unchanged.require()
         self.revision += 1
-        if prompts.hidden_layers:
-            raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         if prompts.held is None:
             self._rows = [self._row() for _ in prompts.tokens]
-        self.read(prompts.tokens, prompts.counts or [prompts.tokens.shape[1]] * len(self._rows))
+        counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
+        if not prompts.hidden_layers:
+            self.read(prompts.tokens, counts)
+            return None
+        self._states.require(prompts.hidden_layers, self.name)
+        return self._blocks(prompts.tokens, counts, list(counts), 0, prompts.hidden_layers).hidden
 
     @torch.inference_mode()
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -233,21 +262,44 @@ class StatefulLevel(ModelLevel):
         tokens, keep = block.tokens, block.keep
         if block.parents is not None:
             raise ValueError(f"{self.name}: expected no tree, given one: {self.no_trees}")
+        if block.hidden_layers:
+            self._states.require(block.hidden_layers, self.name)
         batch, width = tokens.shape
         counts = [width] * batch if block.counts is None else list(block.counts)
         first = [width - keep] * batch if block.first is None else list(block.first)
-        found = []
-        for row, ids, count, begin in zip(self._rows, tokens, counts, first, strict=True):
+        return self._blocks(tokens, counts, first, keep, block.hidden_layers)
+
+    def _blocks(
+        self,
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        first: Sequence[int],
+        keep: int,
+        layers: tuple[int, ...],
+    ) -> LevelOutput:
+        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to row b; see `forward`."""
+        batch, width = tokens.shape
+        logits = torch.empty(batch, keep, 0)
+        hidden: dict[int, torch.Tensor] = {}
+        # States of these tokens were returned before they were rolled back.
+        skipped = [max(0, row.told - row.length) for row in self._rows]
+        rows = zip(self._rows, tokens, counts, first, strict=True)
+        for number, (row, ids, count, begin) in enumerate(rows):
+            if not count:
+                continue
             wanted = max(count - begin, 0)
-            found.append(self._append(row, ids[None, :count], wanted)[:keep] if count else None)
-        if batch == 1 and found[0] is not None and len(found[0]) == keep:
-            return LevelOutput(found[0][None])
-        known = next(one for one in found if one is not None)
-        logits = known.new_zeros(batch, keep, known.shape[1])
-        for into, one in zip(logits, found, strict=True):
-            if one is not None:
-                into[: len(one)] = one
-        return LevelOutput(logits)
+            some, states = self._append(row, ids[None, :count], wanted, layers)
+            if logits.shape[2] != some.shape[1]:
+                logits = some.new_zeros(batch, keep, some.shape[1])
+            logits[number, : min(wanted, keep)] = some[:keep]
+            for layer, of_row in states.items():
+                if layer not in hidden:
+                    hidden[layer] = of_row.new_zeros(batch, width, of_row.shape[2])
+                hidden[layer][number, :count] = of_row[0]
+        for layer in layers if not hidden else ():  # of empty prompts
+            hidden[layer] = torch.zeros(batch, width, self._width, dtype=self.model.dtype)
+        told = torch.tensor(skipped) if layers and any(skipped) else None
+        return LevelOutput(logits, hidden if layers else None, told)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         if tokens.shape[1] and max(counts):
@@ -259,9 +311,9 @@ class StatefulLevel(ModelLevel):
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         self.revision += 1
         for row, length in zip(self._rows, lengths, strict=True):
-            if length < row.length:
-                row.rollback(length, self._empty())
-                self.num_replayed += length - row.length
+            before = min(length, row.length)
+            row.rollback(length, self._empty())
+            self.num_replayed += before - row.length
         return [row.length for row in self._rows]
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
@@ -281,9 +333,12 @@ class StatefulLevel(ModelLevel):
     def extend(
         self, sequence: _Row, tokens: torch.Tensor, layers: tuple[int, ...] = ()
     ) -> Hidden | None:
-        if tokens.shape[1]:
-            self._append(sequence, tokens, 0)
-        return None
+        if not tokens.shape[1]:
+            return None
+        if layers:
+            self._states.require(layers, self.name)
+        _, hidden = self._append(sequence, tokens, 0, layers)
+        return hidden or None
 
     def admit(
         self,

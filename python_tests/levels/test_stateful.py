@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from eagle_heads import Reference, Variant, save, weights_of
 from evidence import ALPHA, chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,6 +82,104 @@ def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
 
     run()
     assert sum(replayed) > 0
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_hidden_states_are_those_of_one_pass(family: str) -> None:
+    """Of prompts, of passes, of tokens that are read again, and of rows that join."""
+    level, layers = made(family), (0, 1, -1)
+    texts = [[5, 17, 80, 3, 3, 41, 9, 11, 2, 7], [9, 30, 31]]
+    whole = []
+    for text in texts:
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            states = level.model(input_ids=ids, output_hidden_states=True).hidden_states
+        if family == "mamba2":  # it leaves out the embeddings
+            states = (level.model.get_input_embeddings()(ids), *states)
+        whole.append(states)
+
+    def require(hidden: Any, row: int, at: int, begin: int, count: int) -> None:
+        for layer in layers:
+            wanted = whole[row][layer][0, begin : begin + count]
+            torch.testing.assert_close(hidden[layer][at, :count], wanted, rtol=1e-3, atol=1e-3)
+
+    prompts = torch.tensor([texts[0][:6], [*texts[1][:1], *[0] * 5]])
+    hidden = level.prefill(PromptBatch(prompts, [6, 1], 64, layers))
+    require(hidden, 0, 0, 0, 6)
+    require(hidden, 1, 1, 0, 1)
+    for _ in range(2):
+        kept = level.rollback([6, 1])
+        rows = [text[n:] for text, n in zip(texts, kept, strict=True)]
+        ids = torch.tensor([row + [0] * (len(rows[0]) - len(row)) for row in rows])
+        counts = RowCounts(list(map(len, rows)))
+        out = level.forward(InputBlock(ids, 1, counts, counts.less(1), hidden_layers=layers))
+        for row, length in enumerate(kept):
+            require(out.hidden, row, row, length, len(rows[row]))
+    assert level.num_replayed == 0
+    kept = level.rollback([7, 2])
+    assert list(kept) == ([7, 2] if level.stepwise else [6, 1])
+    rows = [text[n:] for text, n in zip(texts, kept, strict=True)]
+    ids = torch.tensor([row + [0] * (len(rows[0]) - len(row)) for row in rows])
+    counts = RowCounts(list(map(len, rows)))
+    out = level.forward(InputBlock(ids, 1, counts, counts.less(1), hidden_layers=layers))
+    require(out.hidden, 0, 0, kept[0], len(rows[0]))
+    skipped = [0, 0] if out.skipped is None else out.skipped.tolist()
+    assert skipped == [7 - kept[0], 2 - kept[1]]
+    with pytest.raises(ValueError, match="hidden_layers: expected -1 to 2, given"):
+        level.forward(InputBlock(ids, 1, hidden_layers=(3,)))
+    sequence = level.open(16)
+    pieces = [level.extend(sequence, torch.tensor([texts[0][a : a + 5]]), layers) for a in (0, 5)]
+    for begin, piece in zip((0, 5), pieces, strict=True):
+        require(piece, 0, 0, begin, 5)
+
+
+class Plain(ps.Eagle):
+    """Compares every draft with the plain forward pass of its head over the states of one pass."""
+
+    reference: Any
+    model: Any
+    num_compared = 0
+
+    def draft(self, inputs: Any) -> Any:
+        block = super().draft(inputs)
+        for row, count in enumerate(inputs.lengths):
+            text = inputs.text(row).tolist()
+            if not count or len(text) < 2:
+                continue
+            with torch.no_grad():
+                out = self.model(input_ids=torch.tensor([text]), output_hidden_states=True)
+            states = [out.hidden_states[layer][0] for layer in self.capabilities.hidden_layers]
+            features = torch.cat(states, -1)[: len(text) - 1]
+            wanted = self.reference.draft(text, features, count).argmax(-1)
+            assert block.tokens[row, :count].tolist() == wanted.tolist()
+            self.num_compared += 1
+        return block
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_an_eagle_head_drafts_as_over_whole_passes(family: str, tmp_path: Path) -> None:
+    level = made(family)
+    model = level.model
+    shape = Variant("head", version=3, hidden=32, vocab=V, own_head=True, aux=(0, 1))
+    weights = weights_of(shape, 2)
+    head = Plain.from_pretrained(save(shape, weights, tmp_path), level)
+    head.model = model
+    embeddings, output = model.get_input_embeddings(), model.get_output_embeddings()
+    head.reference = Reference(shape, weights, embeddings.weight.data, output.weight.data)
+    prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
+    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
+    wanted = ps.Chain([level]).generate(prompts, [14, 9, 12], **options)
+    chain = ps.Chain([level, head], [3])
+    before = level.num_replayed
+    assert chain.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
+    text = list(prompts[0])
+    for _ in range(2):  # a conversation that goes on behind a checkpoint
+        text += chain.stream(text, 8, eos_token_id=[], cache_prompt=True)
+        text += [3, 9]
+    assert level.num_replayed > before
+    assert head.num_compared > 20
+    word = ps.Chain([level, f"eagle:{tmp_path}"], [3])
+    assert word.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
 
 
 def levels_of(family: str, count: int) -> list[StatefulLevel]:
