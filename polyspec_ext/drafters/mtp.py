@@ -280,7 +280,7 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
 
 
 def _is_read(key: str, layout: _Layout) -> bool:
-    return key not in layout.unused
+    return key not in layout.unused and not key.endswith(".rotary_emb.inv_freq")
 
 
 def _scaled(
