@@ -196,7 +196,6 @@ class MTPNetwork(HeadNetwork):
 
 
 def _is_indexed(text: Any) -> bool:
-    """Return whether a configuration's layers keep an index of their keys."""
     return getattr(text, "index_topk", None) is not None
 
 
@@ -213,11 +212,11 @@ def _layer_config(text: Any, kinds: Sequence[str], sparse: bool) -> Any:
         "sliding_window": None,
         "num_hidden_layers": len(kinds),
     }
+    if getattr(text, "_attn_implementation", None) != "eager":
+        values["_attn_implementation"] = "sdpa"  # takes masks of any pattern
     for key, value in values.items():
         if getattr(config, key, value) != value:
             setattr(config, key, value)
-    if config._attn_implementation != "eager":
-        config._attn_implementation = "sdpa"  # takes masks of any pattern
     return config
 
 

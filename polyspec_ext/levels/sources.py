@@ -93,8 +93,8 @@ class Source:
 
 
 def _is_of_head(name: str, names: Sequence[str]) -> bool:
-    """Return whether a tensor that a model does not read is of the model's multi-token heads
-    (`drafters.MTP`): a layer more, with a product of embedding and state, or apart."""
+    # Of multi-token heads (`drafters.MTP`): apart, or a layer more with a product of embedding and
+    # state.
     layer = re.match(r".*\blayers\.\d+\.", name)
     return bool(re.match(r"(.+\.)?mtp(_layers)?\.", name)) or (
         layer is not None and f"{layer[0]}eh_proj.weight" in names
