@@ -14,6 +14,7 @@ from mtp_heads import FAMILIES, LAYERS, Reference, V, change_config, save, targe
 from safetensors.torch import load_file, save_file
 from small_models import make, plain_greedy, rough
 from told import draft_input, drawn_from, prompts, told
+from transformers import cache_utils, modeling_layers
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import HiddenStates
@@ -198,6 +199,34 @@ def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
             texts[event.request] += event.tokens
     for b, (prompt, text) in enumerate(zip(PROMPTS, texts.values(), strict=True)):
         assert text == plain_greedy(target, prompt, 10 + b)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its head for these families, which it has from 5.24 on, and of a second step."""
+    kind = getattr(modeling_layers, "MtpModel", None)
+    if kind is None:
+        pytest.skip("transformers has no MtpModel")
+    target, _, head = head_in(family, tmp_path)
+    target.config.name_or_path, target.config.dtype = str(tmp_path), torch.float32
+    ours = [rf"model\.layers\.{LAYERS}.*"]  # the class names the layer of the large model
+    monkeypatch.setattr(target, "_keys_to_ignore_on_load_unexpected", ours)
+    theirs = kind.from_pretrained(target)
+    cache = cache_utils.MtpCache(config=target.config.get_mtp_config())
+    text = [3, 9, 27, 17, 51, 25, 11]
+    states = target.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state
+    head.prefill(prompts(1))
+    block = head.draft(draft_input([text], [2], told((-1,), [states[0]], [0])))
+    found = drawn_from(head, block, 0)
+    for i, ids in enumerate((text[1:], [int(block.tokens[0, 0])])):
+        at = torch.arange(len(ids))[None] + (1 if i == 0 else len(text))
+        states = theirs.forward_layer(0, states, at, cache, input_ids=torch.tensor([ids]))
+        wanted = target.lm_head(states[0, -1]).double()
+        assert (found[i] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+        states = states[:, -1:]
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
