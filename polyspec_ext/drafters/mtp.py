@@ -239,14 +239,15 @@ def load_mtp(
     found = {_plain(key).removeprefix(begin): value for key, value in found.items()}
     settings = checkpoint.read_config(folder).get("quantization_config") or {}
     found = _scaled(found, settings.get("weight_block_size"), f"{name}: {begin}")
-    tensors = _stacked({layout.named(key): x for key, x in found.items() if _is_read(key, layout)})
+    kinds = getattr(model.text, "mtp_layers_block_type", None) or [_ATTENDS]
+    read = (key for key in found if _is_read(key, layout, len(kinds)))
+    tensors = _stacked({layout.named(key): found[key] for key in read})
     width = tensors["fc.weight"].shape[0]
     if width != model.hidden_size:
         raise ValueError(
             f"{name}: expected a target with hidden states of {width} numbers, given one with "
             f"{model.hidden_size}"
         )
-    kinds = getattr(model.text, "mtp_layers_block_type", None) or [_ATTENDS]
     sparse = any(".experts." in key for key in tensors)
     config = MTPConfig(
         _layer_config(model.text, [_ATTENDS] * len(kinds) * (1 + _is_indexed(model.text)), sparse),
@@ -278,7 +279,10 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
     )
 
 
-def _is_read(key: str, layout: _Layout) -> bool:
+def _is_read(key: str, layout: _Layout, blocks: int) -> bool:
+    number = re.match(r"layers\.(\d+)\.", key) if layout.numbered else None
+    if number is not None and int(number[1]) >= blocks:  # of another head
+        return False
     return key not in layout.unused and not key.endswith(".rotary_emb.inv_freq")
 
 

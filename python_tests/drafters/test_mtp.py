@@ -300,6 +300,28 @@ def test_blocks_of_8_bits(sharded: bool, tmp_path: Path) -> None:
     assert sum(key.startswith("layers.0.") for key in found) == len(wanted) - 4
 
 
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("deepseek_v3", "model.layers.3.", "model.layers.4."),
+        ("qwen3_5", "mtp.layers.0.", "mtp.layers.1."),
+        ("mimo", "model.mtp_layers.0.", "model.mtp_layers.1."),
+    ],
+)
+def test_of_several_heads_the_first_is_read(
+    family: str, first: str, second: str, tmp_path: Path
+) -> None:
+    target = target_of(family)
+    tensors = Reference(family, target).tensors()
+    more = {key.replace(first, second): 2 * w for key, w in tensors.items() if first in key}
+    plain, several = (
+        load_mtp(save(target, weights, tmp_path / name), target).network.state_dict()
+        for name, weights in (("plain", tensors), ("several", {**more, **tensors}))
+    )
+    assert plain.keys() == several.keys()
+    assert all(weight.equal(several[key]) for key, weight in plain.items())
+
+
 def test_what_routes_to_experts_stays_in_float32(tmp_path: Path) -> None:
     target = target_of("deepseek_v3")
     place = save(target, Reference("deepseek_v3", target).tensors(), tmp_path)
