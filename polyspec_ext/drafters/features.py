@@ -411,8 +411,8 @@ class LastStateDrafter:
         Args:
             place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
                 where there is one, config.json; or its id on the Hugging Face hub.
-            target: that they were trained for. Below a level with packed weights
-                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
+            target: that they were trained for. Below a level with packed weights they run on
+                packed ones too, whose memory is taken again.
             tree: `DynamicTree()` by default, or a `StaticTree`.
             dtype: of the heads; None: the target's.
 

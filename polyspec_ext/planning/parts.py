@@ -20,7 +20,9 @@ from ..sampling import Sampling
 from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
-_SOURCE = re.compile(r"((?:w[48]:|eagle:|trim:\d+:)*)(.*)")  # prefixes, then a path, an id, a word
+_SOURCE = re.compile(
+    r"((?:w[48]:|eagle:|mtp:|trim:\d+:)*)(.*)"
+)  # prefixes, then a path, an id, a word
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
 _SHARE = 4  # such a draft has one of so many of the ids
