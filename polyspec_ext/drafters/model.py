@@ -28,21 +28,31 @@ from ..levels.base import (
 from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import RowCounts
-from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
+from ..validate import NODE_MAX, TEMPERATURE_MAX
+from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
+from .paths import Beam, Joined, PathDraws, either
+
+BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
 
 
 class DraftModel:
     """Draws tokens one after another from a level's processed distribution, for all rows of a
-    batch.
+    batch; with `paths` a tree of several continuations, which the level above verifies at once.
 
     Args:
         level: the model; its cache belongs to this drafter from now on.
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
         draw: `ops.unchecked.draw`, or what stands in for it.
+        paths: continuations that are drafted side by side, each as deep as the window, in one pass
+            a token. They are drawn independently, and joined to a tree by their beginnings. 1: a
+            chain.
+        beam: rows of at most this temperature have the likeliest continuations instead, which are
+            proposed as they are (EAGLE-2's rule). At low temperatures more of these are accepted.
 
     Raises:
-        TypeError, ValueError: an argument is none of these.
+        TypeError, ValueError: an argument is none of these; several paths of a level that reads no
+            trees.
     """
 
     def __init__(
@@ -50,6 +60,9 @@ class DraftModel:
         level: Level | BatchedLevel,
         vocab_size: int | None = None,
         draw: Callable[..., Any] = unchecked.draw,
+        *,
+        paths: int = 1,
+        beam: float = BEAM,
     ) -> None:
         if isinstance(level, type) or not isinstance(level, Level | BatchedLevel):
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
@@ -62,8 +75,24 @@ class DraftModel:
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
+        self.paths = arguments.integer("paths", paths, NODE_MAX, 1)
+        self.beam = arguments.real("beam", beam, TEMPERATURE_MAX)
+        if self.paths > 1:
+            self._require_paths()
         self.num_forward_passes = 0
         self._draw = draw
+
+    def _require_paths(self) -> None:
+        level, given = self._level, f"paths={self.paths}"
+        if not level.capabilities.trees:
+            reason = getattr(level, "no_trees", f"{type(level).__name__} does not")
+            raise ValueError(
+                f"{self.name}: expected a level that reads trees for {given}, given one that does "
+                f"not: {reason}"
+            )
+        entries = self._ids.entries_below(self.vocab_size)
+        if self.paths > entries:
+            raise ValueError(f"paths: expected at most the {entries} ids drawn, given {self.paths}")
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -76,7 +105,13 @@ class DraftModel:
             continues=can.continues,
             admits=can.admits,
             id_map=can.id_map,
+            trees=self.paths > 1,
+            keeps_paths=self.paths > 1,
+            tree_size=self._tree_size if self.paths > 1 else None,
         )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        return TreeSize(self.paths * depth, self.paths * (depth - 1))
 
     @property
     def revision(self) -> int:
@@ -96,6 +131,12 @@ class DraftModel:
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
         return self._level.rollback(lengths)
+
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+        # The level has not read the last node of a path.
+        read = lengths.on(path.device) - begin.on(path.device)
+        kept = torch.arange(path.shape[1], device=path.device) < read[:, None]
+        return self._level.keep_path(begin, path.where(kept, -1), lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         self._level.select(rows)
@@ -133,7 +174,17 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        block = draw_chain(inputs, self._level.forward, self._ids, self.vocab_size, self._draw)
+        what = inputs, self._level.forward, self._ids, self.vocab_size, self._draw
+        if self.paths > 1:
+            if self.paths * inputs.most > NODE_MAX:
+                raise ValueError(
+                    f"{self.name}: expected a tree of at most {NODE_MAX} nodes, given {self.paths} "
+                    f"paths of {inputs.most}"
+                )
+            block = draw_paths(*what, self.paths, self.beam)
+            self.num_forward_passes += inputs.most
+            return block
+        block = draw_chain(*what)
         self.num_forward_passes += block.tokens.shape[1]
         return block
 
@@ -174,7 +225,7 @@ def draw_chain(
             assert left is not None, "processors need the host to see the tokens"
             # Processors change logits by their ids.
             whole = logits if every else id_map.spread(logits, ids)
-            whole = _processed(whole, inputs, left, id_map.to_above(drafted[:, :i]))
+            whole = _processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
             rows = _row_buffer(inputs.rows, most, logits)
@@ -213,21 +264,104 @@ def draw_chain(
     )
 
 
+def draw_paths(
+    inputs: DraftInput,
+    forward: Callable[[InputBlock], LevelOutput],
+    id_map: IdMap,
+    vocab_size: int,
+    draw: Callable[..., Any],
+    paths: int,
+    beam: float,
+) -> DraftBlock:
+    """Draft a tree of `paths` paths for each row, in as many passes as it is deep. Arguments and
+    errors are those of `draw_chain`; rows of at most the temperature `beam` have a beam.
+
+    Nodes lie depth by depth and path by path, in the cache as in the block.
+    """
+    tokens, most, read = inputs.tokens, inputs.most, inputs.counts
+    device, lengths = tokens.device, inputs.lengths.on(tokens.device)
+    known = inputs.lengths.host  # None: the host must not wait for the tokens
+    ids = min(vocab_size, inputs.vocab_size)
+    entries = id_map.entries_below(ids)
+    temperature = inputs.parameters.on(device)["temperature"]
+    if isinstance(temperature, torch.Tensor):
+        certain = temperature <= beam
+    else:  # 0 of all rows
+        certain = torch.ones_like(lengths, dtype=torch.bool)
+    # Whether some row may have a beam, and some row may not.
+    some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
+    others = others and inputs.wants_rows
+    draws = PathDraws(inputs, paths, draw, device)
+    joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
+    texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
+    nodes: list[torch.Tensor] = []
+    parents: list[torch.Tensor] = []
+    counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
+    block = InputBlock(tokens, 1, counts, first)
+    for at in range(most):
+        logits = forward(block).logits[..., :entries]
+        if inputs.processors is not None:
+            assert known is not None, "processors need the host to see the tokens"
+            left = [n - at for n in known]
+            whole = _processed(id_map.spread(logits, ids), inputs, left, texts)
+            logits = id_map.gather(whole, entries)
+        depth = best.append(logits) if some else None
+        if others:
+            if rows is None:
+                rows = _tree_rows(inputs.rows, 1 + paths * most, logits)
+            begin = 1 + paths * (at - 1) if at else 0
+            rows.logits[:, begin : begin + logits.shape[1]] = logits
+            drawn = joined.append(draws.next(logits, joined.first, at))
+            depth = drawn if depth is None else either(certain, depth, drawn)
+        assert depth is not None
+        nodes.append(id_map.to_above(depth.entries))
+        above = depth.above + paths * (at - 1)
+        parents.append(above if at else torch.full_like(above, -1))
+        if inputs.processors is not None:
+            leading = texts.gather(1, depth.above[..., None].expand(-1, -1, at))
+            texts = torch.cat([leading, nodes[-1][..., None]], 2)
+        counts = None
+        if known is None:
+            counts = RowCounts(None, torch.where(lengths > at + 1, paths, 0))
+        elif min(known) <= at + 1:
+            counts = RowCounts([paths if n > at + 1 else 0 for n in known])
+        # (One that could not be drawn is -1.)
+        tree = torch.cat(parents, 1)
+        block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
+    made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
+    if rows is not None:
+        if known is not None:
+            draws.require(inputs, known, certain)
+        assert rows.statistics is not None
+        draws.fill(rows.statistics)
+        made.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if some else None
+    return made
+
+
+def _tree_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
+    """Return `old`, if it has exactly `count` rows per request like those of `logits`, or another
+    buffer."""
+    if old is not None and old.logits.shape[1] != count:
+        old = None
+    return _row_buffer(old, count, logits)
+
+
 def _processed(
     logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
 ) -> torch.Tensor:
-    """Return the logits behind the processors, of the rows that draw another token."""
+    """Return the logits ``[B, n, V]`` behind the processors, of the rows that draw another token;
+    they follow the tokens `drafted`, ``[B, n, N]``."""
     assert inputs.text is not None
     assert inputs.processors is not None
     out = logits.to(torch.float32, copy=True)  # what processors return, whatever the dtype
     for b, more in enumerate(left):
-        if more:
-            prefix = torch.cat([inputs.text(b).to(logits.device), drafted[b]])
-            processed = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
+        for j, tokens in enumerate(drafted[b] if more else ()):
+            prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
+            processed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
             # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
-            # processors (out[b] has these logits), and the level above rejects it.
+            # processors (out has these logits), and the level above rejects it.
             if not bool(processed.isneginf().all()):
-                out[b] = processed
+                out[b, at] = processed
     return out
 
 
