@@ -250,12 +250,23 @@ def test_rules_and_ends_of_a_text() -> None:
     assert all(7 not in text for text in drawn.new_tokens)
 
 
-def test_a_copy_in_the_target_s_cache() -> None:
+@pytest.mark.parametrize("sync", [None, False])
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_copy_in_the_target_s_cache(middle: bool, sync: bool | None) -> None:
+    """The copy's paths stand behind what the target has read, and go where it has read on."""
     target = ps.Level(tiny.path("target"))
     prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:2]))
-    plain = ps.Chain([target]).generate(prompts, 24)
-    chain = ps.Chain([target, "paths:3:early-exit:2"], [4])
-    assert chain.generate(prompts, 24).new_tokens == plain.new_tokens
+    plain = ps.Chain([target]).generate(prompts, 24, eos_token_id=[])
+    between = [tiny.path("middle")] if middle else []
+    levels = [target, *between, "paths:3:early-exit:3"]
+    chain = ps.Chain(levels, [4, 3][1 - middle :], sync_each_step=sync)
+    got = chain.generate(prompts, 24, eos_token_id=[])
+    assert got.new_tokens == plain.new_tokens
+    own = ps.HuggingFaceLevel(chain.drafter.level.model)  # type: ignore[union-attr, arg-type]
+    apart = ps.Chain([*levels[:-1], DraftModel(own, paths=3)], [4, 3][1 - middle :])
+    out = apart.generate(prompts, 24, eos_token_id=[])
+    counts = [o.stats.levels[-2].num_accepted_tokens for o in (got, out)]
+    assert abs(counts[0] - counts[1]) <= 2  # its first layers have the target's keys either way
 
 
 def test_more_is_accepted_from_more_paths() -> None:
