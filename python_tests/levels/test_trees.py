@@ -176,6 +176,16 @@ def test_shared_caches() -> None:
     torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
     rows = owner.forward(torch.tensor([[text[7], 21, 22]]), 1)[0, 0]
     torch.testing.assert_close(rows, plain(target, [*text, 21, 22]), rtol=1e-4, atol=1e-4)
+    # The owner reads the copy's tree: its keys of the path stay where they are.
+    level.rollback([10])
+    block = InputBlock(torch.tensor([[40, 41, 42, 43]]), 4, parents=torch.tensor([[-1, -1, 1, 1]]))
+    for one in (level, owner):
+        one.forward(block)
+    for one in (owner, level):
+        one.keep_path([10], torch.tensor([[1, 3]]), [12])
+    rows = owner.forward(torch.tensor([[30]]), 1)[0, 0]
+    wanted = plain(target, [*text, 21, 22, 41, 43, 30])
+    torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
 
 
 def bloom() -> Any:
