@@ -79,6 +79,7 @@ class DraftModel:
         self.beam = arguments.real("beam", beam, TEMPERATURE_MAX)
         if self.paths > 1:
             self._require_paths()
+            self.name = f"{self.name}, {self.paths} paths"
         self.num_forward_passes = 0
         self._draw = draw
 

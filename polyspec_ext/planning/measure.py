@@ -297,8 +297,10 @@ class MeasuredSeconds:
 
     def verify(self, level: int, pending: int) -> float:
         pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
-        tree = pair in self.measured.trees and pending > 0
-        return self.measured.verify[pair[0], tree].at(pending) + self.measured.outside
+        tree, times = pair in self.measured.trees, self.measured.verify
+        # (Of a level that stands above trees alone no other pass is timed.)
+        tree = tree and (pending > 0 or (pair[0], False) not in times)
+        return times[pair[0], tree].at(pending) + self.measured.outside
 
     def draft(self, tokens: int) -> float:
         return self.measured.draft[self.parts[-1]].at(tokens) + self.measured.outside

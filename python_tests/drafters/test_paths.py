@@ -293,12 +293,12 @@ def test_what_cannot_have_paths_is_named() -> None:
     with pytest.raises(ValueError, match=r"^paths: expected at most the 3 ids drawn, given 4"):
         DraftModel(TreeLevel(3, 1), paths=4)
     drafter = DraftModel(TreeLevel(3, 1), paths=2)
-    with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees, as level 1"):
+    with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees, as level 1, 2 paths drafts"):
         ps.Chain([plain, drafter])
     with pytest.raises(TypeError, match=r"^levels\[0\] of 2: expected a model, given the drafter"):
         ps.Chain([drafter, TreeLevel(3, 2)])
     levels = [TreeLevel(3, i) for i in range(2, 4)]
-    with pytest.raises(ValueError, match=r"^tail: expected 0 with level 1, which drafts trees"):
+    with pytest.raises(ValueError, match=r"^tail: expected 0 with level 1, 2 paths, which drafts trees"):
         ps.Chain([*levels, drafter], tail=1)
     with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
         ps.SwitchingDrafter([drafter, ps.PromptLookup()])
