@@ -290,6 +290,11 @@ Tensor draw(const Tensor& logits, const OptTensor& temperatures, const OptTensor
   return next;
 }
 
+polyspec::Rule rule_of(int64_t rule) {
+  STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
+  return static_cast<polyspec::Rule>(rule);
+}
+
 using Verified = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const OptTensor& offsets,
@@ -351,12 +356,11 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
   }
   params.draft_lengths = data_of<int64_t>(draft_lengths, "draft_lengths", place, {place.batch});
   set_slots(slots, num_slots, &place, &params);
-  STD_TORCH_CHECK(rule == 0 || rule == 1, "rule: expected 0 (token) or 1 (block), got ", rule);
   set_sampling(&params.sampling, place, temperature, temperatures, top_k, top_ks, top_p, top_ps,
                min_p, min_ps);
   set_draw(&params.draw, place, seed, seeds, position, positions, round, rounds, level, draws,
            draft_len + 1);
-  params.rule = static_cast<polyspec::Rule>(rule);
+  params.rule = rule_of(rule);
 
   const Emitted out(place, draft_len + 1);
   out.point(&params);
@@ -378,14 +382,16 @@ VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens
                          double top_p, const OptTensor& top_ps, double min_p,
                          const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
                          int64_t position, const OptTensor& positions, int64_t round,
-                         const OptTensor& rounds, int64_t level, const OptTensor& draws,
-                         const OptTensor& slots, int64_t num_slots, const OptTensor& eos,
-                         int64_t room, const OptTensor& rooms, const OptTensor& allowed) {
+                         const OptTensor& rounds, int64_t level, int64_t rule,
+                         const OptTensor& draws, const OptTensor& slots, int64_t num_slots,
+                         const OptTensor& eos, int64_t room, const OptTensor& rooms,
+                         const OptTensor& allowed) {
   polyspec::VerifyTreeParams params;
   Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && counts.has_value()),
                   "counts: expected none with offsets");
   STD_TORCH_CHECK(depth >= 0 && depth <= nodes, "depth: expected 0 to ", nodes, ", got ", depth);
+  params.rule = rule_of(rule);
   const int64_t vocab = params.vocab;
   params.nodes = nodes;
   params.depth = depth;
@@ -468,8 +474,8 @@ STABLE_TORCH_LIBRARY(polyspec, m) {
       "Tensor? draft_statistics, Tensor? target_to_draft, float temperature, "
       "Tensor? temperatures, int top_k, Tensor? top_ks, float top_p, Tensor? top_ps, "
       "float min_p, Tensor? min_ps, int seed, Tensor? seeds, int position, Tensor? positions, "
-      "int round, Tensor? rounds, int level, Tensor? draws, Tensor? slots, int num_slots, "
-      "Tensor? eos, int room, Tensor? rooms, Tensor? allowed=None) "
+      "int round, Tensor? rounds, int level, int rule, Tensor? draws, Tensor? slots, "
+      "int num_slots, Tensor? eos, int room, Tensor? rooms, Tensor? allowed=None) "
       "-> (Tensor tokens, Tensor num_accepted, Tensor logprobs, Tensor status, "
       "Tensor distributions, Tensor path, Tensor rows, Tensor ends)");
 }

@@ -168,6 +168,7 @@ def verify_tree(
     position: torch.Tensor,
     level: int,
     round: torch.Tensor,
+    rule: str = "token",
     target_to_draft: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
 ) -> TreeVerifyResult:
@@ -181,7 +182,7 @@ def verify_tree(
         target_logits, draft_tokens.contiguous(), parents.contiguous(), None, parents.shape[1],
         depth, counts, draft_logits, draft_rows, draft_statistics, target_to_draft, 0.0,
         temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0, position, 0, round, level,
-        None, None, 0, None, _NO_LIMIT, None, allowed,
+        RULES[rule], None, None, 0, None, _NO_LIMIT, None, allowed,
     )
     # fmt: on
     return TreeVerifyResult(

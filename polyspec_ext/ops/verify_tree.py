@@ -76,6 +76,7 @@ def verify_tree(
     position: Int = 0,
     level: int = 1,
     round: Int = 0,
+    rule: str = "token",
     draws: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
     eos: Ids | None = None,
@@ -91,7 +92,13 @@ def verify_tree(
     drawn independently from one draft distribution, with replacement: the recursive residual (Yang
     et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. Either way the emitted tokens
     have exactly the target's distribution. A chain (parents i-1) with draft rows gets the tokens
-    that ``verify`` gives it by rule "token".
+    that ``verify`` gives it by the same rule.
+
+    Rule "block" verifies drawn children from the leaves to the root, siblings with a high p/q
+    first: more tokens are accepted of several paths drawn from one model. Paths that begin alike
+    share the nodes of that beginning. A sibling that was drawn again is a node too, without
+    children: what is drawn behind it hangs from the first of its equals. The children of a parent
+    are in the order drawn.
 
     Args:
         target_logits: [B, N+1, V] float32, bfloat16 or float16, any row strides, unit stride along
@@ -115,6 +122,8 @@ def verify_tree(
         nodes: N, the most nodes of a request, with ``offsets``.
         temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
             ``position`` is that of the tree's first nodes.
+        rule: "token" or "block", of drawn children; deterministic ones come to the same under both.
+            By "block" a path has at most 32 drawn nodes one behind the other.
         draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
             then the token drawn at each depth.
         allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
@@ -180,6 +189,7 @@ def verify_tree(
         target_to_draft,
         *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
+        _checks.rule(rule),
         _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
         slots,
         held[0],

@@ -188,7 +188,8 @@ def test_every_token_is_recomputed(first: int) -> None:
                     assert same_bits(r.logprobs[b, :n], logprobs), where
 
 
-def test_every_path_of_a_tree_is_recomputed() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
     """Trees whose children are drawn, deterministic, or both, from one row to the next."""
     longest, rejected = 0, 0
     for seed in range(150):
@@ -234,13 +235,14 @@ def test_every_path_of_a_tree_is_recomputed() -> None:
             torch.from_numpy(nodes),
             torch.tensor(parents, dtype=torch.int64).expand(batch, n),
             depth=n,
+            rule=rule,
             **options,
         )
         for b, p in enumerate(case.p):
             draft = [case.q[b][i] if i < n and drawn[i] else None for i in range(count)]
             ids = case.ids if case.mapped else None
             tokens, logprobs, path = reference.verify_tree(
-                p, nodes[b].tolist(), parents, draft, case.draw(b), ids
+                p, nodes[b].tolist(), parents, draft, case.draw(b), ids, rule
             )
             assert int(got.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), (seed, b)
             assert got.tokens[b, : len(tokens)].tolist() == tokens, (seed, b)
@@ -253,7 +255,8 @@ def test_every_path_of_a_tree_is_recomputed() -> None:
     assert rejected > 20
 
 
-def test_siblings_of_a_tree_are_recomputed() -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_siblings_of_a_tree_are_recomputed(rule: str) -> None:
     """Five children drawn from one flat row: later ones stand as well."""
     rng = np.random.default_rng(0)
     stood = set()
@@ -274,10 +277,13 @@ def test_siblings_of_a_tree_are_recomputed() -> None:
             seed=seed,
             position=0,
             level=1,
+            rule=rule,
         )
         draft = [below, None, None, None, None, None]
         draw = philox_draws(seed, 0, 1)
-        tokens, _, path = reference.verify_tree([above] * 6, nodes, [-1] * 5, draft, draw)
+        tokens, _, path = reference.verify_tree(
+            [above] * 6, nodes, [-1] * 5, draft, draw, None, rule
+        )
         assert got.tokens[0, : len(tokens)].tolist() == tokens, seed
         assert got.path[0, : len(path)].tolist() == path, seed
         stood.update(path)

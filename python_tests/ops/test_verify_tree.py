@@ -17,8 +17,8 @@ B, N, V = 6, 7, 40
 PARENTS = [-1, -1, 0, 0, 1, 2, 2]
 
 
-@pytest.fixture
-def tree(device: torch.device) -> dict[str, Any]:
+@pytest.fixture(params=["token", "block"])
+def tree(device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Drawn children behind the root and node 1, deterministic ones elsewhere."""
     torch.manual_seed(5)
     pool = torch.randn(B * (N + 1) + 2, V, device=device)
@@ -43,6 +43,7 @@ def tree(device: torch.device) -> dict[str, Any]:
         "seed": torch.arange(B, device=device),
         "counts": torch.tensor([N, N, N, 4, 0, N], device=device),
         "depth": 3,
+        "rule": request.param,
     }
 
 
@@ -71,7 +72,8 @@ def test_a_path_of_the_tree_stands(tree: dict[str, Any]) -> None:
     assert max(map(len, seen)) == 3
 
 
-def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device) -> None:
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, rule: str) -> None:
     k = 4
     draft = torch.randn(B, k, V, device=device)
     target = torch.randn(B, k + 1, V, device=device)
@@ -80,6 +82,7 @@ def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device) ->
     statistics = torch.stack([d.statistics for d in drawn], 1)
     tokens = torch.stack([d.tokens for d in drawn], 1)
     shared: dict[str, Any] = {"position": 3, "round": 5, "top_p": 0.9, "temperature": 0.8}
+    shared["rule"] = rule
     ids = torch.arange(B * k, device=device).view(B, k)
     rows = torch.nn.functional.pad(ids, (0, 1), value=-1)
     parents = (torch.arange(k, device=device) - 1).expand(B, k)
@@ -104,11 +107,71 @@ def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device) ->
     assert stood > 20
     handed = ps.verify_tree(
         target, tokens, parents, draft.flatten(0, 1), draft_rows=rows,
-        draft_statistics=statistics.flatten(0, 1),
+        draft_statistics=statistics.flatten(0, 1), rule=rule,
     )  # fmt: skip
     assert equal(
-        handed, ps.verify_tree(target, tokens, parents, draft.flatten(0, 1), draft_rows=rows)
+        handed,
+        ps.verify_tree(target, tokens, parents, draft.flatten(0, 1), draft_rows=rows, rule=rule),
     )
+
+
+def drawn_paths(draft: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and parents of `count` paths drawn from rows by depth [W, V], which share the nodes
+    that they begin with."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    first: dict[tuple[int, ...], int] = {(): -1}
+    texts: list[tuple[int, ...]] = [()] * count
+    for depth, row in enumerate(draft):
+        for path in range(count):
+            drawn = ps.sample(row[None], seed=seed, position=depth, node=path, level=2)
+            parents.append(first[texts[path]])
+            texts[path] = (*texts[path], int(drawn.tokens))
+            tokens.append(texts[path][-1])
+            first.setdefault(texts[path], len(tokens) - 1)
+    return torch.tensor([tokens]), torch.tensor([parents])
+
+
+def test_paths_are_accepted_further_by_the_block_rule(device: torch.device) -> None:
+    depth, count, vocab = 4, 3, 50
+    draft = torch.randn(depth, vocab)
+    target = torch.cat([draft + 1.5 * torch.randn(depth, vocab), torch.randn(1, vocab)])
+    accepted = dict.fromkeys(("token", "block", "one path"), 0)
+    for seed in range(300):
+        tokens, parents = drawn_paths(draft, count, seed)
+        level = [0]
+        for parent in parents[0].tolist():
+            level.append(level[parent + 1] + 1)
+        at = torch.tensor(level)
+        rows = at.where(at < depth, -1)
+        call: dict[str, Any] = {"draft_rows": rows[None], "depth": depth, "seed": seed}
+        call = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
+        inputs = [target[at][None], tokens, parents, draft]
+        for rule in ("token", "block"):
+            r = ps.verify_tree(*(t.to(device) for t in inputs), **call, rule=rule)
+            assert not int(r.status)
+            accepted[rule] += int(r.num_accepted)
+        path = [target[None], tokens[:, ::count], draft[None]]
+        one = ps.verify(*(t.to(device) for t in path), rule="block", seed=seed)
+        accepted["one path"] += int(one.num_accepted)
+    assert accepted["block"] > accepted["token"] > accepted["one path"], accepted
+
+
+def test_a_path_of_more_drawn_nodes_than_fit_is_refused(device: torch.device) -> None:
+    row = torch.zeros(1, 5, device=device)
+    for nodes, status in ((32, 0), (33, int(ps.Status.BAD_TREE))):
+        tokens = torch.zeros(1, nodes, dtype=torch.int64, device=device)
+        r = ps.verify_tree(
+            row.expand(1, nodes + 1, 5),
+            tokens,
+            torch.arange(nodes, device=device)[None] - 1,
+            row,
+            draft_rows=torch.zeros(1, nodes + 1, dtype=torch.int64, device=device),
+            rule="block",
+        )
+        assert int(r.status) == status
+        assert int(r.num_accepted) == 32
+        assert bool((r.tokens == -1).all()) == bool(status)
 
 
 def test_temperature_0_follows_the_argmax(tree: dict[str, Any]) -> None:
@@ -262,6 +325,7 @@ def test_wrong_indices_are_named(
         ("draft_logits", torch.randn(2, V + 1), ValueError, ["Vd <= V = 40", "41"]),
         ("draft_statistics", torch.zeros(B, 2).long(), ValueError, ["[R, 2]"]),
         ("draws", torch.zeros(B, N + 1).long(), ValueError, ["[B, N+D+1]"]),
+        ("rule", "blocks", ValueError, ["'token' or 'block'", "'blocks'"]),
     ],
 )
 def test_wrong_arguments_are_named(

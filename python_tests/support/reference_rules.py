@@ -250,6 +250,90 @@ def verify(
     return tokens, [row.logprob(token) for row, token in zip(target, tokens, strict=False)]
 
 
+def buckets(p: Distribution, q: Array) -> Array:
+    """The power of two of p/q by token, 8 added, in [0, 16). `q`: masses over the target's ids."""
+    below = q * float(p.mass)
+    quotient = p.masses.astype(np.float64) * float(q.sum()) / np.where(below > 0, below, 1.0)
+    exponent = np.where(quotient > 0, np.frexp(quotient)[1] - 1, -8)
+    return np.clip(exponent, -8, 7) + 8
+
+
+def laws(held: Sequence[int], total: float, top: int, count: int) -> list[float]:
+    """By bucket, what times q is the distribution of the first in the highest bucket of `count`
+    children that are below `top`. `held`: the masses of q by bucket, `total` their sum."""
+    below, lower, values = float(sum(held[:top])), 0, [0.0] * len(held)
+    for bucket in range(top):
+        lo, hi = float(lower) / below, float(lower + held[bucket]) / below
+        result, power = 0.0, 1.0
+        for _ in range(count):
+            result, power = result * lo + power, power * hi
+        values[bucket] = result * (total / below)
+        lower += held[bucket]
+    return values
+
+
+class Paths(NamedTuple):
+    """A tree verified by the block rule; arguments as of `verify_tree`."""
+
+    target: Sequence[Distribution]
+    nodes: Sequence[int]
+    parents: Sequence[int]
+    draft: Sequence[Distribution | None]
+    draw: Draw
+    ids: Array
+
+    def below(
+        self, row: int, depth: int, scale: float, root: bool = False
+    ) -> tuple[list[int], Residual | None] | None:
+        """The nodes behind a row that stand and what the next token is drawn from, None: the last
+        one's row; or None, if neither `row` nor any node behind it stands. `depth`: nodes above
+        the row, `scale`: P(one of them stands)."""
+        p, q = self.target[row], self.draft[row]
+        children = [i for i, parent in enumerate(self.parents) if parent == row - 1]
+
+        def stands(probability: float) -> bool:
+            bits = self.draw(depth - 1, ACCEPT, row - depth)
+            return uniform(drawn(bits)) < probability
+
+        if q is None or not children:
+            return ([], None) if stands(scale) else None
+        masses, total, unit = proposed(q, self.ids), float(q.mass), unit_of(len(p.masses))
+        every = np.zeros(len(masses), np.int64)
+        if len(children) > 1:
+            every = buckets(p, masses)
+        held = [int(masses[every == b].sum()) for b in range(16)]
+        own = {child: int(every[self.nodes[child]]) for child in children}
+        spent, top, tried, left, rest = np.zeros(16), 16, -1, scale, None
+        while True:
+            again = [c for c in children if own[c] == top and c > tried]
+            lower = [c for c in children if own[c] < top]
+            order = again or sorted(lower, key=lambda c: (-own[c], c))
+            if tried >= 0:
+                whole = p.masses.astype(np.float64) * (scale / float(p.mass))
+                rest = Residual(p, whole, masses * (spent / total)[every])
+                if order or not root:
+                    left = float(int(rest.masses.sum())) / unit
+                order = order if left > 0 else []
+            if not order:
+                h = left / (left + (1.0 - scale)) if left > 0 else 0.0
+                return ([], rest) if root or stands(h) else None
+            child, d = order[0], 1.0 if tried < 0 else (1.0 - scale) + left
+            bucket, y = own[child], self.nodes[child]
+            if len(children) == 1:
+                law = [1.0] + [0.0] * 15
+            elif again:
+                law = [total / float(held[b]) if b == bucket else 0.0 for b in range(16)]
+            else:
+                law = laws(held, total, top, len(lower))
+            above = scale * ratio(p, q, y, self.ids) - float(spent[bucket])
+            chance = above / (d * law[bucket])
+            spent, top, tried = spent + d * np.array(law), bucket, child
+            if chance > 0:
+                found = self.below(child + 1, depth + 1, min(chance, 1.0))
+                if found is not None:
+                    return [child, *found[0]], found[1]
+
+
 def verify_tree(
     target: Sequence[Distribution],
     nodes: Sequence[int],
@@ -257,6 +341,7 @@ def verify_tree(
     draft: Sequence[Distribution | None],
     draw: Draw,
     target_to_draft: Sequence[int] | None = None,
+    rule: str = "token",
 ) -> tuple[list[int], list[float], list[int]]:
     """What is emitted for a tree of n draft tokens, the log-probabilities, and the nodes of the
     path that stands.
@@ -274,6 +359,21 @@ def verify_tree(
         p, q, depth = target[row], draft[row], len(path)
         children = [i for i, parent in enumerate(parents) if parent == row - 1]
         stands, left = None, None  # the child that does, and what the others have left of p
+        if rule == "block" and q is not None and p.temperature > 0 and children:
+            paths = Paths(target, nodes, parents, draft, draw, ids)
+            found = paths.below(row, depth, 1.0, root=True)
+            assert found is not None
+            for node in found[0]:
+                logprobs.append(target[parents[node] + 1].logprob(nodes[node]))
+            tokens += [nodes[node] for node in found[0]]
+            path += found[0]
+            left = found[1]
+            row = path[-1] + 1 if path else row
+            if left is None:
+                continue
+            tokens.append(left.pick(draw, len(path)))
+            logprobs.append(target[row].logprob(tokens[-1]))
+            break
         if q is not None and p.temperature > 0:
             scale, total = 1.0, 0.0
             for sibling, child in enumerate(children):

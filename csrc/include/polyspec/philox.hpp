@@ -12,6 +12,8 @@
 //   verify_tree   at depth d, the test of the j-th child: kAccept at position + d and node j; the
 //            token drawn from the row or what is left of it: kEmit at position + d and node 0; the
 //            tries of the latter: kTry at position + d.
+//            By the block rule the test of node i whose depth is d: kAccept at position + d and
+//            node i - d, which is 0 in a chain.
 // A draw that is not needed is not made.
 // `round` is the caller's. In a ps.Chain each request counts the verifications of each level, and
 // the drafter's turns, from 0; `level` counts from the target's 1; `position` counts the request's

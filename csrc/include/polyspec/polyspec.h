@@ -368,13 +368,16 @@ typedef struct polyspec_verify_tree_params {
    * polyspec_verify_params; or NULL */
   const int32_t* allowed;
   int64_t allowed_stride[2];
+
+  int32_t rule; /* of drawn children: default POLYSPEC_RULE_TOKEN; verify_tree.hpp */
 } polyspec_verify_tree_params;
 
 /* The sizes of earlier releases that are read: all fields before `offsets`, before `workspace`,
- * before `allowed`. */
+ * before `allowed`, before `rule`. */
 #define POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE offsetof(polyspec_verify_tree_params, offsets)
 #define POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE offsetof(polyspec_verify_tree_params, workspace)
 #define POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE offsetof(polyspec_verify_tree_params, allowed)
+#define POLYSPEC_VERIFY_TREE_PARAMS_RULELESS_SIZE offsetof(polyspec_verify_tree_params, rule)
 
 /* Verifies b trees; the emitted tokens have the target's distribution. stream NULL: the CPU,
  * serially. */

@@ -29,6 +29,32 @@ namespace polyspec {
 //   temperature 0: the walk follows the argmax, and draft rows are not read.
 // Either way the emitted tokens have exactly the target's distribution.
 //
+// That is the token rule. The block rule verifies drawn children from the leaves to the root: a
+// child is tried with all that is drawn behind it, and the next child comes when nothing there
+// stands. With one path it is the block rule of `verify`, with the same draws. K paths drawn from
+// the root are a tree: paths that begin alike share the nodes of that beginning, and a sibling that
+// was drawn again is a node of its own, in the order drawn, without children; what is drawn behind
+// it hangs from the first of its equals. (Joining equal siblings would change the distribution.) A
+// row without drawn children is a leaf; if it stands the walk goes on from there as from a root, so
+// that deterministic children are verified by one draw under either rule.
+//
+// verify(v, w), w = P(v or a node below stands | what is known at v), 1 at the root; with N drawn
+// children, m_p, m_q the integer masses behind v, M_p, M_q their sums:
+//   at a leaf: v stands if u < w;
+//   b(x) in [0, 16): 8 + floor(log2((m_p M_q) / (m_q M_p))), cut to [0, 15]; 0 if N = 1. The two
+//     products are rounded to float64;  H_b = sum of m_q over the bucket (M_q if N = 1);
+//   L_b = 0 for all b, d = 1 for the first child, then d = (1 - w) + R;
+//   a child is tried: of those in the highest bucket g that has not been tried the first, with
+//     law_b = (M_q / B) sum over k < n of hi^k lo^(n-1-k) for b below the bucket before it, where n
+//     children and the masses B of q lie, lo and hi the sums of H_0 ... up to b, without and with
+//     it, over B; then the others of bucket g in order, with law_g = M_q / H_g, 0 elsewhere:
+//     it is verify(vx, a), a = min(1, max(w p(x)/q(x) - L_b(x), 0) / (d law_b(x)));
+//   where nothing stands, L_b += d law_b for all b, and R = 2^-S sum of the masses
+//     trunc(2^S max(0, m_p (w / M_p) - m_q (L_b / M_q)));
+//   no child left, or R = 0: v stands if u < R / (R + (1 - w)), always at the root, and the token is
+//     drawn from these masses, by rejection first. Else nothing at v or below stands.
+// law_b q(x) is the distribution of the child that is tried, given those before it.
+//
 // As for `verify`, draft rows lie in a pool, parameters may lie at slots, and the target's rows may
 // follow one another by offsets; the results are, bit for bit, those of the same rows laid out as
 // [b, n+1, v].
@@ -41,7 +67,8 @@ namespace polyspec {
 //
 // Draws (philox.hpp), at depth d of the walk, with t = d + the call's `position`: the test of child
 // j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0, and its
-// tries are kTry at t. So a chain with draft rows gets the tokens that rule token gives it, bit for
+// tries are kTry at t. By the block rule the test of node i below d nodes is kAccept at t, node
+// i - d. So a chain with draft rows gets the tokens that `verify` gives it by the same rule, bit for
 // bit.
 struct VerifyTreeParams {
   int64_t batch = 0;        // b
@@ -92,6 +119,7 @@ struct VerifyTreeParams {
   // position: that of the tree's first nodes. bits: [b, n+d+1], the test of node i, then the token
   // drawn at depth 0 ... d.
   DrawParams draw;
+  Rule rule = Rule::kToken;  // kBlock: at most kMostDrawnDepth drawn nodes of a path in a row
 
   int64_t* tokens = nullptr;        // [b, d+1] the path's tokens, correction or bonus, then -1
   int64_t* num_accepted = nullptr;  // [b] nodes of the path
@@ -103,6 +131,10 @@ struct VerifyTreeParams {
   CutParams cut;                        // as in verify.hpp; k is d
   void* workspace = nullptr;  // CUDA: as for `verify`, the same memory in turns; nullptr: none
 };
+
+// Nodes of a path that were drawn one behind the other and are verified together by the block rule.
+// A longer path is kStatusBadTree.
+constexpr int64_t kMostDrawnDepth = 32;
 
 // Verifies b trees. On the CPU the outputs are written when the call returns; on CUDA the work is
 // queued. Rows that the walk does not come to are not read, but that a CUDA call with a workspace

@@ -68,7 +68,8 @@ void copy(const polyspec_verify_params& in, polyspec::VerifyParams* to) {
 
 // clang-format off
 #define VERIFY_TREE_FIELDS(F)                                                   \
-  VERIFICATION_FIELDS(F) F(nodes) F(depth) F(parents) F(counts) F(path) F(rows)
+  VERIFICATION_FIELDS(F) F(nodes) F(depth) F(parents) F(counts) F(path) F(rows) \
+  F(rule)
 // clang-format on
 void copy(const polyspec_verify_tree_params& in, polyspec::VerifyTreeParams* to) {
   static_assert(count_fields<polyspec_verify_tree_params>() == 3 VERIFY_TREE_FIELDS(POLYSPEC_COUNT)
@@ -133,6 +134,7 @@ polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                    const polyspec_stream* stream) {
   return call(__func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
               {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE,
-               POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE},
+               POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE,
+               POLYSPEC_VERIFY_TREE_PARAMS_RULELESS_SIZE},
               stream, read);
 }

@@ -95,7 +95,14 @@ Result check_both(const Params& p, const NamedSize& most, bool draft_logits_give
   return draw.ok() ? check_aligned("workspace", p.workspace, 16) : draw;
 }
 
+Result check_rule(Rule rule) {
+  return rule == Rule::kToken || rule == Rule::kBlock
+             ? Result{}
+             : expected("rule", "token (0) or block (1)", static_cast<int>(rule));
+}
+
 Result check(const VerifyTreeParams& p) {
+  if (const Result rule = check_rule(p.rule); !rule.ok()) return rule;
   if (p.nodes < 0 || p.nodes >= kDrawNodes) return expected("nodes", "[0, 2^14)", p.nodes);
   if (p.depth < 0 || p.depth > p.nodes) return expected("depth", "[0, nodes]", p.depth);
   const bool pool = p.draft_rows != nullptr && p.num_draft_rows > 0;
@@ -111,8 +118,7 @@ Result check(const VerifyTreeParams& p) {
 }
 
 Result check(const VerifyParams& p) {
-  if (p.rule != Rule::kToken && p.rule != Rule::kBlock)
-    return expected("rule", "token (0) or block (1)", static_cast<int>(p.rule));
+  if (const Result rule = check_rule(p.rule); !rule.ok()) return rule;
   const Result both = check_both(p, {"draft_len", p.draft_len}, p.draft_logits != nullptr);
   if (!both.ok()) return both;
   return check_given({{"draft_tokens", p.draft_tokens, p.batch > 0 && p.draft_len > 0}});

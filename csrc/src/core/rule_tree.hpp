@@ -177,11 +177,11 @@ POLYSPEC_FN Step step_by_residual(Group& group, const Tree<T, kind>& tree, int64
   return step;
 }
 
-// The row's own token, drawn or its argmax, and the child that it is; or, where `first` is not -1,
-// the children by the residual, that one first. Collective.
-template <class T, Requests kind, class Group>
+// The row's token, drawn or its argmax, and the child that it is; or, where `first` is not -1, what
+// by_draws(first, p's statistics, q's) gives for drawn children. Collective.
+template <class T, Requests kind, class Group, class ByDraws>
 POLYSPEC_FN Step step_from(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth,
-                           int64_t first) {
+                           int64_t first, const ByDraws& by_draws) {
   Step step;
   if (tree.filter.greedy()) {
     step.status = target_argmax(group, tree, row, &step.emission);
@@ -192,8 +192,7 @@ POLYSPEC_FN Step step_from(Group& group, const Tree<T, kind>& tree, int64_t row,
     both_statistics(group, tree, row, first >= 0, &p_statistics, &q_statistics, &step.status,
                     &q_error);
     if (step.status == 0) step.status = q_error;
-    if (step.status == 0 && first >= 0)
-      return step_by_residual(group, tree, row, depth, first, p_statistics, q_statistics);
+    if (step.status == 0 && first >= 0) return by_draws(first, p_statistics, q_statistics);
     if (step.status == 0)
       step.emission = emit_from_row(group, tree, row, p_statistics, tree.emit_draw(depth));
   }
@@ -206,15 +205,25 @@ POLYSPEC_FN Step step_from(Group& group, const Tree<T, kind>& tree, int64_t row,
 }
 
 // The step of a walk that is at a row: the children are checked first. It depends on the row and
-// its depth, on no other step. Collective.
-template <class T, Requests kind, class Group>
-POLYSPEC_FN Step step_at(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth) {
+// its depth, on no other step. `by_draws`: of drawn children, see step_from. Collective.
+template <class T, Requests kind, class Group, class ByDraws>
+POLYSPEC_FN Step step_at(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth,
+                         const ByDraws& by_draws) {
   Step step;
   step.status = check_children(group, tree, row, depth);
   if (step.status != 0) return step;
   const int64_t first = next_child(group, tree, row, row - 1, [](int64_t) { return true; });
-  const bool drawn = tree.filter.greedy() || first == tree.count || tree.deterministic(row);
-  return step_from(group, tree, row, depth, drawn ? -1 : first);
+  const bool one = tree.filter.greedy() || first == tree.count || tree.deterministic(row);
+  return step_from(group, tree, row, depth, one ? -1 : first, by_draws);
+}
+
+// The same by the token rule. Collective.
+template <class T, Requests kind, class Group>
+POLYSPEC_FN Step step_at(Group& group, const Tree<T, kind>& tree, int64_t row, int64_t depth) {
+  return step_at(group, tree, row, depth,
+                 [&](int64_t first, const RowStatistics& p, const RowStatistics& q) {
+                   return step_by_residual(group, tree, row, depth, first, p, q);
+                 });
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

@@ -290,9 +290,8 @@ struct Drawn {
 };
 
 // Collective; one sum over the group. (A backend may overload it for its groups.)
-template <class Group, class T, Requests kind>
-POLYSPEC_FN Drawn draw_residual(Group& group, const ResidualWeight<T, kind>& weight, bool wanted,
-                                uint64_t bits) {
+template <class Group, class Weight>
+POLYSPEC_FN Drawn draw_residual(Group& group, const Weight& weight, bool wanted, uint64_t bits) {
   const int64_t n = weight.p.row.n;
   const uint64_t total = sum_tiles(group, n, weight);
   if (!wanted || total == 0) return {total, -1};
@@ -308,9 +307,9 @@ POLYSPEC_FN constexpr bool has_sums(const Group&, int64_t) {
 // A token drawn from the residual by rejection: teams try at once, and the first try in their order
 // that succeeds counts, so that it does not matter how many teams there are. -1 if none does. Needs
 // p's tile sums in scratch. Collective.
-template <class Group, class T, Requests kind>
+template <class Group, class Weight>
 POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offset,
-                                 const ResidualWeight<T, kind>& weight, uint64_t mass) {
+                                 const Weight& weight, uint64_t mass) {
   int64_t found = INT64_MAX;  // try and token
   POLYSPEC_ROLLED
   for (int64_t j = group.team(); j < kResidualTries && found == INT64_MAX; j += group.teams()) {
@@ -325,13 +324,13 @@ POLYSPEC_FN int64_t try_residual(Group& group, const Draws& draws, int64_t offse
 // Draws the correction, the token `offset` after the call's position, from a row's residual.
 // `summed`: p's tile sums are in scratch. Where nothing is left p and q are equal up to rounding
 // and p itself is drawn from, with a note. Collective.
-template <class Group, class View, class T, Requests kind>
+template <class Group, class View, class Weight>
 POLYSPEC_FN Emission emit_correction(Group& group, const View& view, int64_t offset,
-                                     const ResidualWeight<T, kind>& weight, bool summed,
+                                     const Weight& weight, bool summed,
                                      const RowStatistics& p_statistics, uint64_t bits,
                                      int32_t* status) {
-  const Row<T> row = weight.p.row;
   const auto p = weight.p;
+  const auto row = p.row;
   Emission emission;
   if (view.draws.tries()) {
     if (!summed) sum_tiles(group, row.n, p);

@@ -61,12 +61,24 @@ struct TreeWalk {
     return true;
   }
 
+  // Accepts the nodes down to a row, whose tokens are written.
+  POLYSPEC_FN void stand(int64_t at, int64_t depth) {
+    row = at;
+    outcome.accepted = emitted_ = depth;
+  }
+  // Ends at a row below nodes that do not stand.
+  POLYSPEC_FN void fail(int32_t status, int64_t depth) {
+    outcome.status = status;
+    outcome.accepted = depth;
+  }
+
   // Rank 0 writes what is left of the outputs.
   template <class Group>
   POLYSPEC_FN void end(const Group& group) {
     if (group.rank() != 0) return;
     const VerifyTreeParams& params = tree.params;
     const int64_t request = tree.request;
+    const int64_t stood = emitted_;  // less than `accepted` behind a failure only
     int64_t emitted = emitted_;
     if (wants_cuts(params.cut)) {
       const int64_t* tokens = params.tokens + request * (params.depth + 1);
@@ -78,7 +90,8 @@ struct TreeWalk {
     POLYSPEC_ROLLED
     for (int64_t i = emitted; i <= params.depth; ++i) tree.write(i, -1, nothing);
     POLYSPEC_ROLLED
-    for (int64_t i = outcome.accepted; i < params.depth; ++i) tree.write_path(i, -1);
+    for (int64_t i = stood < outcome.accepted ? stood : outcome.accepted; i < params.depth; ++i)
+      tree.write_path(i, -1);
   }
 
  private:

@@ -5,8 +5,9 @@
 
 #include <algorithm>
 
-#include "core/verify_parts.hpp"
+#include "core/bucket_weight.hpp"
 #include "cpu/row_loops.hpp"
+#include "cpu/serial_group.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -122,6 +123,87 @@ uint64_t mass_between(const ResidualWeight<Masked<T>>& weight, int64_t begin, in
     begin += n;
   });
   return sum;
+}
+
+// ---- Buckets of p/q ----
+
+template <class T, class U>
+struct BucketParts {
+  RealDistribution<T> p;
+  RealDistribution<U> q;
+  double p_scale;
+  BucketScales scales;
+
+  POLYSPEC_FN uint64_t operator()(int64_t i) const {
+    const double p_mass = p.floor_of(i);
+    const double q_mass = q.floor_of(i);
+    const double left = p_mass * p_scale - q_mass * scales.of[scales.bucket(p_mass, q_mass)];
+    return truncated((left > 0.0 ? left : 0.0) * static_cast<double>(p.unit));
+  }
+};
+
+template <class T, class U>
+POLYSPEC_FN BucketParts<T, U> bucket_parts(const BucketWeight<T>& weight, const Row<U>& q) {
+  return {RealDistribution(weight.p), RealDistribution(over(weight.q, q)), weight.p_scale,
+          *weight.scales};
+}
+
+// Masses of the draft and their buckets, side by side.
+template <class T, class U>
+POLYSPEC_LOOP void bucket_loop(const BucketParts<T, U>& given, int64_t begin, int64_t n,
+                               double* masses, int64_t* buckets) {
+  const BucketParts<T, U> parts = given;
+  for (int64_t i = 0; i < n; ++i) {
+    masses[i] = parts.q.floor_of(begin + i);
+    buckets[i] = parts.scales.bucket(parts.p.floor_of(begin + i), masses[i]);
+  }
+}
+
+template <class T>
+uint64_t mass_between(const BucketWeight<T>& weight, int64_t begin, int64_t end) {
+  const ResidualWeight<T>& plain = weight;
+  if (weight.scales == nullptr) return mass_between(plain, begin, end);
+  if (!fits_vectors(weight.p.head) || weight.target_to_draft != nullptr)
+    return sum_loop(weight, begin, end);
+  const int64_t shared = std::clamp(weight.draft_vocab, begin, end);
+  uint64_t sum = shared < end ? mass_between(plain, shared, end) : 0;
+  with_type(weight.q.row, [&](const auto& row) {
+    sum += sum_loop(bucket_parts(weight, row), begin, shared);
+  });
+  return sum;
+}
+
+template <class T>
+uint64_t mass_between(const BucketWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
+  uint64_t sum = 0;
+  over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
+    const BucketWeight<T> part{residual_part(weight, begin, block, n), weight.scales};
+    sum += mass_between(part, int64_t{0}, n);
+    begin += n;
+  });
+  return sum;
+}
+
+template <class T>
+void count_buckets(SerialGroup& group, const BucketWeight<T>& weight, uint64_t* masses) {
+  if constexpr (!kIsMasked<T>) {
+    if (fits_vectors(weight.p.head) && weight.target_to_draft == nullptr) {
+      constexpr int64_t kAtOnce = 512;
+      double counted[kAtOnce];
+      int64_t buckets[kAtOnce];
+      std::fill_n(masses, kBuckets, uint64_t{0});
+      with_type(weight.q.row, [&](const auto& row) {
+        const auto parts = bucket_parts(weight, row);
+        for (int64_t begin = 0; begin < row.n; begin += kAtOnce) {
+          const int64_t n = std::min(kAtOnce, row.n - begin);
+          bucket_loop(parts, begin, n, counted, buckets);
+          for (int64_t i = 0; i < n; ++i) masses[buckets[i]] += static_cast<uint64_t>(counted[i]);
+        }
+      });
+      return;
+    }
+  }
+  count_buckets<SerialGroup, T, Requests::kAny>(group, weight, masses);
 }
 
 }  // namespace polyspec::POLYSPEC_CORE

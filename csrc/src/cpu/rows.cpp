@@ -2,9 +2,9 @@
 // baseline, avx2 or avx512, and the build passes the matching compiler flags.
 #include "cpu/rows.hpp"
 
+#include "core/rule_paths.hpp"
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
-#include "core/verify_tree_request.hpp"
 #include "cpu/copy.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/row_tasks.hpp"
@@ -46,22 +46,27 @@ void verify_one(const VerifyParams& params, int64_t request, const Executor* exe
   }
 }
 
-void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* executor) {
-  const FloatMode mode;
+template <class T>
+void tree_of(const VerifyTreeParams& params, int64_t request, const Executor* executor) {
   Scratch scratch;
   SerialGroup group(scratch, executor);
+  if (params.rule == Rule::kToken) return verify_tree_request<T>(group, params, request);
+  PathScratch paths;
+  verify_paths_request<T>(group, params, request, paths);
+}
+
+void tree_one(const VerifyTreeParams& params, int64_t request, const Executor* executor) {
+  const FloatMode mode;
   switch (params.target_dtype) {
     case DType::kFloat32:
-      return params.allowed == nullptr ? verify_tree_request<float>(group, params, request)
-                                       : verify_tree_request<Masked<float>>(group, params, request);
+      return params.allowed == nullptr ? tree_of<float>(params, request, executor)
+                                       : tree_of<Masked<float>>(params, request, executor);
     case DType::kBFloat16:
-      return params.allowed == nullptr
-                 ? verify_tree_request<BFloat16>(group, params, request)
-                 : verify_tree_request<Masked<BFloat16>>(group, params, request);
+      return params.allowed == nullptr ? tree_of<BFloat16>(params, request, executor)
+                                       : tree_of<Masked<BFloat16>>(params, request, executor);
     case DType::kFloat16:
-      return params.allowed == nullptr
-                 ? verify_tree_request<Float16>(group, params, request)
-                 : verify_tree_request<Masked<Float16>>(group, params, request);
+      return params.allowed == nullptr ? tree_of<Float16>(params, request, executor)
+                                       : tree_of<Masked<Float16>>(params, request, executor);
   }
 }
 

@@ -185,9 +185,9 @@ POLYSPEC_FN Bin bin_from_top(ClusterGroup<kThreads>& group, uint64_t need) {
   group.skip_reduction();
   return found;
 }
-template <int kThreads, class T, Requests kind>
-POLYSPEC_FN Drawn draw_residual(ClusterGroup<kThreads>& group,
-                                const ResidualWeight<T, kind>& weight, bool wanted, uint64_t bits) {
+template <int kThreads, class Weight>
+POLYSPEC_FN Drawn draw_residual(ClusterGroup<kThreads>& group, const Weight& weight, bool wanted,
+                                uint64_t bits) {
   const Drawn drawn = residual_pass(group, weight, wanted, bits);
   group.skip_reduction();
   return drawn;

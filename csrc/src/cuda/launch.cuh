@@ -161,4 +161,7 @@ cudaError_t launch_verify_kernel(const VerifyParams& params, const Stream& strea
 template <class T>
 cudaError_t launch_verify(const VerifyParams& params, const Stream& stream);
 
+// Trees by the block rule: verify_paths.cu. Not for greedy requests.
+Result launch_paths(const VerifyTreeParams& params, Requests requests, const Stream& stream);
+
 }  // namespace polyspec::cuda

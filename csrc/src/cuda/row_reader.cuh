@@ -469,16 +469,15 @@ POLYSPEC_FN uint64_t lane_mass(Group& group, const ResidualWeight<T, kind>& weig
 }
 
 // Called, as bins are found. Whoever calls it needs the weight no more, which takes many registers.
-template <class Group, class T, Requests kind>
-POLYSPEC_CALLED Drawn residual_pass(Group group, ResidualWeight<T, kind> weight, bool wanted,
-                                    uint64_t bits) {
+template <class Group, class Weight>
+POLYSPEC_CALLED Drawn residual_pass(Group group, Weight weight, bool wanted, uint64_t bits) {
   group.assume_shared_memory();
   assume_global(weight.p.row.data);
   return draw_residual<Group>(group, weight, wanted, bits);
 }
-template <int kThreads, class T, Requests kind>
-POLYSPEC_FN Drawn draw_residual(CtaGroup<kThreads>& group, const ResidualWeight<T, kind>& weight,
-                                bool wanted, uint64_t bits) {
+template <int kThreads, class Weight>
+POLYSPEC_FN Drawn draw_residual(CtaGroup<kThreads>& group, const Weight& weight, bool wanted,
+                                uint64_t bits) {
   const Drawn drawn = residual_pass(group, weight, wanted, bits);
   group.skip_reduction();
   return drawn;

@@ -6,6 +6,10 @@ namespace {
 
 template <class T>
 Result launch_tree(VerifyTreeParams params, const Stream& stream) {
+  const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
+  const Requests requests = requests_of(params.sampling, typed);
+  if (params.rule == Rule::kBlock && requests != Requests::kGreedy)
+    return launch_paths(params, requests, stream);
   const DeviceShape device = current_device();
   const int64_t rows = params.nodes + 1;
   const int forced = forced_groups.load(std::memory_order_relaxed);
@@ -18,9 +22,8 @@ Result launch_tree(VerifyTreeParams params, const Stream& stream) {
     return result_of(launch<tree_kernel<core::Masked<T>, Requests::kAny, kResidualThreads>>(
         params.batch * (at_once ? rows : 1), kResidualThreads, params, stream));
   }
-  const bool typed = params.draft_logits == nullptr || params.draft_dtype == core::kDTypeOf<T>;
-  return result_of(with_requests(requests_of(params.sampling, typed), [&](auto requests) {
-    return launch<tree_kernel<T, decltype(requests)::value, kResidualThreads>>(
+  return result_of(with_requests(requests, [&](auto kind) {
+    return launch<tree_kernel<T, decltype(kind)::value, kResidualThreads>>(
         params.batch * (at_once ? rows : 1), kResidualThreads, params, stream);
   }));
 }

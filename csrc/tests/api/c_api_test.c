@@ -445,6 +445,15 @@ static void test_verify_tree(void) {
   CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
   CHECK(out.status == 0 && out.accepted == 2);
   p.allowed = NULL;
+  p.struct_size = sizeof p;
+  p.rule = POLYSPEC_RULE_BLOCK; /* of deterministic children the same */
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  CHECK(out.status == 0 && out.accepted == 2);
+  p.rule = 5;
+  CHECK_CODE(POLYSPEC_INVALID_ARGUMENT, polyspec_verify_tree(&p, NULL));
+  p.struct_size = POLYSPEC_VERIFY_TREE_PARAMS_RULELESS_SIZE;
+  CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
+  p.rule = POLYSPEC_RULE_TOKEN;
   p.struct_size = POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE;
   CHECK_CODE(POLYSPEC_OK, polyspec_verify_tree(&p, NULL));
   CHECK(out.status == 0 && out.accepted == 2);

@@ -126,6 +126,7 @@ class Correction {
     const int64_t nodes[] = {y_, y_}, parents[] = {-1, -1}, ids[] = {0, 0, 0};
     int64_t path[2], rows[3];
     const uint64_t bits[] = {kAll, kAll, emit_, emit_, emit_};
+    params.rule = case_.rule;
     params.nodes = case_.children;
     params.depth = 1;
     params.draw.bits = bits + 2 - case_.children;
@@ -246,6 +247,7 @@ int main() {
       {"tree, one child", Rule::kToken, 1},
       {"tree, one child, statistics handed over", Rule::kToken, 1, true},
       {"tree, two children", Rule::kToken, 2},
+      {"tree by the block rule, one child", Rule::kBlock, 1},
       {"tree, two children, top-p, id map", Rule::kToken, 2, true, false, true, 0.8f},
   };
   for (const Case& test : all) {

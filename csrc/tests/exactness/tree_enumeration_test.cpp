@@ -1,12 +1,13 @@
 // A tree of draft tokens feeding the target is lossless, by exact enumeration: for trees of several
 // shapes, with children that are the drafter's likeliest, or drawn from it, or both in one tree,
-// the distribution of the text equals that of the target alone to 1e-12 in total variation. Then
+// the distribution of the text equals that of the target alone to 1e-12 in total variation, by the
+// token rule and by the block rule, which also verifies several paths from the drafter. Then
 // mistakes are planted, and must show.
 #include <cstdio>
 #include <string>
 #include <vector>
 
-#include "exactness/enumeration/tree.hpp"
+#include "exactness/enumeration/paths.hpp"
 
 namespace {
 
@@ -37,7 +38,8 @@ ToyTree toy(int64_t vocab, TreeShape shape, polyspec::SamplingParams s = {}, int
 }
 
 void prove(const char* label, const ToyTree& tree, size_t length) {
-  TreeEnumerator enumerator(tree);
+  const bool block = tree.rule == polyspec::Rule::kBlock;
+  TreeEnumerator enumerator(tree, block ? TreeRule(PathsFormula()) : recursive_residual());
   const TextDistribution texts = enumerator.texts(length);
   double mass = 0.0;
   for (const auto& [text, p] : texts) mass += p;
@@ -99,10 +101,82 @@ void catch_mutations() {
   CHECK_ABOVE(kVisible, tv);
 }
 
+ToyTree by_blocks(ToyTree tree) {
+  tree.rule = polyspec::Rule::kBlock;
+  return tree;
+}
+
+// `count` paths of so many tokens, drawn from the drafter.
+ToyTree paths(int64_t count, int64_t length, int64_t vocab, polyspec::SamplingParams s = {},
+              double distance = 0.9, int eos = -1) {
+  std::vector<int64_t> nodes(static_cast<size_t>(count * length), -1);
+  ToyTree tree = toy(vocab, shape(std::move(nodes), "all"), s, eos, distance);
+  tree.paths = count;
+  return tree;
+}
+
+void prove_paths() {
+  const auto all = sampling(1.4f, 3, 0.9f, 0.1f);
+  prove("block rule: one path", by_blocks(paths(1, 4, 3)), 5);
+  prove("block rule: two paths", by_blocks(paths(2, 2, 3)), 4);
+  prove("block rule: two paths of three", by_blocks(paths(2, 3, 2)), 5);
+  prove("block rule: three paths", by_blocks(paths(3, 2, 2)), 4);
+  prove("block rule: three paths of one", by_blocks(paths(3, 1, 4)), 3);
+  prove("block rule: four paths", by_blocks(paths(4, 2, 2, sampling(0.5f, 0, 1, 0))), 4);
+  prove("block rule: two paths, far away", by_blocks(paths(2, 2, 3, {}, 3.0)), 4);
+  prove("block rule: two paths of the target", by_blocks(paths(2, 2, 3, {}, 0.0)), 4);
+  prove("block rule: two paths, all filters, EOS", by_blocks(paths(2, 2, 4, all, 0.9, 3)), 3);
+  prove("block rule: two paths, greedy", by_blocks(paths(2, 2, 3, sampling(0, 0, 1, 0))), 4);
+  prove("block rule: fork, drawn", by_blocks(toy(2, shape(kFork, "all"))), 5);
+  prove("block rule: logits of -inf", by_blocks(toy(3, shape(kWide, "all"), {}, -1, 0.6, 3)), 4);
+  prove("block rule: uneven, likeliest", by_blocks(toy(4, shape(kUneven, "none"))), 4);
+  prove("block rule: drawn below a likeliest pair",
+        by_blocks(toy(3, shape(kUneven, "lddllll"))), 4);
+  prove("block rule: likeliest below a drawn pair",
+        by_blocks(toy(3, shape(kUneven, "dlldlll"))), 4);
+}
+
+// More tokens per round than the token rule on the same paths, and than one path gives.
+void compare_lengths() {
+  for (int64_t count = 2; count <= 3; ++count) {
+    const ToyTree tree = paths(count, 2, 3);
+    const Text text{0, 1};
+    const double token = TreeEnumerator(tree).tokens_per_round(text);
+    const double block = TreeEnumerator(by_blocks(tree)).tokens_per_round(text);
+    const double one = TreeEnumerator(by_blocks(paths(1, 2, 3))).tokens_per_round(text);
+    std::printf("%d paths of 2: %.4f tokens per round, token rule %.4f, one path %.4f\n",
+                static_cast<int>(count), block, token, one);
+    CHECK_ABOVE(token, block);
+    CHECK_ABOVE(one, block);
+  }
+}
+
+void catch_mistakes_of_paths() {
+  const auto check = [](const char* what, const PathsFormula& wrong, const ToyTree& tree) {
+    const size_t length = tree.shape.parents.size() / static_cast<size_t>(tree.paths) + 1;
+    TreeEnumerator enumerator(tree);
+    const TextDistribution target = enumerator.target_texts(length);
+    CHECK_BELOW(kExact, total_variation(enumerator.texts(length, PathsFormula()), target));
+    const double tv = total_variation(enumerator.texts(length, wrong), target);
+    std::printf("mutation: %-52s TV %.4f\n", what, tv);
+    CHECK_ABOVE(0.002, tv);
+  };
+  PathsFormula laws, sums, order;
+  laws.laws = false;
+  sums.sums = false;
+  order.in_order = false;
+  check("siblings by bucket, tested as any draw from q", laws, by_blocks(paths(3, 2, 2)));
+  check("s + R in place of s + (1 - w) + R", sums, by_blocks(paths(3, 2, 4)));
+  check("equal siblings joined, their order lost", order, by_blocks(paths(4, 2, 3)));
+}
+
 }  // namespace
 
 int main() {
   prove_trees();
   catch_mutations();
+  prove_paths();
+  compare_lengths();
+  catch_mistakes_of_paths();
   return 0;
 }

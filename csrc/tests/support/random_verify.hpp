@@ -81,8 +81,8 @@ class Verification {
       for (int i = 0; i < 2; ++i) p.draft_stride[i] = draft_stride_[i];
       p.draft_tokens_stride = tokens_stride();
       Knobs::point(in, lengths_, &p.draft_lengths);
-      p.rule = rule_;
     }
+    p.rule = rule_;
     knobs_[0].apply(in, &p);
     Knobs::point(out, tokens_, &p.tokens);
     Knobs::point(out, accepted_, &p.num_accepted);

@@ -20,10 +20,15 @@ struct ToyTree {
   polyspec::SamplingParams sampling;
   TreeShape shape;
   int eos = -1;
+  polyspec::Rule rule = polyspec::Rule::kToken;
+  // So many paths in place of a shape, of nodes / paths tokens: those that begin alike share the
+  // nodes of that beginning; what is drawn again is a node without children.
+  int64_t paths = 0;
 };
 
 // One proposed tree after a text and its distributions, by row.
 struct ProposedTree {
+  TreeShape shape;
   std::vector<int64_t> tokens;
   std::vector<Distribution> p, q;  // [n+1]
   double probability = 1.0;
@@ -108,9 +113,10 @@ inline TreeFormula without_renormalisation() {
 // another tree: fewer nodes, all deterministic.
 class TreeVerification {
  public:
-  TreeVerification(const ToyTree& tree, const Text& text, const std::vector<int64_t>& tokens)
-      : n_(static_cast<int64_t>(tokens.size())), vocab_(tree.target.vocab()) {
-    const TreeShape& shape = tree.shape;
+  TreeVerification(const ToyTree& tree, const Text& text, const ProposedTree& proposed)
+      : n_(static_cast<int64_t>(proposed.tokens.size())), vocab_(tree.target.vocab()) {
+    const TreeShape& shape = proposed.shape;
+    const std::vector<int64_t>& tokens = proposed.tokens;
     parents_.assign(static_cast<size_t>(n_), -1);
     tokens_ = std::vector<int64_t>(static_cast<size_t>(n_), 0);
     rows_ids_.assign(static_cast<size_t>(n_ + 1), -1);
@@ -153,6 +159,7 @@ class TreeVerification {
     params_.num_draft_rows = n_ + 1;
     params_.draft_rows = rows_ids_.data();
     params_.sampling = tree.sampling;
+    params_.rule = tree.rule;
     params_.draw.bits = bits_.data();
     params_.tokens = out_.data();
     params_.num_accepted = accepted_;
@@ -193,7 +200,8 @@ class TreeVerification {
 
 class TreeEnumerator {
  public:
-  explicit TreeEnumerator(ToyTree tree) : tree_(std::move(tree)) {}
+  explicit TreeEnumerator(ToyTree tree, TreeRule formula = recursive_residual())
+      : tree_(std::move(tree)), formula_(std::move(formula)) {}
 
   // The distribution of the text with production verifications, or by a rule of formulas.
   TextDistribution texts(size_t length, const TreeRule& rule = nullptr) {
@@ -267,11 +275,12 @@ class TreeEnumerator {
     if (!rule && rounds_.count(key) != 0) return rounds_[key];
     Emitted all;
     ProposedTree tree;
+    tree.shape = {{}, tree_.shape.drawn};
     std::vector<Text> texts{key};
     tree.p.push_back(sampled(true, key));
     tree.q.push_back(sampled(false, key));
     grow(&tree, &texts, [&](const ProposedTree& proposed) {
-      const Emitted one = rule ? rule(tree_.shape, proposed) : verified(key, proposed);
+      const Emitted one = rule ? rule(proposed.shape, proposed) : verified(key, proposed);
       for (const auto& [tokens, p] : one) all[tokens] += proposed.probability * p;
     });
     if (!rule) rounds_[key] = all;
@@ -284,10 +293,12 @@ class TreeEnumerator {
     const size_t node = tree->tokens.size();
     const TreeShape& shape = tree_.shape;
     if (node == shape.parents.size()) return use(*tree);
-    const size_t row = static_cast<size_t>(shape.parents[node] + 1);
+    std::vector<int64_t>& parents = tree->shape.parents;
+    parents.push_back(tree_.paths > 0 ? parent_on_path(*tree, node) : shape.parents[node]);
+    const size_t row = static_cast<size_t>(parents[node] + 1);
     const Distribution q = tree->q[row];
     size_t sibling = 0;
-    for (size_t i = 0; i < node; ++i) sibling += shape.parents[i] == shape.parents[node] ? 1 : 0;
+    for (size_t i = 0; i < node; ++i) sibling += parents[i] == parents[node] ? 1 : 0;
     std::vector<size_t> order(q.size());
     for (size_t x = 0; x < order.size(); ++x) order[x] = x;
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return q[a] > q[b]; });
@@ -307,14 +318,27 @@ class TreeEnumerator {
       texts->pop_back();
     }
     tree->probability = before;
+    tree->shape.parents.pop_back();
+  }
+
+  // Nodes go from depth to depth, at each from path to path.
+  int64_t parent_on_path(const ProposedTree& tree, size_t node) const {
+    const size_t paths = static_cast<size_t>(tree_.paths);
+    if (node < paths) return -1;
+    size_t above = node - paths;
+    for (size_t i = 0; i < above; ++i) {
+      if (tree.tokens[i] == tree.tokens[above] && tree.shape.parents[i] == tree.shape.parents[above])
+        above = i;
+    }
+    return static_cast<int64_t>(above);
   }
 
   Emitted verified(const Text& text, const ProposedTree& proposed) {
-    TreeVerification verification(tree_, text, proposed.tokens);
+    TreeVerification verification(tree_, text, proposed);
     Emitted emitted;
     visit(&verification, proposed, 0, 0, 1.0, &emitted);
     ++verifications_;
-    Emitted formula = recursive_residual()(tree_.shape, proposed);
+    Emitted formula = formula_(proposed.shape, proposed);
     for (const auto& [tokens, p] : emitted) formula[tokens] -= p;
     for (const auto& [tokens, difference] : formula)
       worst_ = std::max(worst_, std::fabs(difference));
@@ -324,16 +348,14 @@ class TreeEnumerator {
   // What can come of a row that the walk is at, with the bits that led there.
   void visit(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
              double reached, Emitted* emitted) {
-    const TreeShape& shape = tree_.shape;
-    const int64_t n = static_cast<int64_t>(shape.parents.size());
-    std::vector<int64_t> children;
-    for (int64_t i = 0; i < n; ++i) {
-      if (shape.parents[static_cast<size_t>(i)] == row - 1) children.push_back(i);
-    }
+    const int64_t n = static_cast<int64_t>(tree.tokens.size());
+    const std::vector<int64_t> children = children_of(tree, row);
     Distribution r = tree.p[static_cast<size_t>(row)];
     const Distribution& q = tree.q[static_cast<size_t>(row)];
-    const bool tested = shape.drawn[static_cast<size_t>(row)] && !children.empty() &&
+    const bool tested = tree.shape.drawn[static_cast<size_t>(row)] && !children.empty() &&
                         tree_.sampling.temperature.value > 0.0f;
+    if (tested && tree_.rule == polyspec::Rule::kBlock)
+      return visit_paths(v, tree, row, depth, reached, emitted);
     for (size_t j = 0; tested && j < children.size(); ++j) {
       const int64_t child = children[j];
       const size_t x = static_cast<size_t>(tree.tokens[static_cast<size_t>(child)]);
@@ -351,6 +373,22 @@ class TreeEnumerator {
       if (reached == 0.0) return;
       r = normalised(left_over(r, q));
     }
+    visit_token(v, tree, row, depth, tested, r, reached, emitted);
+    v->bits(n + depth) = 0;
+  }
+
+  static std::vector<int64_t> children_of(const ProposedTree& tree, int64_t row) {
+    std::vector<int64_t> children;
+    for (size_t i = 0; i < tree.tokens.size(); ++i) {
+      if (tree.shape.parents[i] == row - 1) children.push_back(static_cast<int64_t>(i));
+    }
+    return children;
+  }
+
+  // The token at a row where no child is tested any more, and what comes of it. `r`: a guess.
+  void visit_token(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
+                   bool tested, const Distribution& r, double reached, Emitted* emitted) {
+    const int64_t n = static_cast<int64_t>(tree.tokens.size());
     const auto token_at = [&](uint64_t value) {
       v->bits(n + depth) = value;
       const int64_t accepted = v->run();
@@ -370,10 +408,56 @@ class TreeEnumerator {
         (*emitted)[v->emitted()] += reached * found[x];
       }
     }
-    v->bits(n + depth) = 0;
+  }
+
+  // The same by the block rule, below a row whose children are drawn. A node stands where its test
+  // succeeds and those before it have failed; which one is the next shows when all succeed.
+  void visit_paths(TreeVerification* v, const ProposedTree& tree, int64_t row, int64_t depth,
+                   double reached, Emitted* emitted) {
+    const int64_t n = static_cast<int64_t>(tree.tokens.size());
+    std::vector<int64_t> depths(static_cast<size_t>(n + 1), -1);  // of rows that are drawn below
+    depths[static_cast<size_t>(row)] = depth;
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t above = static_cast<size_t>(tree.shape.parents[static_cast<size_t>(i)] + 1);
+      if (depths[above] < 0 || !tree.shape.drawn[above]) continue;
+      depths[static_cast<size_t>(i + 1)] = depths[above] + 1;
+      v->bits(i) = 0;
+    }
+    const auto stands = [&] {
+      const int64_t accepted = v->run();
+      int64_t last = row;
+      for (int64_t d = depth; d < accepted && depths[static_cast<size_t>(v->node(d) + 1)] > 0; ++d)
+        last = v->node(d) + 1;
+      return last;
+    };
+    while (reached > 0.0) {
+      const int64_t at = stands();
+      const size_t index = static_cast<size_t>(at);
+      double a = 1.0;
+      if (at != row) {
+        a = find_edge(
+                [&](uint64_t value) {
+                  v->bits(at - 1) = value;
+                  return stands() == at;
+                },
+                0.5)
+                .fraction();
+        v->bits(at - 1) = 0;
+      }
+      if (tree.shape.drawn[index] && !children_of(tree, at).empty()) {
+        visit_token(v, tree, at, depths[index], true, tree.p[index], reached * a, emitted);
+      } else {
+        visit(v, tree, at, depths[index], reached * a, emitted);
+      }
+      v->bits(n + depths[index]) = 0;
+      if (at == row) break;
+      v->bits(at - 1) = ~uint64_t{0};
+      reached *= 1.0 - a;
+    }
   }
 
   ToyTree tree_;
+  TreeRule formula_;
   std::unordered_map<Text, Distribution> sampled_[2];
   std::unordered_map<Text, Emitted> rounds_;
   double worst_ = 0.0;
