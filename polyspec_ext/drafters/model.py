@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,7 @@ from ..validate import NODE_MAX, TEMPERATURE_MAX
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
 from .paths import Beam, Joined, PathDraws, either
 
+DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
 
 
@@ -44,9 +46,9 @@ class DraftModel:
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
         draw: `ops.unchecked.draw`, or what stands in for it.
-        paths: continuations that are drafted side by side, each as deep as the window, in one pass
-            a token. They are drawn independently, and joined to a tree by their beginnings. 1: a
-            chain.
+        paths: continuations that are drafted side by side, each as deep as the window and 32 at
+            most, in one pass a token. They are drawn independently, and joined to a tree by their
+            beginnings. 1: a chain.
         beam: rows of at most this temperature have the likeliest continuations instead, which are
             proposed as they are (EAGLE-2's rule). At low temperatures more of these are accepted.
 
@@ -75,7 +77,7 @@ class DraftModel:
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
-        self.paths = arguments.integer("paths", paths, NODE_MAX, 1)
+        self.paths = arguments.integer("paths", paths, NODE_MAX // DEEPEST, 1)
         self.beam = arguments.real("beam", beam, TEMPERATURE_MAX)
         if self.paths > 1:
             self._require_paths()
@@ -112,6 +114,7 @@ class DraftModel:
         )
 
     def _tree_size(self, depth: int) -> TreeSize:
+        depth = min(depth, DEEPEST)
         return TreeSize(self.paths * depth, self.paths * (depth - 1))
 
     @property
@@ -175,19 +178,15 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        what = inputs, self._level.forward, self._ids, self.vocab_size, self._draw
-        if self.paths > 1:
-            if self.paths * inputs.most > NODE_MAX:
-                raise ValueError(
-                    f"{self.name}: expected a tree of at most {NODE_MAX} nodes, given {self.paths} "
-                    f"paths of {inputs.most}"
-                )
-            block = draw_paths(*what, self.paths, self.beam)
-            self.num_forward_passes += inputs.most
+        what = self._level.forward, self._ids, self.vocab_size, self._draw
+        if self.paths == 1:
+            block = draw_chain(inputs, *what)
+            self.num_forward_passes += block.tokens.shape[1]
             return block
-        block = draw_chain(*what)
-        self.num_forward_passes += block.tokens.shape[1]
-        return block
+        if inputs.most > DEEPEST:
+            inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
+        self.num_forward_passes += inputs.most
+        return draw_paths(inputs, *what, self.paths, self.beam)
 
 
 def draw_chain(

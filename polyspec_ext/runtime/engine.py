@@ -535,6 +535,7 @@ class Engine:
                 position=own.positions,
                 level=number,
                 round=own.rounds,
+                rule=config.rule,
                 target_to_draft=entries,
                 allowed=allowed,
             )

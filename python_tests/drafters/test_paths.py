@@ -12,6 +12,7 @@ import torch
 import toy
 from captured_chains import level
 from device_rounds import same_without_the_host, watched
+from scipy import stats as scipy_stats
 from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
 
 import polyspec_ext as ps
@@ -103,6 +104,26 @@ def test_law_of_rows_that_differ() -> None:
         assert toy.total_variation(found, exact) < 1e-12
 
 
+def p_value(paths: int, rule: str, window: list[int]) -> float:
+    """Of the first three tokens of 4,000 texts, with the draws that users get."""
+    levels = [TreeLevel(3, 11 + i) for i in range(len(window) + 1)]
+    chain = ps.Chain([*levels[:-1], DraftModel(levels[-1], paths=paths)], window, rule=rule)
+    exact = toy.text_distribution(levels[0].table, PROMPT, 3)
+    counts = dict.fromkeys(exact, 0)
+    for seed in range(20):
+        out = chain.generate([PROMPT] * 200, 3, temperature=1.0, seed=seed, eos_token_id=[])
+        for text in out.new_tokens:
+            counts[tuple(text)] += 1
+    wanted = [4000 * exact[text] for text in counts]
+    return float(scipy_stats.chisquare(list(counts.values()), wanted).pvalue)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("window", [[3], [2, 2]], ids=str)
+def test_frequencies_are_the_targets(rule: str, window: list[int]) -> None:
+    assert p_value(3, rule, window) > 1e-6
+
+
 # ---- known mistakes ------------------------------------------------------------------------------
 
 
@@ -180,6 +201,16 @@ def test_the_accepted_path_stays_in_the_cache(
     chain.generate([PROMPT, [2], [5, 3, 1]], [9, 30, 20], temperature=1.0, seed=3)
     assert max(seen) <= len(window) + 1
     assert len(seen) > 15
+
+
+def test_paths_end_at_a_depth() -> None:
+    """However large the window is."""
+    chain = ps.Chain([TreeLevel(6, 11), DraftModel(TreeLevel(6, 12), paths=2)], [40])
+    out = chain.generate(PROMPT, 60, temperature=1.0, seed=1, eos_token_id=[])
+    assert len(out.new_tokens[0]) == 60
+    assert (
+        max(n for n, count in enumerate(out.stats.levels[0].draft_length_histogram) if count) == 32
+    )
 
 
 def test_draws_are_keyed_by_path() -> None:
@@ -293,12 +324,16 @@ def test_what_cannot_have_paths_is_named() -> None:
     with pytest.raises(ValueError, match=r"^paths: expected at most the 3 ids drawn, given 4"):
         DraftModel(TreeLevel(3, 1), paths=4)
     drafter = DraftModel(TreeLevel(3, 1), paths=2)
-    with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees, as level 1, 2 paths drafts"):
+    with pytest.raises(
+        ValueError, match=r"^plain: expected a level that reads trees, as level 1, 2 paths drafts"
+    ):
         ps.Chain([plain, drafter])
     with pytest.raises(TypeError, match=r"^levels\[0\] of 2: expected a model, given the drafter"):
         ps.Chain([drafter, TreeLevel(3, 2)])
     levels = [TreeLevel(3, i) for i in range(2, 4)]
-    with pytest.raises(ValueError, match=r"^tail: expected 0 with level 1, 2 paths, which drafts trees"):
+    with pytest.raises(
+        ValueError, match=r"^tail: expected 0 with level 1, 2 paths, which drafts trees"
+    ):
         ps.Chain([*levels, drafter], tail=1)
     with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
         ps.SwitchingDrafter([drafter, ps.PromptLookup()])
