@@ -31,7 +31,6 @@ from ..ops import unchecked
 from ..tensors import RowCounts
 from ..validate import NODE_MAX, TEMPERATURE_MAX
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
-from .paths import Beam, Joined, PathDraws, either
 
 DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
@@ -183,6 +182,8 @@ class DraftModel:
             block = draw_chain(inputs, *what)
             self.num_forward_passes += block.tokens.shape[1]
             return block
+        from .paths import draw_paths  # most chains draft one path
+
         if inputs.most > DEEPEST:
             inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
         self.num_forward_passes += inputs.most
@@ -225,10 +226,10 @@ def draw_chain(
             assert left is not None, "processors need the host to see the tokens"
             # Processors change logits by their ids.
             whole = logits if every else id_map.spread(logits, ids)
-            whole = _processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
+            whole = processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
-            rows = _row_buffer(inputs.rows, most, logits)
+            rows = row_buffer(inputs.rows, most, logits)
         kept = (None, None) if rows is None else rows
         # (The level may write its logits again with the next pass.)
         tokens = draw(
@@ -264,89 +265,7 @@ def draw_chain(
     )
 
 
-def draw_paths(
-    inputs: DraftInput,
-    forward: Callable[[InputBlock], LevelOutput],
-    id_map: IdMap,
-    vocab_size: int,
-    draw: Callable[..., Any],
-    paths: int,
-    beam: float,
-) -> DraftBlock:
-    """Draft a tree of `paths` paths for each row, in as many passes as it is deep. Arguments and
-    errors are those of `draw_chain`; rows of at most the temperature `beam` have a beam.
-
-    Nodes lie depth by depth and path by path, in the cache as in the block.
-    """
-    tokens, most, read = inputs.tokens, inputs.most, inputs.counts
-    device, lengths = tokens.device, inputs.lengths.on(tokens.device)
-    known = inputs.lengths.host  # None: the host must not wait for the tokens
-    ids = min(vocab_size, inputs.vocab_size)
-    entries = id_map.entries_below(ids)
-    temperature = inputs.parameters.on(device)["temperature"]
-    if isinstance(temperature, torch.Tensor):
-        certain = temperature <= beam
-    else:  # 0 of all rows
-        certain = torch.ones_like(lengths, dtype=torch.bool)
-    # Whether some row may have a beam, and some row may not.
-    some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
-    others = others and inputs.wants_rows
-    draws = PathDraws(inputs, paths, draw, device)
-    joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
-    texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
-    nodes: list[torch.Tensor] = []
-    parents: list[torch.Tensor] = []
-    counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
-    block = InputBlock(tokens, 1, counts, first)
-    for at in range(most):
-        logits = forward(block).logits[..., :entries]
-        if inputs.processors is not None:
-            assert known is not None, "processors need the host to see the tokens"
-            left = [n - at for n in known]
-            whole = _processed(id_map.spread(logits, ids), inputs, left, texts)
-            logits = id_map.gather(whole, entries)
-        depth = best.append(logits) if some else None
-        if others:
-            if rows is None:
-                rows = _tree_rows(inputs.rows, 1 + paths * most, logits)
-            begin = 1 + paths * (at - 1) if at else 0
-            rows.logits[:, begin : begin + logits.shape[1]] = logits
-            drawn = joined.append(draws.next(logits, joined.first, at))
-            depth = drawn if depth is None else either(certain, depth, drawn)
-        assert depth is not None
-        nodes.append(id_map.to_above(depth.entries))
-        above = depth.above + paths * (at - 1)
-        parents.append(above if at else torch.full_like(above, -1))
-        if inputs.processors is not None:
-            leading = texts.gather(1, depth.above[..., None].expand(-1, -1, at))
-            texts = torch.cat([leading, nodes[-1][..., None]], 2)
-        counts = None
-        if known is None:
-            counts = RowCounts(None, torch.where(lengths > at + 1, paths, 0))
-        elif min(known) <= at + 1:
-            counts = RowCounts([paths if n > at + 1 else 0 for n in known])
-        # (One that could not be drawn is -1.)
-        tree = torch.cat(parents, 1)
-        block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
-    made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
-    if rows is not None:
-        if known is not None:
-            draws.require(inputs, known, certain)
-        assert rows.statistics is not None
-        draws.fill(rows.statistics)
-        made.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if some else None
-    return made
-
-
-def _tree_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
-    """Return `old`, if it has exactly `count` rows per request like those of `logits`, or another
-    buffer."""
-    if old is not None and old.logits.shape[1] != count:
-        old = None
-    return _row_buffer(old, count, logits)
-
-
-def _processed(
+def processed(
     logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
 ) -> torch.Tensor:
     """Return the logits ``[B, n, V]`` behind the processors, of the rows that draw another token;
@@ -357,15 +276,15 @@ def _processed(
     for b, more in enumerate(left):
         for j, tokens in enumerate(drafted[b] if more else ()):
             prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
-            processed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
+            changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
             # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
             # processors (out has these logits), and the level above rejects it.
-            if not bool(processed.isneginf().all()):
-                out[b, at] = processed
+            if not bool(changed.isneginf().all()):
+                out[b, at] = changed
     return out
 
 
-def _row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
+def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
     """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
     buffer."""
     batch, _, vocab = logits.shape

@@ -13,7 +13,84 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import ERROR_BITS, RequestError
-from .base import DraftInput
+from ..levels.base import IdMap, InputBlock, LevelOutput
+from ..tensors import RowCounts
+from .base import DraftBlock, DraftInput, RowBuffer
+from .model import processed, row_buffer
+
+
+def draw_paths(
+    inputs: DraftInput,
+    forward: Callable[[InputBlock], LevelOutput],
+    id_map: IdMap,
+    vocab_size: int,
+    draw: Callable[..., Any],
+    paths: int,
+    beam: float,
+) -> DraftBlock:
+    """Draft a tree of `paths` paths for each row, in as many passes as it is deep. Arguments and
+    errors are those of `draw_chain`; rows of at most the temperature `beam` have a beam.
+
+    Nodes lie depth by depth and path by path, in the cache as in the block.
+    """
+    tokens, most, read = inputs.tokens, inputs.most, inputs.counts
+    device, lengths = tokens.device, inputs.lengths.on(tokens.device)
+    known = inputs.lengths.host  # None: the host must not wait for the tokens
+    ids = min(vocab_size, inputs.vocab_size)
+    entries = id_map.entries_below(ids)
+    temperature = inputs.parameters.on(device)["temperature"]
+    if isinstance(temperature, torch.Tensor):
+        certain = temperature <= beam
+    else:  # 0 of all rows
+        certain = torch.ones_like(lengths, dtype=torch.bool)
+    # Whether some row may have a beam, and some row may not.
+    some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
+    others = others and inputs.wants_rows
+    draws = PathDraws(inputs, paths, draw, device)
+    joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
+    texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
+    nodes: list[torch.Tensor] = []
+    parents: list[torch.Tensor] = []
+    counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
+    block = InputBlock(tokens, 1, counts, first)
+    for at in range(most):
+        logits = forward(block).logits[..., :entries]
+        if inputs.processors is not None:
+            assert known is not None, "processors need the host to see the tokens"
+            left = [max(n - at, 0) for n in known]
+            whole = processed(id_map.spread(logits, ids), inputs, left, texts)
+            logits = id_map.gather(whole, entries)
+        depth = best.append(logits) if some else None
+        if others:
+            if rows is None:
+                rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
+            begin = 1 + paths * (at - 1) if at else 0
+            rows.logits[:, begin : begin + logits.shape[1]] = logits
+            drawn = joined.append(draws.next(logits, joined.first, at))
+            depth = drawn if depth is None else either(certain, depth, drawn)
+        assert depth is not None
+        nodes.append(id_map.to_above(depth.entries))
+        above = depth.above + paths * (at - 1)
+        parents.append(above if at else torch.full_like(above, -1))
+        if inputs.processors is not None:
+            leading = texts.gather(1, depth.above[..., None].expand(-1, -1, at))
+            texts = torch.cat([leading, nodes[-1][..., None]], 2)
+        counts = None
+        if known is None:
+            counts = RowCounts(None, torch.where(lengths > at + 1, paths, 0))
+        elif min(known) <= at + 1:
+            counts = RowCounts([paths if n > at + 1 else 0 for n in known])
+        # (One that could not be drawn is -1.)
+        tree = torch.cat(parents, 1)
+        block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
+    made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
+    if rows is not None:
+        if known is not None:
+            draws.require(inputs, known, certain)
+        assert rows.statistics is not None
+        draws.fill(rows.statistics)
+        made.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if some else None
+    return made
 
 
 class Depth(NamedTuple):
@@ -137,3 +214,9 @@ class PathDraws:
                 if bits:
                     position = int(inputs.positions[b]) + at
                     raise RequestError(inputs.requests[b], inputs.level, position, bits)
+
+
+def _exact_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
+    # A tree has a row for each node and the root, no more.
+    kept = None if old is None or old.logits.shape[1] != count else old
+    return row_buffer(kept, count, logits)
