@@ -29,25 +29,45 @@ struct BucketScales {
   }
 };
 
+// In no more than the 128 bytes that a function on the device takes in registers.
 template <class T, Requests kind = Requests::kAny>
-struct BucketWeight : ResidualWeight<T, kind> {
+struct BucketWeight {
+  TokenMass<Row<T>, Filter<kind>::kMayCut> p;
+  TokenMass<DraftRow<T, kind>, Filter<kind>::kMayCut> q;
+  double p_scale;
+  double q_scale;
+  const int32_t* target_to_draft;
+  int64_t draft_vocab;
   const BucketScales* scales;  // in place of q_scale; nullptr: there is one bucket
 
-  POLYSPEC_FN double p_mass(int64_t i) const { return static_cast<double>(this->p(i)); }
+  POLYSPEC_FN BucketWeight(const ResidualWeight<T, kind>& plain, const BucketScales* scales)
+      : p(plain.p),
+        q(plain.q),
+        p_scale(plain.p_scale),
+        q_scale(plain.q_scale),
+        target_to_draft(plain.target_to_draft),
+        draft_vocab(plain.draft_vocab),
+        scales(scales) {}
+
+  // With one bucket.
+  POLYSPEC_FN ResidualWeight<T, kind> plain() const {
+    return {p, q, p_scale, q_scale, mass_unit(p.head), target_to_draft, draft_vocab, -1};
+  }
+  POLYSPEC_FN double p_mass(int64_t i) const { return static_cast<double>(p(i)); }
   POLYSPEC_FN double q_mass(int64_t i) const {
-    const int64_t j = this->target_to_draft != nullptr ? this->target_to_draft[i] : i;
-    return j >= 0 && j < this->draft_vocab ? static_cast<double>(this->q(j)) : 0.0;
+    const int64_t j = target_to_draft != nullptr ? target_to_draft[i] : i;
+    return j >= 0 && j < draft_vocab ? static_cast<double>(q(j)) : 0.0;
   }
   POLYSPEC_FN double draft_share(int64_t i) const {
     const double mass = q_mass(i);
-    return mass * (scales != nullptr ? scales->of[scales->bucket(p_mass(i), mass)] : this->q_scale);
+    return mass * (scales != nullptr ? scales->of[scales->bucket(p_mass(i), mass)] : q_scale);
   }
   POLYSPEC_FN uint64_t operator()(int64_t i) const {
-    const double left = p_mass(i) * this->p_scale - draft_share(i);
-    return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * this->unit)) : 0;
+    const double left = p_mass(i) * p_scale - draft_share(i);
+    return left > 0.0 ? static_cast<uint64_t>(static_cast<int64_t>(left * mass_unit(p.head))) : 0;
   }
   POLYSPEC_FN bool keeps(int64_t i, double draw) const {
-    const double whole = p_mass(i) * this->p_scale;
+    const double whole = p_mass(i) * p_scale;
     return draw * whole < whole - draft_share(i);
   }
 };

@@ -161,12 +161,11 @@ POLYSPEC_LOOP void bucket_loop(const BucketParts<T, U>& given, int64_t begin, in
 
 template <class T>
 uint64_t mass_between(const BucketWeight<T>& weight, int64_t begin, int64_t end) {
-  const ResidualWeight<T>& plain = weight;
-  if (weight.scales == nullptr) return mass_between(plain, begin, end);
+  if (weight.scales == nullptr) return mass_between(weight.plain(), begin, end);
   if (!fits_vectors(weight.p.head) || weight.target_to_draft != nullptr)
     return sum_loop(weight, begin, end);
   const int64_t shared = std::clamp(weight.draft_vocab, begin, end);
-  uint64_t sum = shared < end ? mass_between(plain, shared, end) : 0;
+  uint64_t sum = shared < end ? mass_between(weight.plain(), shared, end) : 0;
   with_type(weight.q.row, [&](const auto& row) {
     sum += sum_loop(bucket_parts(weight, row), begin, shared);
   });
@@ -177,7 +176,7 @@ template <class T>
 uint64_t mass_between(const BucketWeight<Masked<T>>& weight, int64_t begin, int64_t end) {
   uint64_t sum = 0;
   over_blocks(weight.p.row, begin, end, [&](const T* block, int64_t n) {
-    const BucketWeight<T> part{residual_part(weight, begin, block, n), weight.scales};
+    const BucketWeight<T> part{residual_part(weight.plain(), begin, block, n), weight.scales};
     sum += mass_between(part, int64_t{0}, n);
     begin += n;
   });

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "core/rule_paths.hpp"
 #include "core/sample_request.hpp"
 #include "core/verify_request.hpp"
 #include "cuda/candidates.cuh"
@@ -117,16 +116,6 @@ __global__ void __launch_bounds__(kThreads, 1)
                              *workspace.tickets + request);
   }
   group.sync();
-}
-
-// A group per request, for the block rule.
-template <class T, Requests kind, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1)
-    paths_kernel(const __grid_constant__ VerifyTreeParams params) {
-  POLYSPEC_SHARED(core::PathScratch, paths);  // of each CTA
-  for_each_request<kThreads>(params.batch, [&](auto& group, int64_t b) {
-    core::verify_paths_request<T, kind>(group, params, b, paths);
-  });
 }
 
 }  // namespace polyspec::cuda

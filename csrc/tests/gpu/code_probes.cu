@@ -1,6 +1,6 @@
 // The kernels of the operators for one type of logits. Nothing runs them:
 // python_tests/ops/test_code_budget.py compiles them and counts their code.
-#include "cuda/kernels.cuh"
+#include "cuda/paths_kernel.cuh"
 
 namespace polyspec::cuda {
 
@@ -15,6 +15,9 @@ using T = core::BFloat16;
 #define BY_BLOCK(requests)                                  \
   VERIFY(verify_kernel, kBlock, requests, kResidualThreads) \
   VERIFY(rows_kernel, kBlock, requests, kResidualThreads)
+#define TREES_BY_BLOCK(requests)                                                  \
+  template __global__ void paths_kernel<T, Requests::requests, kResidualThreads>( \
+      const __grid_constant__ VerifyTreeParams);
 #define OTHERS(requests)                                                         \
   template __global__ void tree_kernel<T, Requests::requests, kResidualThreads>( \
       const __grid_constant__ VerifyTreeParams);                                 \
@@ -26,6 +29,8 @@ BY_TOKEN(kUnfiltered)
 BY_TOKEN(kGreedy)
 BY_BLOCK(kAny)
 BY_BLOCK(kUnfiltered)
+TREES_BY_BLOCK(kAny)
+TREES_BY_BLOCK(kUnfiltered)
 OTHERS(kAny)
 OTHERS(kUnfiltered)
 OTHERS(kGreedy)
