@@ -1,5 +1,5 @@
-"""Other engines as methods: OpenVINO GenAI in this process, and llama.cpp through the program of
-csrc/examples/llama_cpp.
+"""Other engines as methods: OpenVINO GenAI in this process, vLLM in one of another environment, and
+llama.cpp through the program of csrc/examples/llama_cpp.
 
 Each runs its own form of the target (an OpenVINO IR, a GGUF file), which is another model where its
 weights are rounded otherwise. So an engine's text is compared with that engine's own plain text.
@@ -7,8 +7,10 @@ weights are rounded otherwise. So an engine's text is compared with that engine'
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import http.client
+import itertools
 import json
 import socket
 import subprocess
@@ -21,10 +23,12 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Answer, Decode, Request
+from benchmarks.vllm_engine import VLLM, VllmEngine, ways
 
 _ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
 _CHAIN = "-chain"  # our chain within it
 _WINDOW = 4
+_ROOM = 4096  # tokens of a text in vLLM
 _START_SECONDS = 600.0  # that a server may load for
 
 
@@ -113,6 +117,55 @@ class OpenVino:
             found = pipeline.generate(self._genai.TokenizedInputs(ids, mask), config)
             first = found.perf_metrics.get_ttft().mean / 1000
             return Answer([list(found.tokens[0])], prefill_seconds=first)
+
+        return call
+
+
+class Vllm:
+    """vLLM, in a process of an environment that has it.
+
+    Args:
+        python: interpreter of that environment.
+        target: directory of the model.
+        drafts: models below it, the dearest first.
+
+    Attributes:
+        variants: ways to decode.
+    """
+
+    def __init__(self, python: Path, target: str, drafts: Sequence[str]) -> None:
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(target)
+        dtype = str(config.dtype or torch.float32).removeprefix("torch.")
+        levels = [*drafts, "prompt-lookup"] if drafts else []
+        found = ways(target, dtype, levels, None, "joint")
+        self._python, self._ways = python, {way.key: way for way in found}
+        self._room = min(config.max_position_embeddings, _ROOM)
+        self.variants = [Variant(way.key, way.label, way.key != VLLM, VLLM) for way in found]
+
+    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
+        """Start an engine and return the call of one prompt."""
+        sizes = {"max_num_seqs": 1, "max_model_len": self._room}
+        engine = VllmEngine(self._python, {**sizes, **self._ways[key].options})
+        atexit.register(engine.close)
+        numbers = itertools.count()
+
+        def call(request: Request) -> Answer:
+            (prompt,), (seed,) = request.prompts, request.seeds
+            began = time.perf_counter()
+            first, tokens = None, []
+            for new in engine.stream(
+                str(next(numbers)),
+                prompt=prompt,
+                max_tokens=request.max_new_tokens,
+                temperature=request.temperature,
+                seed=seed % 2**63,
+                stop_token_ids=sorted(eos),
+            ):
+                first = first or time.perf_counter() - began
+                tokens += new
+            return Answer([tokens], prefill_seconds=first)
 
         return call
 

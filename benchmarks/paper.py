@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks import chains, machine, measuring, methods, output, questions, record, timing
-from benchmarks.engines import OpenVino, llama_cpp
+from benchmarks.engines import OpenVino, Vllm, llama_cpp
 from benchmarks.measuring import Request, spent
 from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
 from benchmarks.questions import Conversation, Prompt, Question
@@ -78,6 +78,8 @@ def add_command(kinds: Any) -> None:
          "there float32)"),
         ("--openvino", "DIR[,DIR]", {**words, "default": []}, "models as OpenVINO has them "
          "(methods openvino, openvino-assisted)"),
+        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
+         "package, as make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
         ("--methods", "KEY,...", words, "plain, plain-captured, generate, assisted:NAME, planned, "
          "levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and these "
          "with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: "
@@ -140,8 +142,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     if args.preset is None and args.target is None:
         if drafts or heads:
             raise ValueError("--draft, --eagle2, --eagle3, --hydra: expected a --target with them")
-        if args.openvino or args.gguf:
-            raise ValueError("--openvino, --gguf: expected a --target with them")
+        if args.openvino or args.gguf or args.vllm:
+            raise ValueError("--openvino, --gguf, --vllm: expected a --target with them")
         return methods.shipped(args.times, args.w4, **more), "tiny"
     if args.times != 1:
         raise ValueError("--times: expected with the shipped models only")
@@ -160,7 +162,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = dict(zip(drafts, found, strict=False))
     heads |= zip(hub, found[len(drafts) :], strict=True)
     openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
-    engines: list[Any] = [*openvino, *llama_cpp(args.gguf, args.llama)]
+    vllm = [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
+    engines: list[Any] = [*openvino, *vllm, *llama_cpp(args.gguf, args.llama)]
     return Models(target, drafts, heads, tree, w4=args.w4, engines=engines, **more), template
 
 

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
 from benchmarks.services import Ask, Client, Load, Open, Trace
 from benchmarks.timing import rotated
-from benchmarks.vllm_engine import VllmEngine
+from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
 from polyspec_ext import policies, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
@@ -34,15 +34,10 @@ from polyspec_ext.levels.sources import original
 SCHEMA = 1  # of the JSON report
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
-VLLM, VLLM_NGRAM, VLLM_DRAFT = "vllm", "vllm-ngram", "vllm-draft"
-VLLM_RULE, VLLM_TWO, VLLM_CHAIN = "vllm-rule", "vllm-two", "vllm-chain"
-OF_VLLM = (VLLM, VLLM_NGRAM, VLLM_DRAFT, VLLM_RULE, VLLM_TWO, VLLM_CHAIN)
 METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
 _SLOTS, _TURNS = 4, 6  # of --conversations
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
-_WINDOW = 4  # of one drafter below vLLM's target
-PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 _SETTINGS = (
     "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
     "window", "policy", "conversations",
@@ -114,8 +109,8 @@ def add_command(kinds: Any) -> None:
          "its own speculation is --spec-default"),
         ("--llama-server", "PROGRAM", {"type": options.file}, "of make llama-server"),
         ("--llama-flags", "TEXT", {"default": ""}, "more flags of its speculation"),
-        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and, for "
-         "vllm-rule, -two and -chain, this package: make test-vllm makes it. All start at once"),
+        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
+         "package, as make test-vllm makes it. All engines start at once"),
         ("--conversations", "N", {"type": options.COUNT, "nargs": "?", "const": 16},
          f"instead N conversations (16) of {_TURNS} turns through {_SLOTS} slots, with and without "
          "the prefix cache"),
@@ -229,13 +224,17 @@ def _methods(
             stack.callback(server.close)
             servers.append(server)
             every.append(Method(name, label, services.by_llama(server), LLAMA, ours=False))
-    for name, label, more_options in _of_vllm(args, levels) if args.vllm else ():
-        if name in wanted:
-            common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
-            engine = VllmEngine(args.vllm, {**common, **more_options})
-            stack.callback(engine.close)
-            servers.append(engine)
-            every.append(Method(name, label, engine.service(), VLLM, ours=False))
+    if args.vllm:
+        place = str(original(args.target or tiny.path("target")))
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        drafts = [str(one) for one in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
+        common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
+        for way in ways(place, dtype, drafts, args.window, args.policy):
+            if way.key in wanted:
+                engine = VllmEngine(args.vllm, {**common, **way.options})
+                stack.callback(engine.close)
+                servers.append(engine)
+                every.append(Method(way.key, way.label, engine.service(), VLLM, ours=False))
     return [one for one in every if one.name in wanted]
 
 
@@ -250,42 +249,6 @@ def _outline(place: str | Path) -> Any:
         eos_token_ids=[eos] if isinstance(eos, int) else eos,
         model=SimpleNamespace(dtype=config.dtype),
     )
-
-
-def _of_vllm(
-    args: argparse.Namespace, levels: Sequence[Any]
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield name, label and options of vLLM's own methods and of ours within it."""
-    target = levels[0]
-    drafts = args.draft or [tiny.path("drafter"), "prompt-lookup"]
-    models = [place for place in drafts if place not in WORDS]
-    windows = args.window or [_WINDOW] * len(drafts)
-    alone = {
-        "model": str(original(args.target or tiny.path("target"))),
-        "dtype": str(target.model.dtype).removeprefix("torch."),
-    }
-    yield VLLM, "vLLM", alone
-
-    def speculative(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
-        more = {} if ours is None else {"additional_config": {"polyspec": ours}}
-        most = ours["window"][0] if ours and "window" in ours else _WINDOW
-        drafting = {"num_speculative_tokens": most, **drafting}
-        return {**alone, "speculative_config": drafting, **more}
-
-    ngram = {"method": "ngram", "prompt_lookup_max": 3}
-    yield VLLM_NGRAM, "vLLM, its ngram", speculative(ngram)
-    if models:
-        draft = {"method": "draft_model", "model": str(original(models[0]))}
-        yield VLLM_DRAFT, "vLLM, its draft model", speculative(draft)
-        drawn = {**draft, "draft_sample_method": "probabilistic"}
-        yield VLLM_RULE, "vLLM, its draft model, our rule", speculative(drawn, {"rule": "token"})
-        proposer = {"method": "custom_class", "model": PROPOSER}
-        for name, levels_below, window in (
-            (VLLM_TWO, models[:1], [_WINDOW]),
-            (VLLM_CHAIN, drafts, windows),
-        ):
-            chain = {"levels": list(map(str, levels_below)), "window": list(window)}
-            yield name, f"our {len(window) + 1} levels in vLLM", speculative(proposer, chain)
 
 
 def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:

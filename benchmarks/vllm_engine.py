@@ -1,4 +1,5 @@
-"""vLLM in a process of another environment, which serves requests as `services` asks for them.
+"""vLLM in a process of another environment, which serves requests as `services` asks for them, and
+the ways in which it decodes: its own, and those of this package within it.
 
 Run as a program, in that environment, it answers lines of JSON: a request to begin, or nothing, for
 the arrivals of one step.
@@ -12,15 +13,77 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the other environment has nothing of this package's
     from benchmarks.services import Arrival, Ask, Load, Open
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
+_WINDOW = 4  # of one drafter below vLLM's target
+_PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
+VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
+    "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-chain", "vllm-policy",
+)  # fmt: skip
+
+
+class Way(NamedTuple):
+    """One way to decode with vLLM.
+
+    Attributes:
+        key: in ``--methods``.
+        label: for tables.
+        options: arguments of vLLM's ``EngineArgs``.
+    """
+
+    key: str
+    label: str
+    options: dict[str, Any]
+
+
+def ways(
+    target: str, dtype: str, drafts: Sequence[str], window: Sequence[int] | None, policy: str
+) -> list[Way]:
+    """Return the ways for a target and the levels below it.
+
+    Args:
+        target: directory of the model; dtype: by torch's name.
+        drafts: as `Chain` takes levels, the dearest first. vLLM drafts with the first model.
+        window: that each of `drafts` hands up. None: 4 each.
+        policy: of ``vllm-policy``, which chooses windows up to these.
+    """
+    from benchmarks.methods import WORDS
+    from polyspec_ext.levels.sources import original
+
+    models = [place for place in drafts if place not in WORDS]
+    alone = {"model": target, "dtype": dtype}
+
+    def drafted(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
+        more = {} if ours is None else {"additional_config": {"polyspec": ours}}
+        most = _WINDOW if ours is None else ours.get("window", [_WINDOW])[0]
+        return {**alone, "speculative_config": {"num_speculative_tokens": most, **drafting}, **more}
+
+    ngram = {"method": "ngram", "prompt_lookup_max": 3}
+    found = [Way(VLLM, "vLLM", alone), Way(NGRAM, "vLLM, its ngram", drafted(ngram))]
+    if models:
+        draft = {"method": "draft_model", "model": str(original(models[0]))}
+        found.append(Way(DRAFT, "vLLM, its draft model", drafted(draft)))
+        drawn = {**draft, "draft_sample_method": "probabilistic"}
+        rule = drafted(drawn, {"rule": "token"})
+        found.append(Way(RULE, "vLLM, its draft model, our rule", rule))
+        proposer = {"method": "custom_class", "model": _PROPOSER}
+        windows = list(window or [_WINDOW] * len(drafts))
+        for key, levels, sizes, more in (
+            (TWO, models[:1], [_WINDOW], {}),
+            (CHAIN, list(drafts), windows, {}),
+            (POLICY, list(drafts), windows, {"policy": policy}),
+        ):
+            label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(more)
+            chain = {"levels": levels, "window": sizes, **more}
+            found.append(Way(key, label, drafted(proposer, chain)))
+    return found
 
 
 class VllmEngine:
@@ -49,6 +112,10 @@ class VllmEngine:
             "HF_HUB_OFFLINE": "1",
         }
         environment.pop("OMP_NUM_THREADS", None)
+        # vLLM asks for this OpenMP where it speculates on a CPU.
+        openmp = python.parents[1] / "lib" / "libiomp5.so"
+        if openmp.is_file():
+            environment["LD_PRELOAD"] = str(openmp)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
         self._process = subprocess.Popen(
             [python, __file__, json.dumps(options)],
@@ -81,6 +148,18 @@ class VllmEngine:
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
         return self._answer()
+
+    def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
+        """Yield the new tokens of a request as they arrive, with nothing beside it.
+
+        Args:
+            key: of the request; asked: its prompt, and arguments of vLLM's ``SamplingParams``.
+        """
+        self._ask(key=key, **asked)
+        done = False
+        while not done:
+            for _, tokens, done in self._ask()["arrivals"]:  # noqa: B007 (the last says the end)
+                yield tokens
 
     def close(self) -> None:
         """End the process."""

@@ -9,6 +9,7 @@ then set to what the target has emitted.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ import torch
 from .. import _C, arguments, inputs
 from ..chain import Chain
 from ..levels.base import require_same_vocabulary
+from ..policies import RoundReport, StepReport, WindowPolicy, named
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
@@ -60,8 +62,11 @@ class _Text:
         differs: the row has another text than `tokens`, and no draft is pending.
         logits: ``[Vd]`` of each draft token.
         round: as of `Pending`.
+        windows: that the policy has chosen; steps: of the target since; reported: tokens of the
+            text that the policy was told of; None: none. chosen: for the drafts to come.
     """
 
+    number: int
     tokens: list[int]
     sampling: Sampling
     seed: int
@@ -71,6 +76,10 @@ class _Text:
     logits: list[torch.Tensor] = field(default_factory=list)
     round: int = 0
     error: Exception | None = None
+    windows: list[int] = field(default_factory=list)
+    steps: list[StepReport] = field(default_factory=list)
+    reported: int | None = None
+    chosen: bool = False
 
     @property
     def drafts(self) -> list[int]:
@@ -83,7 +92,10 @@ class DraftChain:
 
     Args:
         chain: the levels below the target, largest first; nobody else uses it meanwhile. One level
-            drafts alone. Its policy chooses the windows of its rounds.
+            drafts alone.
+        policy: chooses all windows of a text before drafts are made for it: how many are pending
+            for the target, and those of the chain's rounds, by what `observe` tells of the target.
+            None: as many are pending as `propose` is asked for.
         vocab_size: ids of the target are below it. None: below those of the chain's first level.
         tokenizer: the target's, which those of the levels are compared with. None: vocabularies are
             compared by size alone.
@@ -92,19 +104,26 @@ class DraftChain:
 
     Raises:
         TypeError, ValueError: an argument is none of these, vocabularies differ, a level has an
-            encoder, or the drafter reads hidden states.
+            encoder, the drafter reads hidden states, or the chain has a policy beside this one.
     """
 
     def __init__(
         self,
         chain: Chain,
         *,
+        policy: WindowPolicy | str | None = None,
         vocab_size: int | None = None,
         tokenizer: Any = None,
         max_tokens: int | None = None,
     ) -> None:
         arguments.instance("chain", chain, Chain)
-        self.chain = chain
+        if isinstance(policy, str):
+            policy = named(policy)
+        if policy is not None:
+            arguments.instance("policy", policy, WindowPolicy)
+            if chain.policy is not None:
+                raise ValueError("policy: expected none of the chain's beside this one")
+        self.chain, self.policy = chain, policy
         self._drawn = chain.vocab_sizes[0]
         if vocab_size is None:
             vocab_size = self._drawn
@@ -127,8 +146,9 @@ class DraftChain:
             [],
             policy=chain.policy,
             processors=_Below(self.vocab_size) if self._drawn > self.vocab_size else None,
-            observe=self._observe,
+            observe=self._keep,
             isolates=True,
+            reports=policy is not None,
         )
         self._batch.rewind([], [])  # where that is refused, it is refused at once
 
@@ -172,11 +192,14 @@ class DraftChain:
         sampling = Sampling(temperature, top_k, top_p, min_p)
         seed = _C.row_seed(arguments.integer("seed", seed, SEED_MAX), _SEED_AT)
         [eos] = inputs.eos_sets(eos_token_id, 1, self.vocab_size)
-        self._texts[key] = _Text(self._read_as(ids), sampling, seed, eos)
+        used = {text.number for text in self._texts.values()}
+        number = next(n for n in itertools.count() if n not in used)
+        self._texts[key] = _Text(number, self._read_as(ids), sampling, seed, eos)
 
     def propose(self, wanted: Mapping[Any, int]) -> None:
         """Draft until each of these texts has at least so many tokens pending. Fewer are pending
-        where one of them ends the text, the context has no room, or the text has failed.
+        where the policy wants fewer, one of them ends the text, the context has no room, or the
+        text has failed.
 
         Raises:
             KeyError: a key without a text.
@@ -187,12 +210,17 @@ class DraftChain:
             for key, count in wanted.items()
         ]
         self.chain.owner.require(self._batch)
+        if self.policy is not None:
+            asked = self._chosen(self.policy, asked)
 
         def lacking() -> list[_Text]:
             return [text for text, count in asked if self._lacks(text, count)]
 
         self._rewind([text for text in lacking() if text.row is not None])
         self._join([text for text in lacking() if text.row is None])
+        for text in lacking():
+            if text.row is not None and text.windows[1:]:
+                self._batch.set_windows(text.row, text.windows[1:])
         while texts := lacking():
             rows = {text.row.number: text.row for text in texts if text.row is not None}
             others = [row for row in self._batch.rows if row.number not in rows]
@@ -210,6 +238,30 @@ class DraftChain:
         drafts = text.drafts
         return Pending(drafts, torch.stack(text.logits) if drafts else None, text.round)
 
+    def observe(self, verified: Mapping[Any, tuple[int, int]], seconds: float = 0.0) -> None:
+        """Tell the policy of a pass of the target.
+
+        Args:
+            verified: of each text in it, how many of its draft tokens were verified, and how many
+                of these were accepted.
+            seconds: wall time of the pass. 0: not measured, as that of a pass that reads a prompt.
+
+        Raises:
+            KeyError: a key without a text. TypeError, ValueError: no such numbers.
+        """
+        seconds = arguments.real("seconds", seconds, sys.float_info.max)
+        width = max((tokens for tokens, _ in verified.values()), default=0)
+        steps: list[tuple[_Text, StepReport]] = []
+        for key, (tokens, accepted) in verified.items():
+            text = self._text(key)
+            tokens = arguments.integer("verified", tokens, arguments.SIZE_MAX)
+            accepted = arguments.integer("accepted", accepted, tokens)
+            report = 1, tokens, accepted, width, len(verified), seconds, bool(steps)
+            steps.append((text, StepReport(*report)))
+        if self.policy is not None:
+            for text, step in steps:
+                text.steps.append(step)
+
     def commit(self, key: Hashable, tokens: Sequence[int]) -> None:
         """Append tokens that the target has emitted to a text. Drafts are used up as far as they
         are the same; others are dropped. Several calls are as one with all of their tokens.
@@ -226,6 +278,7 @@ class DraftChain:
             text.round += 1
         text.differs = True  # an interrupt leaves no draft pending
         text.tokens += self._read_as(ids)
+        text.chosen = text.chosen and bool(logits)
         text.logits, text.differs = logits, differs
 
     def remove(self, key: Hashable) -> None:
@@ -264,9 +317,39 @@ class DraftChain:
             return not row.ended
         return (row is None or not row.ended) and self._room(len(text.tokens)) > 0
 
+    # ---- windows ---------------------------------------------------------------------------------
+
+    def _chosen(
+        self, policy: WindowPolicy, asked: Sequence[tuple[_Text, int]]
+    ) -> list[tuple[_Text, int]]:
+        """Return how many tokens are to be pending for each text, at most those asked for."""
+        config = self.chain.engine.config
+        inner = config.windows[: config.levels - 1]
+        due = [(text, count) for text, count in asked if count and not text.chosen]
+        for text, count in due:
+            now = text.windows or [count, *inner]
+            new = 0 if text.reported is None else len(text.tokens) - text.reported
+            steps = () if text.reported is None else self._steps(text)
+            report = RoundReport(text.number, now, text.tokens, new, steps, len(due))
+            name = f"policy ({type(policy).__name__})"
+            windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
+            text.windows, text.chosen = [min(windows[0], count), *windows[1:]], True
+            text.reported, text.steps = len(text.tokens), []
+        return [(text, min(text.windows[0], count)) for text, count in asked if count]
+
+    def _steps(self, text: _Text) -> list[StepReport]:
+        """Return the steps of a text since its windows were chosen, levels below the target's."""
+        steps = [] if text.row is None else self._batch.steps(text.row)
+        if self.chain.engine.config.levels == 1 and steps:  # a pass a token
+            seconds = sum(step.seconds for step in steps)
+            count, rows = len(steps), max(step.batch for step in steps)
+            drafted = StepReport(2, count, 0, count, rows, seconds, steps[0].repeated)
+            return [drafted, *text.steps]
+        return [*(step._replace(level=step.level + 1) for step in steps), *text.steps]
+
     # ---- rows of the chain -----------------------------------------------------------------------
 
-    def _observe(self, number: int, logits: torch.Tensor) -> None:
+    def _keep(self, number: int, logits: torch.Tensor) -> None:
         self._running[number].logits += logits[:, : self.vocab_size].clone().unbind()
 
     def _rewind(self, texts: Sequence[_Text]) -> None:
@@ -293,13 +376,12 @@ class DraftChain:
         ready: list[_Text] = []
         readings: list[Reading] = []
         for text in texts:
-            number = next(n for n in itertools.count() if n not in self._running)
             stats = Stats([LevelStats(name) for name in self.chain.names], len(text.tokens))
             room = self._room(len(text.tokens))
             parameters = text.sampling, text.seed, frozenset[int](), stats
-            text.row = row = Row(number, list(text.tokens), room, *parameters)
+            text.row = row = Row(text.number, list(text.tokens), room, *parameters)
             text.differs = False
-            self._running[number] = text
+            self._running[text.number] = text
             try:
                 if self._batch.admits:
                     reading = self._batch.open(row, {}, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..policies.base import RoundReport, WindowPolicy
+from ..policies.base import RoundReport, StepReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
@@ -165,6 +165,7 @@ class Batch:
         isolates: an error in a round ends the request at fault alone (`Row.error`); else it is
             raised, and ends the batch.
         traces: note which level proposed each token (`Row.origins`).
+        reports: keep the steps of each row for `steps`.
 
     Attributes:
         rows: in the order given, those that joined behind them.
@@ -183,6 +184,7 @@ class Batch:
         cache_prompt: bool = False,
         isolates: bool = False,
         traces: bool = False,
+        reports: bool = False,
     ) -> None:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
@@ -197,7 +199,7 @@ class Batch:
                     level.emitted_per_verification = None
             self._count(rows)
         self._recorder = StatsRecorder(self.stats)
-        if self._policy is not None:
+        if self._policy is not None or reports:
             # Processes that share a level must choose the same windows.
             timed = not any(part.capabilities.sharded for part in engine.parts)
             self._recorder = RoundRecorder(self.stats, timed)
@@ -279,6 +281,17 @@ class Batch:
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.rewind(rows, texts)
+
+    def set_windows(self, row: Row, windows: Sequence[int]) -> None:
+        """Set the windows of a row from the next round on."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.set_windows(row, windows)
+
+    def steps(self, row: Row) -> Sequence[StepReport]:
+        """Take the steps of a row since the last call, of a batch that keeps them (`reports`)."""
+        assert isinstance(self._recorder, RoundRecorder)
+        return self._recorder.take(row.stats)
 
     def save(self, row: Row, level: int, begin: int, end: int) -> Any:
         """Return a copy of what a level keeps of tokens of a row (`Admitting.save`)."""

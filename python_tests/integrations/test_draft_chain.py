@@ -26,9 +26,9 @@ PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def drafting(levels: Sequence[Any], window: Sequence[int] | None = None, **options: Any) -> Any:
-    vocab_size = options.pop("vocab_size", None)
+    own = {name: options.pop(name) for name in ("vocab_size", "windows") if name in options}
     chain = ps.Chain(levels, window, check_vocabulary=False, **options)
-    return ps.DraftChain(chain, vocab_size=vocab_size)
+    return ps.DraftChain(chain, policy=own.get("windows"), vocab_size=own.get("vocab_size"))
 
 
 def outside(
@@ -52,7 +52,7 @@ def outside(
     for wanted, most in itertools.cycle(steps):
         drafts.propose({"text": wanted})
         tokens, logits, count = drafts.pending("text")
-        assert len(tokens) >= wanted
+        assert len(tokens) >= wanted or drafts.policy is not None
         tokens = tokens[:most]
         p = [target.row([*text, *tokens[:i]]) for i in range(len(tokens) + 1)]
         q = None if logits is None or not tokens else logits[None, : len(tokens)]
@@ -61,6 +61,7 @@ def outside(
             torch.stack(p)[None], torch.tensor([tokens]).long(), q, rule=rule, **sampling, **key
         )
         new = r.tokens[0, : int(r.num_accepted) + 1].tolist()
+        drafts.observe({"text": (len(tokens), int(r.num_accepted))}, 0.01)
         drafts.commit("text", new)
         text += new
         if len(text) >= len(PROMPT) + length:
@@ -102,6 +103,111 @@ def test_the_target_keeps_its_law(
     wanted = toy.text_distribution(target, PROMPT, length, **sampling)
     assert toy.total_variation(got, wanted) < 1e-12
     assert enumerator.paths > len(wanted)
+
+
+class ByText:
+    """Windows of 0 to 2 that follow from the text alone. Reports are kept."""
+
+    def __init__(self) -> None:
+        self.reports: list[ps.RoundReport] = []
+        self.chosen: set[tuple[int, ...]] = set()
+
+    def next(self, report: ps.RoundReport) -> list[int]:
+        self.reports.append(report._replace(text=list(report.text)))
+        count = sum(report.text) + 2 * len(report.text)
+        windows = [(count + level) % 3 for level in range(len(report.windows))]
+        self.chosen.add(tuple(windows))
+        return windows
+
+
+@pytest.mark.parametrize("window", [[], [1], [1, 1]], ids=str)
+def test_windows_of_a_policy_keep_the_law(window: list[int]) -> None:
+    length = 3 if len(window) < 2 else 2
+    target, *levels = toy.make_levels(len(window) + 2, vocab=2)
+    enumerator, policy = toy.Enumerator(), ByText()
+    drafts = drafting(levels, window, operators=enumerator.operators, windows=policy)
+
+    def generate() -> tuple[int, ...]:
+        return outside(drafts, target, length, [(2, 9)], PLAIN, verify=enumerator.verify)
+
+    got = toy.chain_distribution(enumerator, generate)
+    assert toy.total_variation(got, toy.text_distribution(target, PROMPT, length)) < 1e-12
+    assert len(policy.chosen) >= length - 1
+
+
+@pytest.mark.parametrize("window", [[], [2], [2, 1]], ids=str)
+def test_reports_to_a_policy(window: list[int]) -> None:
+    """All that was committed is reported once, with the steps of all levels."""
+    target, *levels = toy.make_levels(len(window) + 2)
+    policy = ByText()
+    outside(drafting(levels, window, windows=policy), target, 40, [(2, 9)], PLAIN)
+    first, *later = policy.reports
+    assert (first.committed, list(first.text)) == (0, PROMPT)
+    for before, report in zip(policy.reports, later, strict=False):
+        assert list(report.text[: len(before.text)]) == list(before.text)
+        assert len(report.text) == len(before.text) + report.committed
+        chosen = [(sum(before.text) + 2 * len(before.text) + i) % 3 for i in range(9)]
+        assert list(report.windows) == chosen[: len(window) + 1]
+        *below, top = report.steps
+        assert (top.level, top.batch, top.seconds) == (1, 1, 0.01)
+        assert top.accepted + 1 == report.committed
+        assert top.tokens >= report.windows[0]
+        assert {step.level for step in below} <= set(range(2, len(window) + 3))
+        assert bool(below) == (report.windows[0] > 0)
+        if not window and below:
+            assert below == [below[0]._replace(level=2, tokens=top.tokens, width=top.tokens)]
+
+
+def test_texts_of_one_pass_are_reported_together() -> None:
+    policy = ByText()
+    drafts = drafting([toy_rows.Admitting(VOCAB, 11)], windows=policy)
+    for key in ("a", "b"):
+        drafts.add(key, [1, 2])
+    drafts.propose({"a": 4, "b": 4})
+    drafts.propose({"a": 4, "b": 4})  # windows are chosen once a round
+    assert [(report.request, report.batch) for report in policy.reports] == [(0, 2), (1, 2)]
+    drafts.observe({"a": (1, 0), "b": (1, 1)}, 0.5)
+    drafts.commit("a", [0])
+    drafts.commit("b", [*drafts.pending("b").tokens, 0])
+    drafts.remove("a")
+    drafts.propose({"b": 4})
+    step = policy.reports[-1].steps[-1]
+    assert step == (1, 1, 1, 1, 2, 0.5, True)
+    drafts.add("c", [1])
+    drafts.propose({"c": 4})
+    assert policy.reports[-1].request == 0  # a number that is free again
+
+
+@pytest.mark.parametrize(("seconds", "drafts_pay"), [(1e-7, False), (10.0, True)])
+@pytest.mark.parametrize("policy", ["joint", "online", "fixed"])
+def test_policies_weigh_the_pass_of_the_target(
+    policy: str, seconds: float, drafts_pay: bool
+) -> None:
+    """Nothing is drafted for a target that takes no time, and much for one that takes long."""
+    guarded = ps.policies.POLICIES[policy](guard=True)
+    drafts = drafting([toy_rows.Admitting(VOCAB, 11)], windows=guarded)
+    drafts.add("text", [1, 2])
+    counts = []
+    for _ in range(60):
+        drafts.propose({"text": 4})
+        tokens = drafts.pending("text").tokens
+        counts.append(len(tokens))
+        drafts.observe({"text": (len(tokens), len(tokens))}, seconds)
+        drafts.commit("text", [*tokens, 0])
+    assert (sum(counts[30:]) > 60) == drafts_pay
+
+
+def test_a_policy_of_the_chain_is_refused_beside_that_of_the_drafts() -> None:
+    chain = ps.Chain(toy.make_levels(2), [2], check_vocabulary=False, policy="fixed")
+    with pytest.raises(ValueError, match="policy: expected none of the chain's"):
+        ps.DraftChain(chain, policy="fixed")
+    with pytest.raises(ValueError, match="policy: expected one of"):
+        ps.DraftChain(chain, policy="fast")
+    drafts = ps.DraftChain(chain)
+    drafts.add("text", [0])
+    for verified, error in (({"text": (1, 2)}, ValueError), ({"other": (0, 0)}, KeyError)):
+        with pytest.raises(error):
+            drafts.observe(verified)
 
 
 @pytest.mark.parametrize("window", [[], [2], [3, 1]], ids=str)

@@ -44,11 +44,13 @@ SPECULATION: dict[str, dict[str, Any]] = {
     "two levels": _CHAIN,
     "three levels": _CHAIN,
     "prompt lookup": _CHAIN,
+    "policy": _CHAIN,
 }
-LEVELS = {
-    "two levels": (["drafter"], [2]),
-    "three levels": (["middle", "drafter"], [2, 1]),
-    "prompt lookup": (["drafter", "prompt-lookup"], [2, 2]),
+LEVELS: dict[str, dict[str, Any]] = {
+    "two levels": {"levels": ["drafter"], "window": [2]},
+    "three levels": {"levels": ["middle", "drafter"], "window": [2, 1]},
+    "prompt lookup": {"levels": ["drafter", "prompt-lookup"], "window": [2, 2]},
+    "policy": {"levels": ["middle", "drafter"], "window": [2, 1], "policy": "cached-fsm"},
 }
 
 
@@ -173,9 +175,9 @@ def counters(engine: Any) -> dict[str, int]:
 def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, Any]:
     """Return the configuration of an engine with the plug-in."""
     if speculation in LEVELS:
-        levels, window = LEVELS[speculation]
+        levels = LEVELS[speculation]["levels"]
         names = [str(models / name) if (models / name).exists() else name for name in levels]
-        settings = {"levels": names, "window": window, **settings}
+        settings = {**LEVELS[speculation], "levels": names, **settings}
     config = {"model": str(models / "target"), "additional_config": {"polyspec": settings}}
     if SPECULATION[speculation]:
         config["speculative_config"] = dict(SPECULATION[speculation])
@@ -184,11 +186,12 @@ def configuration(models: Path, speculation: str, **settings: Any) -> dict[str, 
     return config
 
 
-def options(settings: Any, speculation: dict[str, Any] | None = None) -> Options:
+def options(settings: Any, speculation: dict[str, Any] | None = None, ranks: int = 1) -> Options:
     """Return what the settings of an engine are read as."""
     config = SimpleNamespace(
         additional_config={"polyspec": settings},
         speculative_config=None if speculation is None else SimpleNamespace(**speculation),
+        parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
     )
     made = Options.of(config)
     assert made is not None

@@ -11,6 +11,7 @@ import vllm_engines as engines
 
 METHODS = ("ngram", "drafts", "two levels", "three levels")
 CHAINS = METHODS[2:]
+GREEDY = (*METHODS, "policy")  # whose windows follow times, as seeded texts do with them
 PROMPTS = [[(7 * i + j * j) % engines.V for j in range(3 + 3 * i)] for i in range(8)]
 LONG = [(3 * j + j * j) % engines.V for j in range(50)]
 RULES: tuple[dict[str, Any], ...] = (
@@ -109,7 +110,7 @@ def answers_of(models: Path) -> Answers:
     return ask
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GREEDY)
 def test_greedy_texts_are_those_of_plain_vllm(answers_of: Answers, method: str) -> None:
     plain, ours = answers_of("none"), answers_of(method)
     for name in ("greedy", "rules", "end"):
@@ -137,7 +138,7 @@ def test_a_seed_gives_the_same_text_in_any_batch(answers_of: Answers, method: st
     assert len(set(map(tuple, ours["two"]))) == 2
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", GREEDY)
 def test_cut_windows_prefills_and_preemption_change_no_greedy_text(
     answers_of: Answers, method: str
 ) -> None:
@@ -156,3 +157,25 @@ def test_cut_windows_and_preemption_change_no_text_of_a_seed(
     for name in ("seeded", "seeded to the end"):
         assert tight[name] == ours[name]
         assert ours[name][0] == ours[name][1]
+
+
+@pytest.mark.parametrize("method", ["drafts", "two levels"])
+def test_a_request_without_a_distribution_ends_no_other(models: Path, method: str) -> None:
+    together, alone = engines.run(beside, **engines.configuration(models, method))
+    assert together[0] == [0, 0, 0, 5]
+    assert together[1:] == alone
+    assert len({token for text in alone for token in text}) > 1
+
+
+def beside(engine: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Return texts of a request that may emit nothing in three steps, where its likeliest id is 0,
+    and of others, in a batch; and of the others alone."""
+    import vllm
+
+    given = {"temperature": 0.0, "max_tokens": 6, "detokenize": False}
+    wrong = {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 3}
+    others = [[3, 1, 4], [1, 5, 2, 6]]
+    free = vllm.SamplingParams(**{**given, "temperature": 0.9, "seed": 3})
+    rules = [vllm.SamplingParams(**given, **wrong), free, free]
+    together = engines.texts(engine, [[9, 4, 2], *others], rules)
+    return together, engines.texts(engine, others, free)

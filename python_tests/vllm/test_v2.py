@@ -20,6 +20,7 @@ from foreign import signature, sources
 
 import polyspec_ext as ps
 from polyspec_ext.integrations.vllm import v2
+from polyspec_ext.integrations.vllm.options import PROPOSER
 
 V, K, LENGTH = 3, 2, 3
 
@@ -252,7 +253,7 @@ def interpreted() -> None:
         setattr(interpreter.InterpreterBuilder, name, cast)
 
 
-def run_engine(rule: str, speculative: dict[str, Any]) -> None:
+def run_engine(settings: dict[str, Any], speculative: dict[str, Any]) -> None:
     """Print what an engine with V2 answers, as JSON in the last line."""
     interpreted()
     from vllm import LLM, SamplingParams
@@ -274,7 +275,7 @@ def run_engine(rule: str, speculative: dict[str, Any]) -> None:
         kv_cache_memory_bytes=64 << 20,
         disable_log_stats=False,
         speculative_config=speculative,
-        additional_config={"polyspec": {"rule": rule}},
+        additional_config={"polyspec": settings},
     )
     greedy = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8))
     seeded = [
@@ -296,18 +297,24 @@ def run_engine(rule: str, speculative: dict[str, Any]) -> None:
 
 @needs_vllm
 @pytest.mark.slow
-def test_an_engine_answers_as_the_target() -> None:
+@pytest.mark.parametrize("drafts", ["of vLLM", "of a chain"])
+def test_an_engine_answers_as_the_target(drafts: str) -> None:
     """A drafter draws: greedy texts, the law of sampled ones, a seed alone and in a batch."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from polyspec_ext import tiny
 
+    settings: dict[str, Any] = {"rule": "block"}
     speculative = {
         "method": "draft_model",
         "model": str(tiny.path("drafter")),
         "num_speculative_tokens": 2,
         "draft_sample_method": "probabilistic",
     }
+    if drafts == "of a chain":
+        settings["levels"] = [str(tiny.path(name)) for name in ("middle", "drafter")]
+        settings["window"] = [2, 2]
+        speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 4}
     environment = {
         **os.environ,
         "TRITON_INTERPRET": "1",
@@ -317,7 +324,7 @@ def test_an_engine_answers_as_the_target() -> None:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     done = subprocess.run(
-        [sys.executable, str(Path(__file__)), "block", json.dumps(speculative)],
+        [sys.executable, str(Path(__file__)), json.dumps(settings), json.dumps(speculative)],
         env=environment,
         capture_output=True,
         text=True,
@@ -326,7 +333,7 @@ def test_an_engine_answers_as_the_target() -> None:
     answers = json.loads(done.stdout.splitlines()[-1])
     greedy, drawn, alone = answers["ids"]
     assert answers["accepted"][0] > 0
-    assert answers["fresh"]
+    assert answers["fresh"] or drafts == "of a chain"
     assert alone == [drawn[7]]
 
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
@@ -353,4 +360,4 @@ def test_an_engine_answers_as_the_target() -> None:
 
 
 if __name__ == "__main__":
-    run_engine(sys.argv[1], json.loads(sys.argv[2]))
+    run_engine(json.loads(sys.argv[1]), json.loads(sys.argv[2]))

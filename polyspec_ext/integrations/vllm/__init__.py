@@ -66,9 +66,11 @@ def _watch_workers() -> None:
 def _configure(original: Any, config: Any) -> None:
     """Check an engine's configuration when it is made."""
     asked = config.scheduler_config.async_scheduling
-    original(config)
     if Options.of(config) is None:
+        original(config)
         return
+    replace(type(config), "_get_v2_model_runner_unsupported_features", _unsupported)
+    original(config)
     _require_version()
     refuse(config)
     _watch_workers()
@@ -81,6 +83,16 @@ def _configure(original: Any, config: Any) -> None:
                 "needs accepted tokens on the host; pass --no-async-scheduling"
             )
         scheduler.async_scheduling = False
+
+
+def _unsupported(original: Any, config: Any) -> list[str]:
+    """Return what Model Runner V2 does not serve: not chains where the environment asks for it."""
+    from vllm import envs
+
+    names: list[str] = original(config)
+    options = Options.of(config)
+    chain = envs.VLLM_USE_V2_MODEL_RUNNER and options is not None and options.levels
+    return [name for name in names if not (chain and "custom_class" in name)]
 
 
 def _require_version() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,36 @@ from .rows import min_p_of
 from .sampler import Proposal, Sampler, Step
 
 _LOG = logging.getLogger("vllm.polyspec")
+
+
+def load_chain(vllm_config: Any, options: Options) -> DraftChain:
+    """Return the configured levels below the engine's target.
+
+    Raises:
+        TypeError, ValueError: a level cannot be loaded, or does not fit the target.
+    """
+    model, tokenizer = vllm_config.model_config, None
+    if not model.skip_tokenizer_init:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.tokenizer,
+            revision=model.tokenizer_revision,
+            trust_remote_code=model.trust_remote_code,
+        )
+    chain = Chain(
+        list(options.levels),
+        list(options.window[1:]),
+        rule=options.rule,
+        device=vllm_config.device_config.device,
+    )
+    return DraftChain(
+        chain,
+        policy=options.policy,
+        vocab_size=model.get_vocab_size(),
+        tokenizer=tokenizer,
+        max_tokens=model.max_model_len,
+    )
 
 
 class ChainProposer:
@@ -39,31 +70,9 @@ class ChainProposer:
         """Load the levels. vLLM calls it behind its own model.
 
         Raises:
-            TypeError, ValueError: a level cannot be loaded, or does not fit the target.
+            TypeError, ValueError: as of `load_chain`.
         """
-        model = self._config.model_config
-        tokenizer = None
-        if not model.skip_tokenizer_init:
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(
-                model.tokenizer,
-                revision=model.tokenizer_revision,
-                trust_remote_code=model.trust_remote_code,
-            )
-        device = self._config.device_config.device
-        chain = Chain(
-            list(self._options.levels),
-            list(self._options.window[1:]),
-            rule=self._options.rule,
-            device=device,
-        )
-        self.drafts = DraftChain(
-            chain,
-            vocab_size=model.get_vocab_size(),
-            tokenizer=tokenizer,
-            max_tokens=model.max_model_len,
-        )
+        self.drafts = load_chain(self._config, self._options)
 
     def propose(
         self,
@@ -93,6 +102,7 @@ class ChainSampler(Sampler):
         # drafted, as with a row.
         self._owed: dict[str, int] = {}
         self._failed: set[str] = set()
+        self._began: float | None = None  # the pass of the target; None: it reads a prompt
 
     @property
     def _chain(self) -> DraftChain:
@@ -102,6 +112,8 @@ class ChainSampler(Sampler):
     def begin(self, ids: list[str], states: Sequence[Any]) -> Step:
         step = super().begin(ids, states)
         known = set(self._lengths)
+        if not (known.issuperset(ids) and all(step.kept)):
+            self._began = None
         self._update(step)
         # Where any request is near the context's end, vLLM does not ask for drafts.
         self._draft([name for name in self._going(step) if name in known])
@@ -123,10 +135,15 @@ class ChainSampler(Sampler):
 
     def settle(self, accepted: torch.Tensor) -> None:
         counts = accepted.tolist()
+        seconds = 0.0 if self._began is None else time.perf_counter() - self._began
+        verified = {}
         for row, (name, round, length, last) in self._taken.items():
+            verified[name] = length, min(counts[row], length)
             if last and counts[row] == length:
                 self._owed[name] = round
+        self._chain.observe(verified, seconds)
         self._taken.clear()
+        self._began = None
 
     def propose(self) -> list[list[int]]:
         """Return drafts of the step's requests, by row."""
@@ -136,6 +153,7 @@ class ChainSampler(Sampler):
         going = self._going(step)
         self._draft(going)
         most = self.runner.num_spec_tokens
+        self._began = time.perf_counter()
         return [self._of(name).tokens[:most] if name in going else [] for name in step.ids]
 
     def _going(self, step: Step) -> list[str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import arguments
+from ...policies import Adaptive, named
 
 PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 VERSIONS = ((0, 32), (0, 33))
 
-_NAMES = ("rule", "levels", "window")
+_NAMES = ("rule", "levels", "window", "policy")
 _LOGPROBS = ("raw_logprobs", "raw_logits")
 
 
@@ -25,11 +26,14 @@ class Options:
         window: draft tokens that each level hands up, the first at most `num_speculative_tokens`.
             By default 4 at the bottom, doubled at every level above, but at the first as many as
             leave room for the next level's window.
+        policy: "joint", "online", "cached-fsm" or "fixed", which chooses each request's windows up
+            to `window` by measured times, down to 0. None: they stay.
     """
 
     rule: str = "token"
     levels: tuple[str, ...] = ()
     window: tuple[int, ...] = ()
+    policy: Adaptive | None = None
 
     @staticmethod
     def of(vllm_config: Any) -> Options | None:
@@ -41,10 +45,11 @@ class Options:
         additional = vllm_config.additional_config
         if not isinstance(additional, Mapping) or "polyspec" not in additional:
             return None
-        return _parse(additional["polyspec"], vllm_config.speculative_config)
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        return _parse(additional["polyspec"], vllm_config.speculative_config, ranks)
 
 
-def _parse(settings: Any, speculative: Any) -> Options:
+def _parse(settings: Any, speculative: Any, ranks: int) -> Options:
     if not isinstance(settings, Mapping):
         raise TypeError(
             "polyspec: expected a mapping with any of "
@@ -67,8 +72,9 @@ def _parse(settings: Any, speculative: Any) -> Options:
             f"'custom_class' and model {PROPOSER!r}, given {list(levels)}"
         )
     if not levels:
-        if "window" in settings:
-            raise ValueError("window: expected none without levels")
+        for name in ("window", "policy"):
+            if name in settings:
+                raise ValueError(f"{name}: expected none without levels")
         return Options(rule)
     most = speculative.num_speculative_tokens
     inner = [4 * 2**i for i in reversed(range(len(levels) - 1))]
@@ -79,7 +85,12 @@ def _parse(settings: Any, speculative: Any) -> Options:
         raise ValueError(
             f"window: expected at most num_speculative_tokens = {most} at first, given {window[0]}"
         )
-    return Options(rule, levels, tuple(window))
+    policy = settings.get("policy")
+    if policy is not None:
+        policy = replace(named(policy), max_windows=window)
+        if ranks > 1:  # each would choose by times of its own
+            raise ValueError(f"policy: expected none with tensor parallelism of {ranks}, given one")
+    return Options(rule, levels, tuple(window), policy)
 
 
 def refuse(vllm_config: Any) -> None:

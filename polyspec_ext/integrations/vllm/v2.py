@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...ops import verify
-from . import replace
+from . import replace, v2_chain
 from .options import Options
 
 # Parameters of the methods that are replaced.
@@ -155,5 +155,8 @@ def install() -> None:
         if rejection is not None:
             rejection._verify = functools.partial(_verify, rejection, settings.rule)
             _mend_noise(runner, settings.rule)
+        if settings.levels:
+            runner.speculator.load(sampler)
 
+    v2_chain.install()
     replace(GPUModelRunner, "load_model", load_model)

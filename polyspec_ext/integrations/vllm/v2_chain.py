@@ -1,0 +1,125 @@
+"""A chain below the target of vLLM's Model Runner V2, where ``VLLM_USE_V2_MODEL_RUNNER=1`` asks for
+that runner beside ``method="custom_class"``.
+
+The runner wants as many drafts of every request, and reads the logits that they were drawn from by
+slot. So a request with fewer has id 0 behind them, as proposals of probability 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _C
+from ..draft_chain import DraftChain
+from . import replace
+from .chain import load_chain
+from .options import PROPOSER, Options
+
+
+class ChainSpeculator:
+    """Propose the drafts of the configured levels.
+
+    Attributes:
+        draft_logits: [slots, K, V] float32, before temperature, as the runner's verification reads
+            them. Drafts are drawn by temperature alone, without a request's filters.
+    """
+
+    num_query_per_req, num_extra_query_per_req = 1, 0
+    supports_mm_inputs = False
+
+    def __init__(self, vllm_config: Any, options: Options, device: Any, states: Any) -> None:
+        if options.policy is not None:
+            raise ValueError(
+                "policy: expected none on Model Runner V2, which wants as many drafts of every "
+                "request, given one"
+            )
+        self._config, self._options, self._states = vllm_config, options, states
+        self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
+        shape = vllm_config.scheduler_config.max_num_seqs, self.num_speculative_steps
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        self.draft_logits = torch.zeros(*shape, self._vocab_size, device=device)
+        self._drafts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._lengths: dict[str, int] = {}  # of the chain's texts
+        self._chain: DraftChain | None = None
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Leave the levels as they are: the runner's graphs are the target's."""
+
+    def capture(self) -> None:
+        """Capture nothing."""
+
+    def load(self, sampler: Any) -> None:
+        """Load the levels, behind the target.
+
+        Raises:
+            TypeError, ValueError: a level cannot be loaded, or does not fit the target.
+        """
+        self._sampling = sampler.sampling_states
+        self._chain = load_chain(self._config, self._options)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        *others: Any,
+        dummy_run: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Return drafts [R, K] of a batch whose requests have `num_sampled` [R] new tokens each, 0
+        where a prompt is not yet read."""
+        drafts = self._drafts[: input_batch.num_reqs].zero_()
+        if dummy_run or self._chain is None:
+            return drafts
+        slots = input_batch.idx_mapping_np[: input_batch.num_reqs].tolist()
+        ready = [i for i, count in enumerate(num_sampled.tolist()) if count > 0]
+        names = {input_batch.req_ids[i]: slots[i] for i in ready}
+        self._update(self._chain, names)
+        self._chain.propose(dict.fromkeys(names, self._options.window[0]))
+        for i in ready:
+            tokens, logits, _ = self._chain.pending(input_batch.req_ids[i])
+            count = min(len(tokens), self.num_speculative_steps)
+            rows = self.draft_logits[slots[i]].fill_(-torch.inf)
+            rows[count:, 0] = 0
+            if logits is not None:
+                drafts[i, :count] = torch.tensor(tokens[:count])
+                rows[:count, : logits.shape[1]] = logits[:count]
+        return drafts
+
+    def _update(self, chain: DraftChain, names: dict[str, int]) -> None:
+        """Bring the chain's texts to the length of the runner's, and remove those of others."""
+        states, sampling = self._states, self._sampling
+        for name in self._lengths.keys() - states.req_id_to_index.keys():
+            chain.remove(name)
+            del self._lengths[name]
+        ends = states.total_len.gpu.tolist()
+        for name, slot in names.items():
+            begin, end = self._lengths.get(name, 0), ends[slot]
+            tokens = states.all_token_ids.gpu[slot, begin:end].tolist()
+            if name in self._lengths:
+                chain.commit(name, tokens)
+            else:
+                # Preempted requests come back as new ones. The length keeps draws apart from those
+                # that were looked at before.
+                seed = _C.row_seed(int(sampling.seeds.np[slot]) % 2**64, end)
+                chain.add(name, tokens, temperature=float(sampling.temperature.np[slot]), seed=seed)
+            self._lengths[name] = end
+
+
+def install() -> None:
+    """Have V2 runners make this speculator in engines that ask for levels."""
+    from vllm.v1.worker.gpu import model_runner
+
+    def make(original: Any, vllm_config: Any, device: Any, states: Any) -> Any:
+        options = Options.of(vllm_config)
+        if options is None or vllm_config.speculative_config.model != PROPOSER:
+            return original(vllm_config, device, states)
+        return ChainSpeculator(vllm_config, options, device, states)
+
+    replace(model_runner, "init_speculator", make)
