@@ -16,7 +16,7 @@ from ..errors import ERROR_BITS, RequestError
 from ..levels.base import IdMap, InputBlock, LevelOutput
 from ..tensors import RowCounts
 from .base import DraftBlock, DraftInput, RowBuffer
-from .model import processed, row_buffer
+from .logits import processed, row_buffer
 
 
 def draw_paths(
