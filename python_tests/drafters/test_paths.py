@@ -12,6 +12,7 @@ import torch
 import toy
 from captured_chains import level
 from device_rounds import same_without_the_host, watched
+from recorder import Recorder, addresses, keys_of_captures
 from scipy import stats as scipy_stats
 from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
 
@@ -19,6 +20,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
 from polyspec_ext.drafters.paths import PathDraws
+from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.requirements import Operators
 
 PROMPT = [0, 1]
@@ -268,6 +270,24 @@ def test_rounds_without_the_host(count: int) -> None:
     with watched(alone) as seen:
         alone.generate(TEXTS, 30, **OPTIONS)
     assert seen.synchronisations == 0
+
+
+def test_its_steps_are_captured() -> None:
+    """Replayed by a recorder that stands in for CUDA graphs."""
+    recorder = Recorder()
+    sharp = {"initializer_range": 0.2}
+    target, draft = (level(i, 3 - i, f"level {i}", True, **sharp) for i in range(2))
+    graphs = Graphs(recorder, progress=False)
+    alone = ps.Chain([target, DraftModel(draft, paths=3)], [3], graphs=graphs, sync_each_step=False)
+    with keys_of_captures(graphs, recorder) as seen:
+        for seed in range(2):
+            options = {**OPTIONS, "seed": seed}
+            wanted = models(3, 2).generate(TEXTS, 30, **options)
+            assert alone.generate(TEXTS, 30, **options).new_tokens == wanted.new_tokens
+    assert graphs.num_replays > 4 * graphs.num_captures > 0
+    for key, recording in seen:  # weights, keys and logits that the steps use are named
+        used = [one for one in recording.outside.values() if one.is_floating_point()]
+        assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
 
 
 def test_rules_and_ends_of_a_text() -> None:
