@@ -22,6 +22,7 @@ from polyspec_ext import policies as policies
 if TYPE_CHECKING:
     from polyspec_ext import tiny as tiny
     from polyspec_ext.chain import Chain as Chain
+    from polyspec_ext.drafters import MTP as MTP
     from polyspec_ext.drafters import Context as Context
     from polyspec_ext.drafters import Drafter as Drafter
     from polyspec_ext.drafters import DraftModel as DraftModel
@@ -77,8 +78,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "chain": ("Chain",),
     "drafters": (
-        "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "Medusa", "NGramTable",
-        "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit",
+        "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "MTP", "Medusa",
+        "NGramTable", "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter",
+        "early_exit",
     ),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),

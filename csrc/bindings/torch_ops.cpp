@@ -373,19 +373,16 @@ Verified verify(const Tensor& target_logits, const Tensor& draft_tokens, const O
 
 using VerifiedTree = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-VerifiedTree verify_tree(const Tensor& target_logits, const Tensor& draft_tokens,
-                         const Tensor& parents, const OptTensor& offsets, int64_t nodes,
-                         int64_t depth, const OptTensor& counts, const OptTensor& draft_logits,
-                         const OptTensor& draft_rows, const OptTensor& draft_statistics,
-                         const OptTensor& target_to_draft, double temperature,
-                         const OptTensor& temperatures, int64_t top_k, const OptTensor& top_ks,
-                         double top_p, const OptTensor& top_ps, double min_p,
-                         const OptTensor& min_ps, int64_t seed, const OptTensor& seeds,
-                         int64_t position, const OptTensor& positions, int64_t round,
-                         const OptTensor& rounds, int64_t level, int64_t rule,
-                         const OptTensor& draws, const OptTensor& slots, int64_t num_slots,
-                         const OptTensor& eos, int64_t room, const OptTensor& rooms,
-                         const OptTensor& allowed) {
+VerifiedTree verify_tree(
+    const Tensor& target_logits, const Tensor& draft_tokens, const Tensor& parents,
+    const OptTensor& offsets, int64_t nodes, int64_t depth, const OptTensor& counts,
+    const OptTensor& draft_logits, const OptTensor& draft_rows, const OptTensor& draft_statistics,
+    const OptTensor& target_to_draft, double temperature, const OptTensor& temperatures,
+    int64_t top_k, const OptTensor& top_ks, double top_p, const OptTensor& top_ps, double min_p,
+    const OptTensor& min_ps, int64_t seed, const OptTensor& seeds, int64_t position,
+    const OptTensor& positions, int64_t round, const OptTensor& rounds, int64_t level, int64_t rule,
+    const OptTensor& draws, const OptTensor& slots, int64_t num_slots, const OptTensor& eos,
+    int64_t room, const OptTensor& rooms, const OptTensor& allowed) {
   polyspec::VerifyTreeParams params;
   Batch place = set_rows(target_logits, offsets, "N", &nodes, &params);
   STD_TORCH_CHECK(!(params.offsets != nullptr && counts.has_value()),

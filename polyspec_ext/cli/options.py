@@ -261,7 +261,8 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "over the target's cache; may be repeated",
     )
     add_draft(
-        group, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram' or 'early-exit:K'"
+        group,
+        "model directory or id, or 'prompt-lookup', 'suffix', 'ngram', 'mtp' or 'early-exit:K'",
     )
     group.add_argument(
         "--window",

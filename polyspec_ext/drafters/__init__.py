@@ -26,8 +26,10 @@ from .words import elements, is_drafter, register_word
 if TYPE_CHECKING:
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
+    from .mtp import MTP
 
 __all__ = [
+    "MTP",
     "BatchedDrafter",
     "Context",
     "DraftBlock",
@@ -60,7 +62,10 @@ register_word("suffix", SuffixMatch)
 register_word("ngram", NGramTable)
 
 # Heads of published checkpoints, which most chains do without.
-_HEADS = {"Eagle": "eagle", "FeatureCache": "features", "Hydra": "features", "Medusa": "features"}
+_HEADS = {
+    "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features", "MTP": "mtp",
+    "Medusa": "features",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -6,18 +6,17 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
 from .. import arguments
 from ..arguments import shown
 from ..kv_cache.factory import device_of
-from ..levels import HuggingFaceLevel
+from ..levels.models import ModelLevel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FILES = ("*.safetensors", "pytorch_model*.bin")
 _Network = TypeVar("_Network", bound=torch.nn.Module)
+
+
+def serves_heads(thing: object) -> bool:
+    """Return whether an object is a level with hidden states and an output head."""
+    return isinstance(thing, ModelLevel) and hasattr(thing, "output_head")
 
 
 class Target:
@@ -36,19 +40,20 @@ class Target:
         pack: whether heads run on packed weights, as the level does.
     """
 
-    def __init__(self, target: HuggingFaceLevel | PreTrainedModel) -> None:
-        self.level = target if isinstance(target, HuggingFaceLevel) else None
-        self.model: Any = target.model if isinstance(target, HuggingFaceLevel) else target
+    def __init__(self, target: ModelLevel | PreTrainedModel) -> None:
+        level: Any = target if serves_heads(target) else None
+        model: Any = target if level is None else level.model
+        self.level, self.model = level, model
         arguments.model("target", self.model)
         self.text = self.model.config.get_text_config(decoder=True)
         self.hidden_size, self.vocab_size = int(self.text.hidden_size), int(self.text.vocab_size)
         self.device = device_of(self.model)
-        self.pack = self.level is not None and self.level.pack
+        self.pack: bool = getattr(self.level, "pack", False)
 
     @property
     def output_head(self) -> Any:
-        level = self.level
-        return self.model.get_output_embeddings() if level is None else level.output_head
+        head = getattr(self.level, "output_head", None)
+        return self.model.get_output_embeddings() if head is None else head
 
     def load(
         self,
@@ -56,9 +61,10 @@ class Target:
         tensors: Mapping[str, torch.Tensor],
         dtype: torch.dtype | None,
         name: str,
+        exact: Collection[str] = (),
     ) -> _Network:
         """Load `tensors` of the checkpoint `name` into the module that `make` returns, on the
-        model's device and in its dtype, or in `dtype`.
+        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32.
 
         Raises:
             ValueError: a tensor is missing, unknown, or of another shape; names it.
@@ -75,9 +81,14 @@ class Target:
                     f"{name}: {key}: expected no tensor of this name with this configuration, "
                     f"given shape {list(value.shape)}"
                 )
+
+        def kind(key: str, value: torch.Tensor) -> torch.dtype:
+            if not value.is_floating_point():
+                return value.dtype
+            return torch.float32 if key in exact else dtype
+
         state = {
-            key: tensors[key].to(self.device, dtype if value.is_floating_point() else value.dtype)
-            for key, value in wanted.items()
+            key: tensors[key].to(self.device, kind(key, value)) for key, value in wanted.items()
         }
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False)
@@ -163,20 +174,26 @@ def _shards(index: Path) -> list[str]:
     return sorted(set(files.values()))
 
 
-def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """Read all tensors of a directory, by name, to the CPU."""
+def read_folder(
+    folder: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, torch.Tensor]:
+    """Read the tensors of a directory whose names are `wanted`, by name, to the CPU."""
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder):
-        tensors.update(read_file(file))
+        tensors.update(read_file(file, wanted))
     return tensors
 
 
-def read_file(file: Path) -> dict[str, torch.Tensor]:
-    """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote. The latter
-    may hold Python objects that run code when they are read: such a file is refused."""
+def read_file(
+    file: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, torch.Tensor]:
+    """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote, whose names
+    are `wanted`. The latter may hold Python objects that run code when they are read: such a file
+    is refused."""
     if file.suffix == ".safetensors":
         try:
-            return dict(load_file(file))
+            with safe_open(file, "pt") as opened:
+                return {key: opened.get_tensor(key) for key in opened.keys() if wanted(key)}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ValueError(f"{file}: expected a safetensors file: {error}") from error
     try:
@@ -195,7 +212,7 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
     ):
         raise ValueError(f"{file}: expected tensors by name, given {type(content).__name__}")
-    return dict(content)
+    return {key: value for key, value in content.items() if wanted(key)}
 
 
 def names_in(file: Path) -> set[str]:

@@ -1,17 +1,8 @@
-"""EAGLE heads: drafters that read the hidden states of the model that they draft for.
-
-A head reads pairs of a token and the state behind the token before it, from whichever verifier read
-that last. The target's states replace those of the levels below it after each of its passes. Pairs
-of the head's states are dropped when a draft ends.
-
-A verifier whose states have another width, or that lacks the layers that the head reads (a smaller
-model between the target and the head), has none to read: behind what that one accepted the head
-reads its states, until another verifier has read the tokens.
-"""
+"""EAGLE heads (`heads`): their network, and published checkpoints of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +12,11 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
-from ..levels import HuggingFaceLevel, IdMap
-from ..levels.base import InputBlock, LevelOutput, PromptBatch
-from ..levels.cpu import pack_layers
+from ..kv_cache import RollbackCache
+from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
 from ..ops import unchecked
-from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .eagle_format import (
     EagleConfig,
@@ -37,8 +25,7 @@ from .eagle_format import (
     renamed,
     require_target,
 )
-from .features import FeatureCache
-from .model import draw_chain
+from .heads import HeadDrafter, HeadNetwork, HeadPasses
 from .trees import Tree
 
 if TYPE_CHECKING:
@@ -54,7 +41,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
 
 
-class EagleNetwork(nn.Module):
+class EagleNetwork(HeadNetwork):
     """The layers of a head, under the tensors' published names (EAGLE-3's `midlayer` is
     `layers.0`).
 
@@ -62,6 +49,8 @@ class EagleNetwork(nn.Module):
         config: of the head.
         embeds, heads: whether the checkpoint has embeddings and an output head.
     """
+
+    config: EagleConfig
 
     def __init__(self, config: EagleConfig, *, embeds: bool = False, heads: bool = False) -> None:
         super().__init__()
@@ -88,8 +77,6 @@ class EagleNetwork(nn.Module):
         self.register_buffer("rotations", None, persistent=False)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
-        ``[B, T, feature_size]``."""
         config = self.config
         if not config.fuse:
             return features
@@ -124,6 +111,29 @@ class EagleNetwork(nn.Module):
             states, first = layer(states, first, rotation, attention), None
         return states
 
+    def read(
+        self,
+        embeds: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        def attention(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        ) -> torch.Tensor:
+            keys, values = cache.update(k, v, layer)
+            if cache_attention.takes(q, keys, values, mask):
+                return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+            grouped = keys.shape[1] != q.shape[1]
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, enable_gqa=grouped
+            )
+            return out.transpose(1, 2)
+
+        out: torch.Tensor = self(embeds, states, positions, attention)
+        return out
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def reach(self, count: int) -> None:
@@ -139,12 +149,10 @@ class EagleNetwork(nn.Module):
         self.rotations = torch.cat(both, 1)[0].transpose(0, 1).contiguous()
 
     def carried(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what of a step's states the next step of a draft reads."""
         normed: torch.Tensor = self.norm(states) if self.config.norm_output else states
         return normed
 
     def before_head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return what of a step's states the output head reads."""
         normed: torch.Tensor = states if self.config.version == 1 else self.norm(states)
         return normed
 
@@ -225,135 +233,9 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-class HeadPasses:
-    """A network, what it borrows from the target, and the cache of a batch.
-
-    Args:
-        network: with its weights. Below a level with packed weights it runs on packed ones too, and
-            later changes of its linear weights are not seen.
-        target: a level or its model: gives embeddings and output head where the network has none.
-        ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
-            same.
-    """
-
-    def __init__(
-        self,
-        network: EagleNetwork,
-        target: HuggingFaceLevel | PreTrainedModel,
-        ids: torch.Tensor | None = None,
-    ) -> None:
-        self.network, self._target = network, target
-        model = Target(target)
-        # What the passes run: `network` stays as it is.
-        self._runs = pack_layers(network) if model.pack else network
-        embed: Any = getattr(self._runs, "embed_tokens", None)
-        head: Any = getattr(self._runs, "lm_head", None)
-        self._embed = model.model.get_input_embeddings() if embed is None else embed
-        self._head = head = model.output_head if head is None else head
-        self.vocab_size = model.vocab_size
-        self.id_map = IdMap(model.vocab_size, ids)
-        weight = next(network.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
-        # (A packed product has a dtype and no weights to ask.)
-        self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
-        self.config = config = network.config
-        self.features = FeatureCache(
-            config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
-        )
-        self._weights: Place | None = None  # None: to be asked anew, since a batch begins
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Make another over copies, with an empty cache, for `copy` and `pickle`."""
-        return type(self), (self.network, self._target, self.id_map.drawn)
-
-    def begin(self, batch: int, capacity: int) -> None:
-        """Begin a batch of so many rows."""
-        self._weights = None
-        self.features.begin(batch, capacity)
-
-    def reserve_span(self, tokens: int) -> Place | None:
-        """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
-        inputs."""
-        if self._weights is None:
-            parts = (self._runs, self._embed, self._head)
-            weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
-            self._weights = Place(self.network, weights + self.id_map.tensors)
-        return self.features.reserve_span(tokens, self._weights)
-
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
-        """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
-        ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
-        states = self._runs.fuse(features.to(self.device, self.dtype))
-        return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
-
-    def follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
-    ) -> torch.Tensor:
-        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does; without `stays`
-        until the next call of `keep`."""
-        return self._append(tokens, self._runs.carried(states), counts, stays)
-
-    def _append(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
-    ) -> torch.Tensor:
-        even = counts.all(tokens.shape[1])
-        inputs = self.features.inputs(tokens.shape[1], None if even else counts)
-        out = self._pass(tokens, states, *inputs)
-        if stays:
-            self.features.appended(counts)
-        if even:
-            return out[:, -1:]
-        last = counts.less(1).on(self.device)
-        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
-
-    def step(
-        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
-    ) -> torch.Tensor:
-        """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
-        ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
-        `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
-        inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
-        return self._pass(tokens, self._runs.carried(states), *inputs)
-
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
-        logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
-        return logits
-
-    def _pass(
-        self,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Run the network. The mask is additive, ``[B or 1, 1, T, N]``; None: a token sees all
-        slots."""
-        cache = self.features.cache
-        self._runs.reach(cache.rows.capacity)
-
-        def attention(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-        ) -> torch.Tensor:
-            keys, values = cache.update(k, v, layer)
-            if cache_attention.takes(q, keys, values, mask):
-                return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-            grouped = keys.shape[1] != q.shape[1]
-            out = F.scaled_dot_product_attention(
-                q, keys, values, attn_mask=mask, enable_gqa=grouped
-            )
-            return out.transpose(1, 2)
-
-        embeds = self._embed(tokens).to(states.dtype)
-        out: torch.Tensor = self._runs(embeds, states, positions, attention)
-        return out
-
-
 def load_head(
     place: str | Path,
-    target: HuggingFaceLevel | PreTrainedModel,
+    target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
 ) -> HeadPasses:
     model = Target(target)
@@ -391,11 +273,9 @@ def load_head(
     return HeadPasses(network, target, ids.to(model.device))
 
 
-class Eagle:
-    """An EAGLE-1, EAGLE-2 or EAGLE-3 head (arXiv 2401.15077, 2406.16858, 2503.01840).
-
-    As a chain it draws one token after another from its processed distribution, which it hands up
-    as q. With a tree its proposals are deterministic, and the level above verifies a tree.
+class Eagle(HeadDrafter):
+    """An EAGLE-1, EAGLE-2 or EAGLE-3 head (arXiv 2401.15077, 2406.16858, 2503.01840) as the drafter
+    of a chain (`HeadDrafter`).
 
     Args:
         head: the network, and what it borrows from the target.
@@ -411,20 +291,13 @@ class Eagle:
         name: str = "eagle",
         draw: Callable[..., Any] = unchecked.draw,
     ) -> None:
-        arguments.instance("head", head, HeadPasses, none=False)
-        arguments.instance("tree", tree, Tree)
-        arguments.function("draw", draw)
-        self._head, self.tree, self.name = head, tree, name
-        self.vocab_size, self.device = head.vocab_size, head.device
-        self.max_length: int | None = head.config.layer.max_position_embeddings
-        self._draw, self.num_forward_passes = draw, 0
-        self.revision = 0  # see `Continuing`
+        super().__init__(head, tree, name, draw)
 
     @classmethod
     def from_pretrained(
         cls,
         place: str | Path,
-        target: HuggingFaceLevel | PreTrainedModel,
+        target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,
@@ -436,9 +309,8 @@ class Eagle:
             place: a directory as SafeAILab (SpecForge) or speculators publish it: config.json, and
                 model.safetensors or pytorch_model.bin. Or its id on the Hugging Face hub.
             target: that the head was trained for: it gives embeddings and output head where the
-                checkpoint has none. Below a level with packed weights (`HuggingFaceLevel`) the
-                head runs on packed ones too, whose memory is taken again, but for the output head
-                that both share.
+                checkpoint has none. Below a level with packed weights the head runs on packed ones
+                too, whose memory is taken again, but for the output head that both share.
             tree: see `Eagle`.
             dtype: of the head; None: the target's.
             name: for messages; None: the directory's name.
@@ -458,123 +330,6 @@ class Eagle:
     @property
     def config(self) -> EagleConfig:
         """Configuration of the head."""
-        return self._head.config
-
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(
-            batches=True,
-            reads_apart=True,
-            hidden_layers=self.config.hidden_layers,
-            hidden_size=self.config.target_hidden_size,
-            trees=self.tree is not None,
-            tree_size=None if self.tree is None else self._tree_size,
-            keeps_lengths=True,
-            admits=True,
-            continues=True,
-            device_lengths=self._head.features.in_one_place,
-            id_map=self._head.id_map,
-        )
-
-    def _tree_size(self, depth: int) -> TreeSize:
-        assert self.tree is not None
-        return self.tree.size(depth, self._head.id_map.entries_below(self.vocab_size))
-
-    @torch.inference_mode()
-    def prefill(self, prompts: PromptBatch) -> None:
-        # The prompts' states come with the first draft.
-        self.revision += 1
-        if prompts.held is None:
-            self._head.begin(prompts.tokens.shape[0], prompts.capacity)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """Read nothing: the states come with the next draft."""
-
-    def open(self, capacity: int) -> None: ...
-
-    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
-
-    @torch.inference_mode()
-    def admit(
-        self,
-        sequences: Sequence[None],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None:
-        self.revision += 1
-        if rows is None:
-            self._head.begin(len(sequences), capacity)
-        else:
-            self._head.features.admit(rows)
-
-    def save(self, row: int, begin: int, end: int) -> None:
-        """Save nothing: the states of the verifier are not kept."""
-
-    def restore(self, sequence: None, saved: None) -> None: ...
-
-    @torch.inference_mode()
-    def rollback(self, lengths: RowCounts) -> RowCounts:
-        self.revision += 1
-        self._head.features.rollback(lengths)
-        return lengths
-
-    @torch.inference_mode()
-    def select(self, rows: Sequence[int]) -> None:
-        self.revision += 1
-        self._head.features.select(rows)
-
-    @torch.inference_mode()
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return self._head.reserve_span(tokens)
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Ignore lengths: the device knows the pairs, which are not the tokens."""
-
-    @torch.inference_mode()
-    def draft(self, inputs: DraftInput) -> DraftBlock:
-        self.revision += 1
-        head = self._head
-        states = head.features.read(inputs, self.config.hidden_layers, head.extend, self._follow)
-        if self.tree is None:
-            return self._draft_chain(inputs, states)
-        return self._draft_tree(self.tree, inputs, states)
-
-    def _follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
-        self.num_forward_passes += 1
-        return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
-
-    def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head, begun = self._head, False
-
-        def forward(block: InputBlock) -> LevelOutput:
-            # The first pass has been done, and each later one reads a token that was drawn.
-            nonlocal states, begun
-            if begun:
-                counts = block.counts or RowCounts([1] * len(block.tokens))
-                states = head.follow(block.tokens, states, counts, stays=False)
-            begun = True
-            return LevelOutput(head.logits(states))
-
-        block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._draw)
-        self.num_forward_passes += block.tokens.shape[1]
-        return block
-
-    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head, id_map = self._head, self._head.id_map
-        entries = id_map.entries_below(inputs.vocab_size)
-
-        def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            self.num_forward_passes += 1
-            out = head.step(id_map.to_above(tokens), above, depth, ancestors)
-            return out, head.logits(out)[..., :entries]
-
-        lengths = inputs.lengths.on(self.device)
-        self.num_forward_passes += 1
-        first = head.logits(states)[:, 0, :entries]
-        nodes = tree.grow(first, states, lengths, inputs.most, expand)
-        return DraftBlock(id_map.to_above(nodes.tokens), nodes.counts, parents=nodes.parents)
+        config = self._head.config
+        assert isinstance(config, EagleConfig)
+        return config

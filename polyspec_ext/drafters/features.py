@@ -14,9 +14,9 @@ from torch import nn
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
-from ..levels import HuggingFaceLevel
 from ..levels.base import PromptBatch
 from ..levels.cpu import pack_layers
+from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
@@ -401,7 +401,7 @@ class LastStateDrafter:
     def from_pretrained(
         cls: type[_Drafter],
         place: str | Path,
-        target: HuggingFaceLevel | PreTrainedModel,
+        target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
         dtype: torch.dtype | None = None,
@@ -411,8 +411,8 @@ class LastStateDrafter:
         Args:
             place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
                 where there is one, config.json; or its id on the Hugging Face hub.
-            target: that they were trained for. Below a level with packed weights
-                (`HuggingFaceLevel`) they run on packed ones too, whose memory is taken again.
+            target: that they were trained for. Below a level with packed weights they run on
+                packed ones too, whose memory is taken again.
             tree: `DynamicTree()` by default, or a `StaticTree`.
             dtype: of the heads; None: the target's.
 

@@ -107,6 +107,7 @@ class DraftModel:
             keeps_lengths=can.keeps_lengths,
             continues=can.continues,
             admits=can.admits,
+            saves_rows=can.saves_rows,
             id_map=can.id_map,
             trees=self.paths > 1,
             keeps_paths=self.paths > 1,

@@ -15,7 +15,7 @@ from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
 from ..levels.cpu import can_pack
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
-from .checkpoint import head_place
+from .checkpoint import head_place, serves_heads
 from .model import BEAM, DraftModel, early_exit
 
 
@@ -131,14 +131,35 @@ def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
         raise ValueError(f"{options.name}: {error}") from error
 
 
+def _with_head(options: Options, what: str) -> Any:
+    target = options.above[0] if options.above else None
+    return target if serves_heads(target) else options.target(what)
+
+
 def _load_eagle(thing: Any, options: Options) -> BatchedDrafter:
     from .eagle import Eagle
 
     place = head_place(thing)
     assert place is not None
-    target = options.target(f"the EAGLE head {place!r} below a Hugging Face model as the target")
+    target = _with_head(
+        options, f"the EAGLE head {place!r} below a Hugging Face model as the target"
+    )
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     return Eagle.from_pretrained(place, target, dtype=dtype)
+
+
+def _load_mtp(thing: str, options: Options) -> BatchedDrafter:
+    from .mtp import MTP
+
+    target = _with_head(options, f"{thing!r} below a Hugging Face model as the target")
+    place = thing.partition(":")[2] or str(getattr(target.model, "name_or_path", "") or "")
+    if not place:
+        raise ValueError(
+            f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
+            f"'mtp:' in front of that, given {thing!r} below {target.name}"
+        )
+    dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
+    return MTP.from_pretrained(place, target, dtype=dtype)
 
 
 # The one registered last is asked first.
@@ -170,6 +191,13 @@ for _kind in (
         lambda thing: bool(head_place(thing)),
         _load_eagle,
         ("'eagle:' and an id or directory",),
+    ),
+    _Kind(
+        "'mtp' below the target, or 'mtp:' and the id or directory of its checkpoint",
+        (BatchedDrafter,),
+        _matcher(r"mtp(:.+)?"),
+        _load_mtp,
+        ("'mtp', the multi-token prediction head of the target's checkpoint",),
     ),
     _Kind(
         "'early-exit:K' with K layers",

@@ -168,6 +168,10 @@ class LevelCapabilities:
         keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: rows can join the batch at hand: it has the methods of `Admitting`.
+        saves_rows: `Admitting.save` copies a row from its first token alone, and only where the
+            level has a copy of its state.
+        replays: tokens behind a checkpoint that it reads again within a pass at most; the host has
+            it read more in a pass of their own. 0: all.
         continues: the batch at hand can go on with other prompts, behind what both have in common
             (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
             the text alone, up to rounding, and not on the passes that have read it.
@@ -186,6 +190,8 @@ class LevelCapabilities:
     trees: bool = False
     keeps_lengths: bool = False
     admits: bool = False
+    saves_rows: bool = False
+    replays: int = 0
     continues: bool = False
     sharded: bool = False
     checked: bool = False

@@ -2,16 +2,17 @@
 layers and attention (Qwen3-Next, Granite 4, Nemotron-H, LFM2), and attention with an index of its
 keys (DeepSeek V3.2).
 
-A level keeps copies of the state (checkpoints) in front of its latest passes. A rollback restores
-the newest one that is short enough, and the tokens behind it are read again with the next pass.
+A level keeps copies of the state (checkpoints) in front of its latest passes, and the inputs of the
+functions that computed recurrent states in them. A rollback restores the newest checkpoint that is
+short enough and advances it by the tokens that stay, with these inputs alone. Where the functions
+are others, these tokens are read again with the next pass.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
 from .cpu import packed, unpacked
 from .models import (
+    HiddenStates,
     ModelLevel,
     Unchanged,
     cache_name,
@@ -36,62 +38,19 @@ from .models import (
     tolerance,
 )
 from .products import without_wrapper
+from .recorded import recorded, watch
+from .row_states import RowState, SavedState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
-_OVERWRITTEN = ("conv_states", "recurrent_states")
 # So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
 # behind them, so that steady rejections do not have the same tokens read again and again.
 _RIDE = 8
-
-
-class _Row:
-    """The state of one row.
-
-    Attributes:
-        length: tokens that `past` has read.
-        checkpoints: lengths and copies of the layers, oldest first.
-    """
-
-    def __init__(self, past: Any, checkpoints: int) -> None:
-        self.past, self.length = past, 0
-        self.checkpoints: deque[tuple[int, list[dict[str, Any]]]] = deque(maxlen=checkpoints)
-
-    def checkpoint(self) -> None:
-        """Keep a copy of the state as it is."""
-        if self.length:
-            self.checkpoints.append((self.length, [_copied(layer) for layer in self.past.layers]))
-
-    def rollback(self, length: int, empty: Any) -> None:
-        """Restore the newest checkpoint of at most `length` tokens; `empty`: an empty cache."""
-        if length >= self.length:
-            return
-        while self.checkpoints and self.checkpoints[-1][0] > length:
-            self.checkpoints.pop()
-        if self.checkpoints:
-            self.length, layers = self.checkpoints.pop()
-            for layer, kept in zip(self.past.layers, layers, strict=True):
-                vars(layer).clear()
-                vars(layer).update(kept)
-        else:
-            self.past, self.length = empty, 0
-
-
-def _copied(layer: Any) -> dict[str, Any]:
-    """Return what a layer of a cache holds, with copies of what passes overwrite."""
-    kept = dict(vars(layer))
-    for name, value in kept.items():
-        if isinstance(value, dict):
-            kept[name] = dict(value)
-    for name in _OVERWRITTEN:
-        states = kept.get(name)
-        if isinstance(states, torch.Tensor):
-            kept[name] = states.clone()
-        elif isinstance(states, dict):
-            kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
-    return kept
+# Tokens of a pass whose inputs are recorded at most: those of prompts would take much memory.
+_RECORDED = 64
+# What a level tries in turn: whether it advances, and whether it reads token by token.
+_WAYS = ((True, False), (False, False), (False, True))
 
 
 class StatefulLevel(ModelLevel):
@@ -104,12 +63,18 @@ class StatefulLevel(ModelLevel):
         pack: as of `HuggingFaceLevel`.
         checkpoints: copies of a row's state that are kept. A rollback by more passes reads more
             tokens again.
+        advance: rollbacks advance a checkpoint by the tokens that stay, where the model's functions
+            allow it, for which passes of up to 64 tokens have their inputs kept; else these tokens
+            are read again.
         prefill_chunk: tokens that one pass reads at most.
 
     Attributes:
         stepwise: the model drops its state in passes of several tokens, so that every token behind
             the first pass is a pass. Such a level can draft, and gains nothing as a target.
+        advances: rollbacks do so.
+        num_advanced: rollbacks that did so.
         num_replayed: tokens that were read again behind checkpoints.
+        output_head: the module from the last states to logits, packed where the passes are.
         revision: see `levels.base.Continuing`.
 
     Raises:
@@ -131,12 +96,14 @@ class StatefulLevel(ModelLevel):
         name: str | None = None,
         pack: bool = False,
         checkpoints: int = 8,
+        advance: bool = True,
         prefill_chunk: int = 1024,
     ) -> None:
         arguments.model("model", model)
         model = without_wrapper(model)
         arguments.label("name", name)
         arguments.flag("pack", pack)
+        self._advance = arguments.flag("advance", advance)
         self._checkpoints = arguments.integer("checkpoints", checkpoints, arguments.SIZE_MAX, 1)
         self.prefill_chunk = arguments.integer(
             "prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1
@@ -149,19 +116,30 @@ class StatefulLevel(ModelLevel):
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = cache_name(model)
         self._slices, self._placed = "logits_to_keep" in parameters, "position_ids" in parameters
+        self.output_head = self._runs.get_output_embeddings()
+        self._states = HiddenStates(self._runs)
+        self._width = int(model.config.get_text_config(decoder=True).hidden_size)
         self.capabilities = LevelCapabilities(
             batches=True,
             reads_apart=True,
             admits=True,
             continues=True,
+            saves_rows=True,
             checked=True,
+            hidden_states=bool(self._states),
             sharded=is_sharded(model),
             id_map=self.id_map,
+            hidden_size=self._width,
+            num_layers=self._states.count,
         )
-        self._rows: list[_Row] = []
+        self._rows: list[RowState] = []
         self.revision = 0
-        self.stepwise, self.num_replayed = False, 0
+        self.stepwise, self.advances = False, advance
+        self.num_replayed = self.num_advanced = 0
+        watch(self._runs)
         self._probe()
+        if not (self.advances or self.stepwise):
+            self.capabilities = replace(self.capabilities, replays=_RIDE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Have `copy` and `pickle` make the level anew over a copy of its model."""
@@ -169,37 +147,51 @@ class StatefulLevel(ModelLevel):
             "name": self.name,
             "pack": self.pack,
             "checkpoints": self._checkpoints,
+            "advance": self._advance,
             "prefill_chunk": self.prefill_chunk,
         }
         return partial(type(self), **options), (self.model,)
 
-    def _row(self) -> _Row:
-        return _Row(self._empty(), self._checkpoints)
-
-    def _empty(self) -> Any:
+    def _row(self, checkpoints: int | None = None) -> RowState:
         from transformers import DynamicCache
 
-        return DynamicCache(config=self.model.config)
+        past = DynamicCache(config=self.model.config)
+        if self.advances:
+            past.activate_past_recording()
+        return RowState(past, checkpoints or self._checkpoints)
 
     # ---- passes ----------------------------------------------------------------------------------
 
-    def _pass(self, row: _Row, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last."""
+    def _pass(
+        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, Hidden]:
+        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
+        hidden states ``[1, T, H]``."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if self._placed:  # some models count from 0 in every pass
             places = torch.arange(row.length, row.length + tokens.shape[1], device=tokens.device)
             options["position_ids"] = places[None]
         if self._slices:
             options["logits_to_keep"] = max(keep, 1)
-        row.checkpoint()
         options[self._cache_name] = row.past
-        logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
-        row.length += tokens.shape[1]
-        return logits[0, logits.shape[1] - keep :]
+        row.begin_pass()
+        with self._states.taken(layers) as hidden, recorded() as calls:
+            logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
+        records = self.advances and 1 < tokens.shape[1] <= _RECORDED
+        row.end_pass(tokens.shape[1], calls if records else None)
+        wanted = [*tokens.shape, self._width]
+        for layer, states in hidden.items():
+            if list(states.shape) != wanted:
+                raise ValueError(
+                    f"{self.name}: expected hidden states {wanted} of layer {layer}, given "
+                    f"{list(states.shape)}"
+                )
+        return logits[0, logits.shape[1] - keep :], hidden
 
-    def _append(self, row: _Row, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append tokens ``[1, T]`` in as many passes as that takes; return the logits ``[keep, V]``
-        behind the last."""
+    def _append(
+        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, Hidden]:
+        """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
         total = tokens.shape[1]
         ends = list(range(self.prefill_chunk, total, self.prefill_chunk))
         if row.length and total - keep > _RIDE:
@@ -208,24 +200,32 @@ class StatefulLevel(ModelLevel):
             ends = list(range(1, total))
         elif self.stepwise:
             ends = list(range(max(total - keep, 1), total))
-        kept, begin = [], 0
-        for end in [*sorted(set(ends)), total]:
+        kept, states, begin = [], [], 0
+        for end in sorted({*ends, total}):
             wanted = max(0, end - max(begin, total - keep))
-            logits = self._pass(row, tokens[:, begin:end], wanted)
+            logits, hidden = self._pass(row, tokens[:, begin:end], wanted, layers)
+            states.append(hidden)
             if wanted:
                 kept.append(logits)
             begin = end
-        return torch.cat(kept) if len(kept) > 1 else kept[0] if kept else logits[:0]
+        if layers:
+            row.told = row.length
+        whole = {layer: torch.cat([one[layer] for one in states], 1) for layer in layers}
+        return torch.cat(kept) if kept else logits[:0], whole
 
     @torch.inference_mode()
-    def prefill(self, prompts: PromptBatch) -> None:
+    def prefill(self, prompts: PromptBatch) -> Hidden | None:
         self._unchanged.require()
         self.revision += 1
-        if prompts.hidden_layers:
-            raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         if prompts.held is None:
             self._rows = [self._row() for _ in prompts.tokens]
-        self.read(prompts.tokens, prompts.counts or [prompts.tokens.shape[1]] * len(self._rows))
+        counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
+        layers = prompts.hidden_layers
+        self._states.require(layers, self.name)
+        hidden = self._blocks(prompts.tokens, counts, counts, 0, layers).hidden
+        for row in self._rows:
+            row.pin()
+        return hidden
 
     @torch.inference_mode()
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -233,21 +233,44 @@ class StatefulLevel(ModelLevel):
         tokens, keep = block.tokens, block.keep
         if block.parents is not None:
             raise ValueError(f"{self.name}: expected no tree, given one: {self.no_trees}")
+        if block.hidden_layers:
+            self._states.require(block.hidden_layers, self.name)
         batch, width = tokens.shape
         counts = [width] * batch if block.counts is None else list(block.counts)
         first = [width - keep] * batch if block.first is None else list(block.first)
-        found = []
-        for row, ids, count, begin in zip(self._rows, tokens, counts, first, strict=True):
+        return self._blocks(tokens, counts, first, keep, block.hidden_layers)
+
+    def _blocks(
+        self,
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        first: Sequence[int],
+        keep: int,
+        layers: tuple[int, ...],
+    ) -> LevelOutput:
+        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to row b; see `forward`."""
+        batch, width = tokens.shape
+        logits = torch.empty(batch, keep, 0)
+        hidden: dict[int, torch.Tensor] = {}
+        # States of these tokens were returned before they were rolled back.
+        skipped = [max(0, row.told - row.length) for row in self._rows]
+        rows = zip(self._rows, tokens, counts, first, strict=True)
+        for number, (row, ids, count, begin) in enumerate(rows):
+            if not count:
+                continue
             wanted = max(count - begin, 0)
-            found.append(self._append(row, ids[None, :count], wanted)[:keep] if count else None)
-        if batch == 1 and found[0] is not None and len(found[0]) == keep:
-            return LevelOutput(found[0][None])
-        known = next(one for one in found if one is not None)
-        logits = known.new_zeros(batch, keep, known.shape[1])
-        for into, one in zip(logits, found, strict=True):
-            if one is not None:
-                into[: len(one)] = one
-        return LevelOutput(logits)
+            some, states = self._append(row, ids[None, :count], wanted, layers)
+            if logits.shape[2] != some.shape[1]:
+                logits = some.new_zeros(batch, keep, some.shape[1])
+            logits[number, : min(wanted, keep)] = some[:keep]
+            for layer, of_row in states.items():
+                if layer not in hidden:
+                    hidden[layer] = of_row.new_zeros(batch, width, of_row.shape[2])
+                hidden[layer][number, :count] = of_row[0]
+        for layer in layers if not hidden else ():  # of empty prompts
+            hidden[layer] = torch.zeros(batch, width, self._width, dtype=self.model.dtype)
+        told = torch.tensor(skipped) if layers and any(skipped) else None
+        return LevelOutput(logits, hidden if layers else None, told)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         if tokens.shape[1] and max(counts):
@@ -259,9 +282,9 @@ class StatefulLevel(ModelLevel):
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         self.revision += 1
         for row, length in zip(self._rows, lengths, strict=True):
-            if length < row.length:
-                row.rollback(length, self._empty())
-                self.num_replayed += length - row.length
+            before = min(length, row.length)
+            self.num_advanced += row.rollback(length)
+            self.num_replayed += before - row.length
         return [row.length for row in self._rows]
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
@@ -273,21 +296,24 @@ class StatefulLevel(ModelLevel):
 
     # ---- rows that join the batch (`Admitting`) --------------------------------------------------
 
-    def open(self, capacity: int) -> _Row:
+    def open(self, capacity: int) -> RowState:
         self._unchanged.require()
         return self._row()
 
     @torch.inference_mode()
     def extend(
-        self, sequence: _Row, tokens: torch.Tensor, layers: tuple[int, ...] = ()
+        self, sequence: RowState, tokens: torch.Tensor, layers: tuple[int, ...] = ()
     ) -> Hidden | None:
-        if tokens.shape[1]:
-            self._append(sequence, tokens, 0)
-        return None
+        if not tokens.shape[1]:
+            return None
+        if layers:
+            self._states.require(layers, self.name)
+        _, hidden = self._append(sequence, tokens, 0, layers)
+        return hidden or None
 
     def admit(
         self,
-        sequences: Sequence[_Row],
+        sequences: Sequence[RowState],
         lengths: Sequence[int],
         capacity: int,
         rows: Sequence[int] | None,
@@ -299,24 +325,31 @@ class StatefulLevel(ModelLevel):
         for row, sequence in zip(rows, sequences, strict=True):
             self._rows[row : row + 1] = [sequence]
 
-    def save(self, row: int, begin: int, end: int) -> None:
-        """Return None: a state has nothing of some tokens apart."""
+    @torch.inference_mode()
+    def save(self, row: int, begin: int, end: int) -> SavedState | None:
+        """Return a copy of a row's first `end` tokens; None where it has no checkpoint there."""
+        kept = self._rows[row]
+        if begin == 0 and kept.length == end:
+            kept.pin()
+        pinned = (state for state in kept.pinned if begin == 0 and state.length == end)
+        return next(pinned, None)
 
-    def restore(self, sequence: _Row, saved: Any) -> None:
-        raise ValueError(f"{self.name}: expected no copy of some tokens, given one")
+    @torch.inference_mode()
+    def restore(self, sequence: RowState, saved: SavedState) -> None:
+        sequence.restore(saved)
 
     # ---- whether the model continues a text ------------------------------------------------------
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare a text in passes that are rolled back with one pass (`levels.models`), in blocks
-        and, if these are wrong, token by token."""
+        """Compare a text in passes that are rolled back with one pass (`levels.models`): with
+        checkpoints that advance, then with others, then token by token."""
         known = ids_of(self.model, self.vocab_size)
         text = text_of(24, known)[None].to(self.device)
         wrong = (text + 1) % known
 
         def differ() -> tuple[float, float]:
-            self._rows = [self._row()]
+            self._rows = [self._row(checkpoints=8)]
             whole = self._runs(input_ids=text, use_cache=False, return_dict=True).logits[0]
             self.read(text[:, :7], [7])
             logits, at = [], 7
@@ -325,16 +358,23 @@ class StatefulLevel(ModelLevel):
                 ids = torch.cat([text[:, begin:end], wrong[:, end : end + 3]], 1)
                 keep = ids.shape[1] - (at - begin)
                 logits.append(self.forward(InputBlock(ids, keep)).logits[0, : end - at])
+                if end == 13:  # rollbacks over two passes, and again into one
+                    self.read(wrong[:, :2], [2])
+                    self.rollback([end + 1])
                 self.rollback([end])
                 at = end
+            if self.advances and self.num_replayed:
+                return float("inf"), 0.0
             worst = max(map(relative_difference, torch.cat(logits), whole[7:]))
             return worst, tolerance(whole.dtype)
 
         try:
-            found = failure(differ)
-            if found is not None:
-                self.stepwise = True
+            for way in _WAYS[not self._advance :]:
+                self.advances, self.stepwise = way
+                self.num_replayed = 0
                 found = failure(differ)
+                if found is None:
+                    break
             require_continued(found, self.model, self.name)
         finally:
-            self._rows, self.num_replayed = [], 0
+            self._rows, self.num_replayed, self.num_advanced = [], 0, 0

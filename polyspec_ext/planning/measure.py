@@ -24,7 +24,7 @@ from ..levels import InputBlock, PromptBatch, batched
 from ..levels.base import id_map_of
 from ..stats import LevelStats, Stats, merge
 from .parts import Part, Request, owners_above
-from .theory import Acceptance, Floats, Proposals, batches
+from .theory import Acceptance, Floats, Proposals, batches, replays
 
 WINDOWS = (1, 3, 7, 14)  # of the lowest level of the chains whose steps are timed
 MOST = 16  # tokens of a draft
@@ -58,13 +58,14 @@ class Setting(NamedTuple):
 
 class Call(NamedTuple):
     """A call that was run: tokens of its longest prompt, seconds, statistics, tokens and seconds of
-    each round, and new tokens of each prompt."""
+    each round, new tokens of each prompt, and tokens that each level read again."""
 
     longest: int
     seconds: float
     stats: Stats
     rounds: list[tuple[int, float]]
     texts: list[list[int]]
+    replayed: list[int]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Runner:
         """Run one call; after `limit` seconds no round begins but the first `LEAST`."""
         groups = self.groups
         prompts = groups[turn % len(groups)]
+        before = _replayed(chain)
         began = time.perf_counter()
         batch = chain.batch(prompts, **{**self.request.options(turn), **options})
         stats, tokens, seconds = batch.stats, 0, 0.0
@@ -133,7 +135,12 @@ class Runner:
         spent = time.perf_counter() - began
         pairs = zip(batch.rows, prompts, strict=True)
         texts = [list(row.tokens[len(prompt) :]) for row, prompt in pairs]
-        return Call(max(map(len, prompts)), spent, stats, rounds, texts)
+        replayed = [now - then for now, then in zip(_replayed(chain), before, strict=True)]
+        return Call(max(map(len, prompts)), spent, stats, rounds, texts, replayed)
+
+
+def _replayed(chain: Chain) -> list[int]:
+    return [int(getattr(part, "num_replayed", 0)) for part in chain.engine.parts]
 
 
 def merged(calls: Sequence[Call]) -> Stats:
@@ -171,7 +178,7 @@ class Times(NamedTuple):
 
     seconds: Mapping[int, float]
 
-    def at(self, tokens: int) -> float:
+    def at(self, tokens: float) -> float:
         """Return the seconds on a straight line between measured numbers and beyond the last."""
         known = sorted(self.seconds)
         if tokens > known[-1] and len(known) > 1:
@@ -226,6 +233,8 @@ class Measured:
         verify: seconds by part, whether it verifies trees, and tokens; 0 tokens: plain decoding.
         draft: seconds by part and tokens.
         prefill: seconds by part and tokens of a call's longest prompt.
+        replays: by part, as of `Part.replays`. The tokens of its verifications include those that
+            it read again.
         outside: seconds of a step that are no level's.
         trials: by the parts of a chain.
         spent: seconds of all measurements.
@@ -242,6 +251,7 @@ class Measured:
     verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
     draft: dict[int, Times] = field(default_factory=dict)
     prefill: dict[int, Times] = field(default_factory=dict)
+    replays: dict[int, int] = field(default_factory=dict)
     outside: float = 0.0
     trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
     spent: float = 0.0
@@ -297,10 +307,14 @@ class MeasuredSeconds:
 
     def verify(self, level: int, pending: int) -> float:
         pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
-        tree, times = pair in self.measured.trees, self.measured.verify
+        tree, verify = pair in self.measured.trees, self.measured.verify
         # (Of a level that stands above trees alone no other pass is timed.)
-        tree = tree and (pending > 0 or (pair[0], False) not in times)
-        return times[pair[0], tree].at(pending) + self.measured.outside
+        tree = tree and (pending > 0 or (pair[0], False) not in verify)
+        times, most = verify[pair[0], tree], self.measured.replays.get(pair[0], 0)
+        if most == 0 or pending == 0:
+            return times.at(pending) + self.measured.outside
+        again, passes = replays(self.measured.rate(*pair), pending, most)
+        return times.at(pending + again) + passes * times.at(1) + self.measured.outside
 
     def draft(self, tokens: int) -> float:
         return self.measured.draft[self.parts[-1]].at(tokens) + self.measured.outside
@@ -372,6 +386,7 @@ def measure(
         [len(prompt) for prompt, _ in pairs],
         request.batch,
     )
+    measured.replays = {n: part.replays for n, part in enumerate(parts) if part.replays}
     seen = _enter_times(measured, parts, settings, ran)
     for n, part in enumerate(parts):
         drafts = any(setting.parts[-1] == n != 0 for setting in settings)
@@ -411,7 +426,8 @@ def _enter_times(
                 continue
             lowest = at == len(chain) - 2
             tree = lowest and parts[chain[-1]].trees
-            tokens = round(level.num_draft_tokens / level.num_verifications)
+            again = sum(call.replayed[at] for call in calls)
+            tokens = round((level.num_draft_tokens + again) / level.num_verifications)
             verify[part, tree].append(
                 (setting.windows[-1] if tree else tokens, level.seconds, count)
             )

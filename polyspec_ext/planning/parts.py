@@ -21,7 +21,7 @@ from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
 # Prefixes, then a path, an id, a word.
-_SOURCE = re.compile(r"((?:w[48]:|eagle:|(?:trim|paths):\d+:)*)(.*)")
+_SOURCE = re.compile(r"((?:w[48]:|eagle:|mtp:|(?:trim|paths):\d+:)*)(.*)")
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
 _SHARE = 4  # such a draft has one of so many of the ids
@@ -111,6 +111,12 @@ class Part:
     def trees(self) -> bool:
         """Whether it drafts trees, whose verification takes other times than a chain's."""
         return not self.model and bool(getattr(self._capabilities, "trees", False))
+
+    @property
+    def replays(self) -> int:
+        """How many tokens it reads again behind a rejected block, within a pass, at most; 0: its
+        state can be cut."""
+        return batched(self.thing).capabilities.replays if self.model else 0
 
     @property
     def reads_states(self) -> bool:

@@ -27,6 +27,7 @@ Ints: TypeAlias = NDArray[np.int64]
 TINY = 1e-14  # states less likely than this are left out
 _UNLIKELY = 1e-9  # rounds of a batch
 _ENDLESS = 2**40  # tokens
+_CYCLES = 256  # verifications that a mean is taken over
 
 
 # ---- times and acceptances -----------------------------------------------------------------------
@@ -59,6 +60,32 @@ class ConstantSeconds:
 
     def draft(self, tokens: int) -> float:
         return tokens * self.seconds[-1]
+
+
+@functools.lru_cache(maxsize=4096)
+def replays(acceptance: float, pending: int, most: int) -> tuple[float, float]:
+    """Return what a level with checkpoints reads again at each verification, on average: tokens,
+    and passes beside its own.
+
+    A verification that rejects a token goes back in front of its pass, and reads what stays of it
+    again with the next. More than `most` tokens are read in a pass before that.
+
+    Args:
+        acceptance: of a token, if those before it in the block are accepted.
+        pending: tokens of each verification.
+    """
+    size = most + pending + 1
+    chances = np.zeros((size, size))  # from the tokens that a pass reads again to the next one's
+    for again in range(size):
+        begin = again if again <= most else 0
+        for accepted in range(pending):
+            chances[again, begin + accepted + 1] += acceptance**accepted * (1 - acceptance)
+        chances[again, 0] += acceptance**pending
+    law, mean = np.eye(size)[0], np.zeros(size)
+    for _ in range(_CYCLES):
+        mean += law / _CYCLES
+        law = law @ chances
+    return float(mean @ np.arange(size)), float(mean[most + 1 :].sum())
 
 
 class Proposals(NamedTuple):

@@ -233,15 +233,22 @@ class Batch:
 
     # ---- requests that join and leave ------------------------------------------------------------
 
-    def open(self, row: Row, saved: Mapping[int, Sequence[Any]], tokens: int) -> Reading:
-        """Return the reading of the text of a request that will `join`.
+    @property
+    def saves_rows(self) -> list[int]:
+        """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
+        return self._engine.caches.saves_rows
 
-        Args:
-            saved: copies of `save` by level, each of so many `tokens`, from the first token on.
-        """
+    def open(
+        self,
+        row: Row,
+        saved: Mapping[int, Sequence[Any]],
+        tokens: int,
+        whole: Mapping[int, tuple[int, Any]] | None = None,
+    ) -> Reading:
+        """Return the reading of the text of a request that will `join` (`Caches.open`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
-            reading = self._engine.caches.open(row, saved, tokens)
+            reading = self._engine.caches.open(row, saved, tokens, whole or {})
         row.stats.num_cached_tokens = reading.lengths[1]
         self.stats.num_cached_tokens += reading.lengths[1]
         return reading

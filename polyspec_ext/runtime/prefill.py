@@ -153,12 +153,25 @@ class Caches:
         rows join."""
         return all(part.capabilities.admits for part in self._parts)
 
-    def open(self, row: Row, saved: Mapping[int, Sequence[Any]], tokens: int) -> Reading:
+    @property
+    def saves_rows(self) -> list[int]:
+        """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
+        levels = enumerate(self._parts, 1)
+        return [number for number, part in levels if part.capabilities.saves_rows]
+
+    def open(
+        self,
+        row: Row,
+        saved: Mapping[int, Sequence[Any]],
+        tokens: int,
+        whole: Mapping[int, tuple[int, Any]],
+    ) -> Reading:
         """Return the reading of a request's text.
 
         Args:
             saved: copies of `save` by level, each of so many `tokens`, from the first token on. Not
                 used where the drafter reads the target's hidden states, of which there is no copy.
+            whole: one copy of the text's beginning, with its tokens, of levels that save rows.
         """
         parts = [cast(Admitting, part) for part in self._parts]
         sequences = {number: part.open(row.committed) for number, part in enumerate(parts, 1)}
@@ -168,6 +181,9 @@ class Caches:
         if self._layers:
             return reading
         for number, part in zip(asked, parts, strict=False):
+            if number in whole:
+                reading.lengths[number], copy = whole[number]
+                part.restore(sequences[number], copy)
             # A level without sequences of its own has read what the target has.
             own = 1 if sequences[number] is None else number
             for copy in saved.get(own, ()):
@@ -363,7 +379,7 @@ class Caches:
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
-            lag = plan.lag(number) + self._more
+            lag = plan.lag(number) + self._more + self._parts[number - 1].capabilities.replays
             lagging = [row for row in active if row.committed - cached[row.slot] > lag]
             if any(number in self._asked(state, row) for row in lagging):
                 began = time.perf_counter()

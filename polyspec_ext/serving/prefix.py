@@ -1,4 +1,5 @@
-"""Keys and values of texts that were read before, by blocks of tokens (a radix tree)."""
+"""What levels keep of texts that were read before: keys and values by blocks of tokens (a radix
+tree), and states that cannot be cut by whole texts."""
 
 from __future__ import annotations
 
@@ -81,3 +82,38 @@ class PrefixCache:
             self._by_age[id(block)] = block
             self._by_age.move_to_end(id(block))
         return path
+
+
+class StateCache:
+    """Copies of states that cannot be cut, by level and the text that they belong to, the least
+    recently used dropped.
+
+    Args:
+        most: copies of a level that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_age: dict[int, OrderedDict[tuple[int, ...], Any]] = {}
+
+    def find(self, text: Sequence[int]) -> dict[int, tuple[int, Any]]:
+        """Return by level how many tokens its longest copy is of that `text` begins with, and the
+        copy."""
+        found: dict[int, tuple[int, Any]] = {}
+        for level, known in self._by_age.items():
+            fitting = [one for one in known if one == tuple(text[: len(one)])]
+            if fitting:
+                longest = max(fitting, key=len)
+                known.move_to_end(longest)
+                found[level] = len(longest), known[longest]
+        return found
+
+    def add(self, text: Sequence[int], level: int, saved: Any) -> None:
+        """Keep a copy of what a level has of `text`; None: nothing."""
+        if saved is None:
+            return
+        known = self._by_age.setdefault(level, OrderedDict())
+        known[tuple(text)] = saved
+        known.move_to_end(tuple(text))
+        while len(known) > self._most:
+            known.popitem(last=False)

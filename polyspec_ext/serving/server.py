@@ -22,7 +22,7 @@ from ..runtime.prefill import Reading
 from ..runtime.rows import Row
 from ..sampling import Alternatives, likeliest
 from ..stats import Stats
-from .prefix import PrefixCache
+from .prefix import PrefixCache, StateCache
 
 _CHUNK = 512  # tokens of prompts that one step reads at most
 _LEAST = 64  # and beside other requests at least: fewer take about as long
@@ -74,7 +74,8 @@ class Server:
         max_tokens: tokens that the running requests may have together, prompts and answers; a
             request waits until there is room. None: as many as the slots take.
         cache_tokens: tokens of finished and running requests whose keys and values are kept for
-            requests that begin alike. 0: none.
+            requests that begin alike; of levels with a state that cannot be cut, the states at the
+            ends of prompts and answers, two for each slot. 0: none.
 
     Raises:
         TypeError, ValueError: an argument is none of these; a level takes one request at a time,
@@ -98,6 +99,7 @@ class Server:
             arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1)
         self.max_tokens = max_tokens
         self.cache = PrefixCache(arguments.integer("cache_tokens", cache_tokens))
+        self._states = StateCache(2 * slots if cache_tokens else 0)
         inputs.require_batches(chain.names, chain.engine.parts, slots)
         if getattr(chain.levels[0], "reads_encoder_input", False):
             raise ValueError(f"chain: expected a decoder-only target, given {chain.names[0]}")
@@ -270,14 +272,17 @@ class Server:
         if not rows:
             return
         saved = [self.cache.find(row.tokens[:-1]) for row in rows]
+        states = [self._states.find(row.tokens[:-1]) for row in rows]
         idle = not self._readings and all(row.ended for row in self._batch.rows)
         short = sum(row.committed for row in rows) <= _TOGETHER
-        if not self._batch.admits or (idle and short and len(rows) > 1 and not any(saved)):
+        if not self._batch.admits or (
+            idle and short and len(rows) > 1 and not any(saved) and not any(states)
+        ):
             self._add(rows, (), events)
             return
-        for row, blocks in zip(rows, saved, strict=True):
+        for row, blocks, whole in zip(rows, saved, states, strict=True):
             try:
-                self._readings.append(self._batch.open(row, blocks, self.cache.block))
+                self._readings.append(self._batch.open(row, blocks, self.cache.block, whole))
             except Exception as error:
                 self._fail(row, error, events)
 
@@ -380,6 +385,10 @@ class Server:
         if not self._batch.admits:
             return
         lengths = [min(n, row.committed) for n in self._batch.cached(row)]
+        for level in self._batch.saves_rows:
+            length, lengths[level - 1] = lengths[level - 1], 0
+            saved = self._batch.save(row, level, 0, length)
+            self._states.add(row.tokens[:length], level, saved)
         self.cache.add(row.tokens, lengths, lambda level, a, b: self._batch.save(row, level, a, b))
 
 

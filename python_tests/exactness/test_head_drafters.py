@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import last_state_heads
+import mtp_heads
 import pytest
 import toy
 from device_rounds import counted
@@ -17,11 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.eagle import load_head
+from polyspec_ext.drafters.mtp import load_mtp
 
 PROMPT = [0, 1]
 SIZE = 8
 SIZES: dict[str, Any] = {"hidden": SIZE, "inner": 12, "heads": 2, "kv_heads": 2, "own_head": True}
-HEADS = ["eagle", "eagle 3", "eagle tree", "medusa", "hydra"]
+HEADS = ["eagle", "eagle 3", "eagle tree", "medusa", "hydra", "mtp"]
 
 
 def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> Any:
@@ -45,6 +47,11 @@ def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> An
         heads = last_state_heads.hydra(2, hidden=SIZE, vocab=vocab)
         place = last_state_heads.save_hydra(heads, place)
         return ps.Hydra.from_pretrained(place, target, tree=ps.StaticTree([[0], [1], [0, 0]]))
+    if kind == "mtp":
+        sizes = {"vocab_size": vocab, "hidden_size": SIZE, "num_attention_heads": 2}
+        model = mtp_heads.target_of("mimo", **sizes)
+        tensors = mtp_heads.Reference("mimo", model, **sizes).tensors()
+        return ps.MTP(load_mtp(mtp_heads.save(model, tensors, place), model), draw=chance.draw)
     variant = Variant("first", vocab=vocab, **SIZES)
     if kind == "eagle 3":
         variant = Variant("third", version=3, vocab=vocab, aux=(0, 1), **SIZES)

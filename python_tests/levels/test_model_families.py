@@ -22,6 +22,7 @@ from model_families import (
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels.models import is_encoder_decoder, switch_of
+from polyspec_ext.levels.stateful import StatefulLevel
 
 PROMPTS = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
 LENGTHS = [14, 9, 12]
@@ -43,6 +44,7 @@ class Scripted:
         return Proposal([(t + (i % 3 == 0)) % V for i, t in enumerate(text)][at : at + k])
 
 
+ADVANCING = (5, 24)  # releases of transformers whose caches can all be cut behind a pass
 ENCODED = [7, 31, 2, 60, 12]
 
 
@@ -129,6 +131,11 @@ def test_family(verdict: Verdict, family: str) -> None:
     require_greedy_chains(model, levels, 1)
     if verdict.served == "batches":
         require_greedy_chains(model, levels, 3)
+        if isinstance(levels[0], StatefulLevel) and release() >= ADVANCING:
+            advances = "advance" in verdict.why
+            assert levels[0].advances == advances
+            assert bool(levels[0].num_advanced) == advances
+            assert bool(levels[0].num_replayed) == (not advances and not levels[0].stepwise)
     else:
         with pytest.raises(ValueError, match=rf"expected one prompt, given 2; .*{verdict.message}"):
             ps.Chain(levels, [2]).generate(PROMPTS[:2], 4, **encoded_of(model))

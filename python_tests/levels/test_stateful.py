@@ -4,24 +4,31 @@ pass over the text, and chains of them keep the target's text and law."""
 from __future__ import annotations
 
 import copy
+import random
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from eagle_heads import Reference, Variant, save, weights_of
 from evidence import ALPHA, chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import V, model_of
 
 import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
+from polyspec_ext.levels.recorded import recorded
 from polyspec_ext.levels.stateful import StatefulLevel
+from polyspec_ext.planning.theory import replays
 
-# A convolution alone, a delta rule, a scan, one that reads token by token, an index of keys.
-KINDS = ("lfm2", "qwen3_next", "mamba2", "jamba", "deepseek_v32")
+# A convolution alone, two delta rules, a scan, one that reads token by token, an index of keys.
+KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "deepseek_v32")
 
 
 def made(family: str, **options: Any) -> StatefulLevel:
@@ -39,24 +46,25 @@ def law(model: Any, text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("checkpoints", [1, 8])
-def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
-    level = made(family, checkpoints=checkpoints)
+@pytest.mark.parametrize(("checkpoints", "advance"), [(1, True), (8, True), (8, False)])
+def test_logits_behind_any_rollbacks(family: str, checkpoints: int, advance: bool) -> None:
+    level = made(family, checkpoints=checkpoints, advance=advance)
     assert level.stepwise == (family == "jamba")
+    assert level.advances == (advance and family != "jamba")
     replayed = []
 
     @given(st.randoms(use_true_random=False))
     @settings(max_examples=8, deadline=None, derandomize=True)
-    def run(random: Any) -> None:
+    def run(dice: Any) -> None:
         texts: list[list[int]] = [
-            [random.randrange(V) for _ in range(random.randint(0, 6))] for _ in range(3)
+            [dice.randrange(V) for _ in range(dice.randint(0, 6))] for _ in range(3)
         ]
         width = max(map(len, texts))
         padded = torch.tensor([text + [0] * (width - len(text)) for text in texts])
         level.prefill(PromptBatch(padded.view(3, width).long(), [len(text) for text in texts]))
         cached = [len(text) for text in texts]
         for _ in range(6):
-            new = [[random.randrange(V) for _ in range(random.randint(0, 4))] for _ in texts]
+            new = [[dice.randrange(V) for _ in range(dice.randint(0, 4))] for _ in texts]
             rows = [text[n:] + more for text, n, more in zip(texts, cached, new, strict=True)]
             width = max(map(len, rows))
             if not width:
@@ -73,17 +81,120 @@ def test_logits_behind_any_rollbacks(family: str, checkpoints: int) -> None:
                 for got, right in zip(out[b], wanted, strict=False):
                     assert relative_difference(got, right) < 0.01
             for text in texts:
-                del text[max(0, len(text) - random.randint(0, 5)) :]
+                del text[max(0, len(text) - dice.randint(0, 5)) :]
             lengths = [len(text) for text in texts]
             cached = list(level.rollback(lengths))
             assert all(a <= b for a, b in zip(cached, lengths, strict=True))
             replayed.append(level.num_replayed - before)
 
     run()
-    assert sum(replayed) > 0
+    assert (level.num_advanced > 0) == level.advances
+    assert (sum(replayed) > 0) == (not level.advances or checkpoints == 1)
 
 
-def levels_of(family: str, count: int) -> list[StatefulLevel]:
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("family", KINDS)
+def test_hidden_states_are_those_of_one_pass(family: str, advance: bool) -> None:
+    """Of prompts, of passes, of tokens that are read again, and of rows that join."""
+    level, layers = made(family, advance=advance), (0, 1, -1)
+    texts = [[5, 17, 80, 3, 3, 41, 9, 11, 2, 7], [9, 30, 31]]
+    whole = []
+    for text in texts:
+        ids = torch.tensor([text])
+        with torch.inference_mode():
+            states = level.model(input_ids=ids, output_hidden_states=True).hidden_states
+        if family == "mamba2":  # it leaves out the embeddings
+            states = (level.model.get_input_embeddings()(ids), *states)
+        whole.append(states)
+
+    def require(hidden: Any, row: int, at: int, begin: int, count: int) -> None:
+        for layer in layers:
+            wanted = whole[row][layer][0, begin : begin + count]
+            torch.testing.assert_close(hidden[layer][at, :count], wanted, rtol=1e-3, atol=1e-3)
+
+    prompts = torch.tensor([texts[0][:6], [*texts[1][:1], *[0] * 5]])
+    hidden = level.prefill(PromptBatch(prompts, [6, 1], 64, layers))
+    require(hidden, 0, 0, 0, 6)
+    require(hidden, 1, 1, 0, 1)
+    for _ in range(2):
+        kept = level.rollback([6, 1])
+        rows = [text[n:] for text, n in zip(texts, kept, strict=True)]
+        ids = torch.tensor([row + [0] * (len(rows[0]) - len(row)) for row in rows])
+        counts = RowCounts(list(map(len, rows)))
+        out = level.forward(InputBlock(ids, 1, counts, counts.less(1), hidden_layers=layers))
+        for row, length in enumerate(kept):
+            require(out.hidden, row, row, length, len(rows[row]))
+    assert level.num_replayed == 0
+    kept = level.rollback([7, 2])
+    assert list(kept) == ([7, 2] if level.stepwise or level.advances else [6, 1])
+    rows = [text[n:] for text, n in zip(texts, kept, strict=True)]
+    ids = torch.tensor([row + [0] * (len(rows[0]) - len(row)) for row in rows])
+    counts = RowCounts(list(map(len, rows)))
+    out = level.forward(InputBlock(ids, 1, counts, counts.less(1), hidden_layers=layers))
+    require(out.hidden, 0, 0, kept[0], len(rows[0]))
+    skipped = [0, 0] if out.skipped is None else out.skipped.tolist()
+    assert skipped == [7 - kept[0], 2 - kept[1]]
+    with pytest.raises(ValueError, match="hidden_layers: expected -1 to 2, given"):
+        level.forward(InputBlock(ids, 1, hidden_layers=(3,)))
+    sequence = level.open(16)
+    pieces = [level.extend(sequence, torch.tensor([texts[0][a : a + 5]]), layers) for a in (0, 5)]
+    for begin, piece in zip((0, 5), pieces, strict=True):
+        require(piece, 0, 0, begin, 5)
+
+
+class Plain(ps.Eagle):
+    """Compares every draft with the plain forward pass of its head over the states of one pass."""
+
+    reference: Any
+    model: Any
+    num_compared = 0
+
+    def draft(self, inputs: Any) -> Any:
+        block = super().draft(inputs)
+        for row, count in enumerate(inputs.lengths):
+            text = inputs.text(row).tolist()
+            if not count or len(text) < 2:
+                continue
+            with torch.no_grad():
+                out = self.model(input_ids=torch.tensor([text]), output_hidden_states=True)
+            states = [out.hidden_states[layer][0] for layer in self.capabilities.hidden_layers]
+            features = torch.cat(states, -1)[: len(text) - 1]
+            wanted = self.reference.draft(text, features, count).argmax(-1)
+            assert block.tokens[row, :count].tolist() == wanted.tolist()
+            self.num_compared += 1
+        return block
+
+
+@pytest.mark.parametrize(("family", "advance"), [("lfm2", False), ("qwen3_next", True)])
+def test_an_eagle_head_drafts_as_over_whole_passes(
+    family: str, advance: bool, tmp_path: Path
+) -> None:
+    level = made(family, advance=advance)
+    model = level.model
+    shape = Variant("head", version=3, hidden=32, vocab=V, own_head=True, aux=(0, 1))
+    weights = weights_of(shape, 2)
+    head = Plain.from_pretrained(save(shape, weights, tmp_path), level)
+    head.model = model
+    embeddings, output = model.get_input_embeddings(), model.get_output_embeddings()
+    head.reference = Reference(shape, weights, embeddings.weight.data, output.weight.data)
+    prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
+    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
+    wanted = ps.Chain([level]).generate(prompts, [14, 9, 12], **options)
+    chain = ps.Chain([level, head], [3])
+    level.num_replayed = level.num_advanced = 0
+    assert chain.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
+    assert bool(level.num_replayed) == (not advance)
+    assert bool(level.num_advanced) == advance
+    text = list(prompts[0])
+    for _ in range(2):  # a conversation that goes on behind a checkpoint
+        text += chain.stream(text, 8, eos_token_id=[], cache_prompt=True)
+        text += [3, 9]
+    assert head.num_compared > 20
+    word = ps.Chain([level, f"eagle:{tmp_path}"], [3])
+    assert word.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
+
+
+def levels_of(family: str, count: int, **options: Any) -> list[StatefulLevel]:
     """A model and others that are a little off."""
     levels = []
     for seed in range(count):
@@ -94,13 +205,15 @@ def levels_of(family: str, count: int) -> list[StatefulLevel]:
         with torch.no_grad():
             for weight in model.parameters() if seed else ():
                 weight += 0.03 * torch.randn_like(weight)
-        levels.append(StatefulLevel(model))
+        levels.append(StatefulLevel(model, **options))
     return levels
 
 
-@pytest.mark.parametrize(("family", "seeds"), [("lfm2", 240), ("qwen3_next", 120)])
-def test_the_law_of_three_levels(family: str, seeds: int) -> None:
-    levels = levels_of(family, 3)
+@pytest.mark.parametrize(
+    ("family", "seeds", "advance"), [("lfm2", 240, False), ("qwen3_next", 120, True)]
+)
+def test_the_law_of_three_levels(family: str, seeds: int, advance: bool) -> None:
+    levels = levels_of(family, 3, advance=advance)
     prompt, count = [5, 17, 80], 3
     options: dict[str, Any] = {"top_k": 2, "eos_token_id": []}
     chain = ps.Chain(levels, [3, 2])
@@ -120,7 +233,9 @@ def test_the_law_of_three_levels(family: str, seeds: int) -> None:
                 longer[(*text, token)] = mass * p
         expected = longer
     assert set(found) <= set(expected)
-    assert all(level.num_replayed for level in levels[:2])
+    for level in levels[:2]:
+        assert bool(level.num_replayed) == (not advance)
+        assert bool(level.num_advanced) == advance
     observed = [found.get(text, 0) for text in expected]
     assert chi_square(observed, list(expected.values())) > ALPHA
 
@@ -136,6 +251,36 @@ def test_greedy_text_with_one_at_any_place(family: str, place: int) -> None:
     wanted = ps.Chain([others[0]]).generate(prompts, [14, 9, 12], **options)
     out = ps.Chain(others, [4, 2]).generate(prompts, [14, 9, 12], **options)
     assert out.sequences.equal(wanted.sequences)
+
+
+class Coin:
+    """Proposes a known text, in which each token is another with the chance .3."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.text, self.random = text, random.Random(0)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        at = len(context.tokens)
+        return Proposal([(t + (self.random.random() < 0.3)) % V for t in self.text[at : at + k]])
+
+
+@pytest.mark.parametrize("window", [2, 4, 12])
+def test_tokens_are_read_again_as_often_as_the_planner_expects(window: int) -> None:
+    """Within the passes of verifications, and in passes before them where they are many."""
+    level = made("lfm2", advance=False)
+    level.max_length = None
+    text = ps.Chain([level]).generate([5, 17, 80], 400, eos_token_id=[]).sequences[0].tolist()
+    passes: list[int] = []
+    run = level.model.forward
+    level.model.forward = lambda *args, **options: (passes.append(1), run(*args, **options))[1]
+    chain = ps.Chain([level, Coin(text + [0] * window)], [window])
+    out = chain.generate([5, 17, 80], 400, eos_token_id=[])
+    assert out.sequences[0].tolist() == text
+    count = out.stats.levels[0].num_verifications
+    again, before = replays(0.7, window, level.capabilities.replays)
+    assert level.num_replayed / count == pytest.approx(again, rel=0.2)
+    assert (len(passes) - 1) / count - 1 == pytest.approx(before, rel=0.25, abs=0.02)
+    assert made("lfm2").capabilities.replays == 0
 
 
 def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
@@ -170,6 +315,50 @@ def test_a_conversation_goes_on_behind_a_checkpoint() -> None:
     fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
     assert text == answer(fresh, [*first, 11, 12])[0]
     assert cached > len(first) // 2
+
+
+def test_another_answer_to_the_same_prompt_goes_on_behind_it() -> None:
+    """However long the first was."""
+    chain = ps.Chain(levels_of("qwen3_next", 2), [3])
+    fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
+    prompt = list(range(40, 60))
+    texts = {0: prompt, 19: [*prompt, 1, 2], 21: [*prompt, 1, 3]}
+    for cached, text in texts.items():
+        stream = chain.stream(text, 40, eos_token_id=[], cache_prompt=True)
+        wanted = fresh.generate(text, 40, eos_token_id=[]).sequences[0].tolist()
+        assert [*text, *stream] == wanted
+        assert stream.stats.num_cached_tokens == cached
+
+
+@pytest.mark.parametrize(("cache_tokens", "wanted"), [(0, False), (1024, True)])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
+def test_a_server_keeps_the_states_of_prompts_and_answers(
+    family: str, cache_tokens: int, wanted: bool
+) -> None:
+    levels = [*levels_of(family, 2), ps.Level(model_of("llama"))]
+    server = ps.Server(ps.Chain(levels, [4, 2]), 2, cache_tokens=cache_tokens)
+    alone = ps.Chain(levels_of(family, 1))
+
+    def ask(prompt: list[int]) -> tuple[list[int], int]:
+        text, cached = list(prompt), 0
+        server.add(prompt, 12, eos_token_id=[])
+        while server.running or server.waiting:
+            for event in server.step():
+                assert event.error is None
+                text += event.tokens
+                cached = event.stats.num_cached_tokens if event.stats else cached
+        assert text == alone.generate(prompt, 12, eos_token_id=[]).sequences[0].tolist()
+        return text, cached
+
+    prompt = list(range(40, 75))
+    first, _ = ask(prompt)
+    cached = [ask([*first, 3, 9])[1]]
+    cached += [ask([*prompt, *tail])[1] for tail in ([], [8], [9, 7], [4, 4])]
+    if wanted:
+        assert len(first) - 5 <= cached[0] <= len(first)
+        assert cached[1:] == [34, 34, 35, 35]  # the third has read all of the prompt
+    else:
+        assert cached == [0] * 5
 
 
 def test_a_folder(tmp_path: Path) -> None:
@@ -215,6 +404,46 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted mistake: the state keeps what was rejected."""
     model = model_of("lfm2")
-    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda layer: dict(vars(layer)))
+    monkeypatch.setattr(
+        "polyspec_ext.levels.row_states._copied", lambda values, *rest: dict(values)
+    )
     with pytest.raises(ValueError, match="does not: a relative difference"):
         StatefulLevel(model)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
+def test_functions_that_do_not_advance_a_state_are_found(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
+    assert made(family).advances
+    monkeypatch.setattr(
+        "polyspec_ext.levels.recorded.Call.state", lambda call, count, before: before
+    )
+    assert not made(family).advances
+
+
+def test_functions_are_watched_in_passes_of_levels_alone() -> None:
+    """Other calls of a model, in this thread or another, leave nothing behind."""
+    level, model = made("qwen3_next"), model_of("qwen3_next")
+    text = torch.tensor([[5, 17, 80, 3]])
+    module = sys.modules[type(model).__module__]
+    function = module.torch_chunk_gated_delta_rule
+    StatefulLevel(model)
+    assert module.torch_chunk_gated_delta_rule is function
+    found: list[torch.Tensor] = []
+
+    def beside() -> None:
+        found.append(law(model, [5, 17, 80, 3]))
+
+    with recorded() as calls:
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join(60)
+        assert not calls
+        law(level.model, [5, 17, 80, 3])
+    assert len(calls) == 1
+    assert calls[0].arguments["key"].shape[1] == text.shape[1]
+    law(level.model, [5, 17, 80, 3])
+    assert len(calls) == 1
+    assert found[0].equal(law(model, [5, 17, 80, 3]))

@@ -33,6 +33,8 @@ BUDGET = {
     "tree_kernel any": 168,
     "tree_kernel unfiltered": 100,
     "tree_kernel greedy": 27,
+    "paths_kernel any": 185,
+    "paths_kernel unfiltered": 113,
 }
 
 

@@ -77,7 +77,7 @@ TABLE = [
     ),
     Verdict(
         "batches",
-        "recurrent state, alone or beside attention: by checkpoints",
+        "recurrent state, alone or beside attention: checkpoints advance",
         "",
         "bailing_hybrid bamba falcon_h1 granitemoehybrid inkling_text inkling2_text kimi_linear "
         "lfm2 lfm2_moe lfm3 mamba2 nemotron_h olmo_hybrid qwen3_5_text qwen3_5_moe_text "
@@ -92,9 +92,15 @@ TABLE = [
     ),
     Verdict(
         "batches",
-        "keeps more than keys and values: by checkpoints",
+        "keeps more than keys and values: checkpoints advance",
         "",
-        "axk2 deepseek_v32 deepseek_v4 glm_moe_dsa hy_v4",
+        "axk2 deepseek_v32 glm_moe_dsa hy_v4",
+    ),
+    Verdict(
+        "batches",
+        "keeps more than keys and values: by checkpoints, behind which tokens are read again",
+        "",
+        "deepseek_v4",
     ),
     Verdict(
         "refused",

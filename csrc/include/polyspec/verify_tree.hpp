@@ -51,7 +51,8 @@ namespace polyspec {
 //     it is verify(vx, a), a = min(1, max(w p(x)/q(x) - L_b(x), 0) / (d law_b(x)));
 //   where nothing stands, L_b += d law_b for all b, and R = 2^-S sum of the masses
 //     trunc(2^S max(0, m_p (w / M_p) - m_q (L_b / M_q)));
-//   no child left, or R = 0: v stands if u < R / (R + (1 - w)), always at the root, and the token is
+//   no child left, or R = 0: v stands if u < R / (R + (1 - w)), always at the root, and the token
+//   is
 //     drawn from these masses, by rejection first. Else nothing at v or below stands.
 // law_b q(x) is the distribution of the child that is tried, given those before it.
 //
@@ -68,8 +69,8 @@ namespace polyspec {
 // Draws (philox.hpp), at depth d of the walk, with t = d + the call's `position`: the test of child
 // j is kAccept at t, node j; the token drawn from p or a residual is kEmit at t, node 0, and its
 // tries are kTry at t. By the block rule the test of node i below d nodes is kAccept at t, node
-// i - d. So a chain with draft rows gets the tokens that `verify` gives it by the same rule, bit for
-// bit.
+// i - d. So a chain with draft rows gets the tokens that `verify` gives it by the same rule, bit
+// for bit.
 struct VerifyTreeParams {
   int64_t batch = 0;        // b
   int64_t nodes = 0;        // n, in [0, 2^14)

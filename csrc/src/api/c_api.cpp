@@ -132,9 +132,9 @@ polyspec_code polyspec_verify(const polyspec_verify_params* params, const polysp
 
 polyspec_code polyspec_verify_tree(const polyspec_verify_tree_params* params,
                                    const polyspec_stream* stream) {
-  return call(__func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
-              {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE,
-               POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE,
-               POLYSPEC_VERIFY_TREE_PARAMS_RULELESS_SIZE},
-              stream, read);
+  return call(
+      __func__, &polyspec::verify_tree, params, polyspec_verify_tree_params_default(),
+      {POLYSPEC_VERIFY_TREE_PARAMS_RECTANGULAR_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_WALKED_SIZE,
+       POLYSPEC_VERIFY_TREE_PARAMS_MASKLESS_SIZE, POLYSPEC_VERIFY_TREE_PARAMS_RULELESS_SIZE},
+      stream, read);
 }

@@ -72,8 +72,8 @@ struct BucketWeight {
   }
 };
 
-// The draft's masses by bucket, of which there are several, into memory that each part of the group has. Collective. (A backend
-// may overload it for its rows.)
+// The draft's masses by bucket, of which there are several, into memory that each part of the group
+// has. Collective. (A backend may overload it for its rows.)
 template <class Group, class T, Requests kind>
 POLYSPEC_FN void count_buckets(Group& group, const BucketWeight<T, kind>& weight,
                                uint64_t* masses) {

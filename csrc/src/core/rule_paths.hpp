@@ -44,10 +44,10 @@ POLYSPEC_FN void by_each_bucket(Group& group, const F& f) {
 // The child that is tried next, or the tree's count.
 struct Choice {
   int64_t child;
-  int64_t rest;   // n: those in buckets below the frame's `top`
-  double spent;   // L of its bucket
+  int64_t rest;  // n: those in buckets below the frame's `top`
+  double spent;  // L of its bucket
   int32_t bucket;
-  bool again;     // another one of its bucket was tried before
+  bool again;  // another one of its bucket was tried before
 };
 
 // `spent`: L by bucket, which may be written once this returns. Collective.
@@ -131,14 +131,14 @@ POLYSPEC_FN double path_draw(const Tree<T, kind>& tree, int64_t depth, int64_t n
 // polyspec::verify_tree by the block rule for one request. Rank 0 writes the tokens of the path at
 // work, over those of paths that did not stand. Collective.
 template <class T, Requests kind = Requests::kAny, class Group>
-POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& params,
-                                      int64_t request, PathScratch& scratch) {
+POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& params, int64_t request,
+                                      PathScratch& scratch) {
   TreeWalk<T, kind> walk(params, request);
   const Tree<T, kind>& tree = walk.tree;
   const double unit = mass_unit(head_room(params.vocab));
   bool going = walk.begin(group);
   PathFrame now = frame_at(0, 1.0);
-  bool opening = true;  // the frame's row is not read
+  bool opening = true;   // the frame's row is not read
   int64_t counted = -1;  // row whose masses by bucket are in scratch
   int level = 0;         // frames below this one
   POLYSPEC_ROLLED
@@ -210,8 +210,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
     const double d = opening ? 1.0 : (1.0 - now.scale) + now.left;
     const double law = law_of(now, choice, scratch.masses, choice.bucket);
     const double chance = (now.scale * ratio - choice.spent) / (d * law);
-    by_each_bucket(group,
-                   [&](int b) { spent[b] += d * law_of(now, choice, scratch.masses, b); });
+    by_each_bucket(group, [&](int b) { spent[b] += d * law_of(now, choice, scratch.masses, b); });
     now.top = choice.bucket;
     now.tried = choice.child;
     opening = false;
@@ -219,8 +218,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
     const double scale = chance < 1.0 ? chance : 1.0;
     if (group.rank() == 0) {
       const float z = tree.target_row(now.row)[y];
-      tree.write(depth, now.row,
-                 {y, log_probability(z, now.p, tree.filter, weight.p.head), now.p});
+      tree.write(depth, now.row, {y, log_probability(z, now.p, tree.filter, weight.p.head), now.p});
       tree.write_path(depth, choice.child);
     }
     const int64_t below = choice.child + 1;

@@ -166,9 +166,8 @@ uint64_t mass_between(const BucketWeight<T>& weight, int64_t begin, int64_t end)
     return sum_loop(weight, begin, end);
   const int64_t shared = std::clamp(weight.draft_vocab, begin, end);
   uint64_t sum = shared < end ? mass_between(weight.plain(), shared, end) : 0;
-  with_type(weight.q.row, [&](const auto& row) {
-    sum += sum_loop(bucket_parts(weight, row), begin, shared);
-  });
+  with_type(weight.q.row,
+            [&](const auto& row) { sum += sum_loop(bucket_parts(weight, row), begin, shared); });
   return sum;
 }
 

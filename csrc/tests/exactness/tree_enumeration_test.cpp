@@ -130,10 +130,10 @@ void prove_paths() {
   prove("block rule: fork, drawn", by_blocks(toy(2, shape(kFork, "all"))), 5);
   prove("block rule: logits of -inf", by_blocks(toy(3, shape(kWide, "all"), {}, -1, 0.6, 3)), 4);
   prove("block rule: uneven, likeliest", by_blocks(toy(4, shape(kUneven, "none"))), 4);
-  prove("block rule: drawn below a likeliest pair",
-        by_blocks(toy(3, shape(kUneven, "lddllll"))), 4);
-  prove("block rule: likeliest below a drawn pair",
-        by_blocks(toy(3, shape(kUneven, "dlldlll"))), 4);
+  prove("block rule: drawn below a likeliest pair", by_blocks(toy(3, shape(kUneven, "lddllll"))),
+        4);
+  prove("block rule: likeliest below a drawn pair", by_blocks(toy(3, shape(kUneven, "dlldlll"))),
+        4);
 }
 
 // More tokens per round than the token rule on the same paths, and than one path gives.

@@ -7,8 +7,8 @@
 namespace enumeration {
 
 struct PathsFormula {
-  bool laws = true;     // else a child is tested as if it were any draw from q
-  bool sums = true;     // else s_{j+1} = s_j + R_j, as where w = 1
+  bool laws = true;      // else a child is tested as if it were any draw from q
+  bool sums = true;      // else s_{j+1} = s_j + R_j, as where w = 1
   bool in_order = true;  // else equal siblings are joined: the order drawn is lost
 
   Emitted operator()(const TreeShape&, const ProposedTree& tree) const {
@@ -123,11 +123,10 @@ struct PathsFormula {
       const double above = std::max(w * p[x] - spent[own] * q[x], 0.0);
       const double a = std::min(1.0, above / (d * law[own] * q[x]));
       if (a > 0.0) {
-        reached = verify(tree, child + 1, longer(before, tree.tokens[child]), a, false, reached,
-                         emitted);
+        reached =
+            verify(tree, child + 1, longer(before, tree.tokens[child]), a, false, reached, emitted);
       }
-      for (size_t b = 0; b < spent.size(); ++b)
-        spent[b] += (sums || first ? d : left) * law[b];
+      for (size_t b = 0; b < spent.size(); ++b) spent[b] += (sums || first ? d : left) * law[b];
       left = 0.0;
       for (size_t y = 0; y < p.size(); ++y) {
         residual[y] = std::max(w * p[y] - spent[static_cast<size_t>(bucket[y])] * q[y], 0.0);

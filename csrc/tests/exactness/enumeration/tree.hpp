@@ -327,7 +327,8 @@ class TreeEnumerator {
     if (node < paths) return -1;
     size_t above = node - paths;
     for (size_t i = 0; i < above; ++i) {
-      if (tree.tokens[i] == tree.tokens[above] && tree.shape.parents[i] == tree.shape.parents[above])
+      if (tree.tokens[i] == tree.tokens[above] &&
+          tree.shape.parents[i] == tree.shape.parents[above])
         above = i;
     }
     return static_cast<int64_t>(above);

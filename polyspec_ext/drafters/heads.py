@@ -1,0 +1,359 @@
+"""Heads that draft from pairs of a token and a hidden state of the model that they draft for: their
+passes over a cache, and their drafts in a chain.
+
+A head reads pairs of a token and the state behind the token before it, from whichever verifier read
+that last. The target's states replace those of the levels below it after each of its passes. Pairs
+of the head's states are dropped when a draft ends.
+
+A verifier whose states have another width, or that lacks the layers that the head reads (a smaller
+model between the target and the head), has none to read: behind what that one accepted the head
+reads its states, until another verifier has read the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from .. import arguments
+from ..kv_cache import RollbackCache
+from ..levels import IdMap
+from ..levels.base import InputBlock, LevelOutput, PromptBatch
+from ..levels.cpu import pack_layers
+from ..levels.models import ModelLevel
+from ..ops import unchecked
+from ..tensors import Place, RowCounts
+from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
+from .checkpoint import Target
+from .features import FeatureCache
+from .model import draw_chain
+from .trees import Tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class HeadConfig(Protocol):
+    """What passes and drafts ask of a head.
+
+    Attributes:
+        layer: configuration of its decoder layers, as `RollbackCache` reads it.
+        hidden_layers: of the target, whose states the head reads, each of `target_hidden_size`
+            numbers and all of them side by side of `feature_size`.
+        hidden_size: of the states that the head makes.
+    """
+
+    @property
+    def layer(self) -> Any: ...
+    @property
+    def hidden_layers(self) -> tuple[int, ...]: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def target_hidden_size(self) -> int: ...
+    @property
+    def feature_size(self) -> int: ...
+
+
+class HeadNetwork(nn.Module):
+    """The layers of a head. Embeddings and output head, `embed_tokens` and `lm_head`, are the
+    target's where the network has none."""
+
+    config: HeadConfig
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
+        ``[B, T, feature_size]``."""
+        return features
+
+    def read(
+        self,
+        embeds: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        """Return the state behind each token, ``[B, T, H]``.
+
+        Args:
+            embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
+            positions: ``[B or 1, T or 1]`` int64, of the pairs.
+            mask: additive, ``[B or 1, 1, T, N]``; None: a token sees all slots.
+            cache: prepared for these pairs, and with earlier ones.
+        """
+        raise NotImplementedError
+
+    def reach(self, count: int) -> None:
+        """Compute ahead what depends on positions below `count` alone."""
+
+    def carried(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what of a step's states the next step of a draft reads."""
+        return states
+
+    def before_head(self, states: torch.Tensor) -> torch.Tensor:
+        """Return what of a step's states the output head reads."""
+        return states
+
+
+class HeadPasses:
+    """A network, what it borrows from the target, and the cache of a batch.
+
+    Args:
+        network: with its weights. Below a level with packed weights it runs on packed ones too, and
+            later changes of its linear weights are not seen.
+        target: a level or its model: gives embeddings and output head where the network has none.
+        ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
+            same.
+    """
+
+    def __init__(
+        self,
+        network: HeadNetwork,
+        target: ModelLevel | PreTrainedModel,
+        ids: torch.Tensor | None = None,
+    ) -> None:
+        self.network, self._target = network, target
+        model = Target(target)
+        # What the passes run: `network` stays as it is.
+        self._runs = pack_layers(network) if model.pack else network
+        embed: Any = getattr(self._runs, "embed_tokens", None)
+        head: Any = getattr(self._runs, "lm_head", None)
+        self._embed = model.model.get_input_embeddings() if embed is None else embed
+        self._head = head = model.output_head if head is None else head
+        self.vocab_size = model.vocab_size
+        self.id_map = IdMap(model.vocab_size, ids)
+        weight = next(network.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        # (A packed product has a dtype and no weights to ask.)
+        self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
+        self.config = config = network.config
+        self.features = FeatureCache(
+            config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
+        )
+        self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make another over copies, with an empty cache, for `copy` and `pickle`."""
+        return type(self), (self.network, self._target, self.id_map.drawn)
+
+    def begin(self, batch: int, capacity: int) -> None:
+        """Begin a batch of so many rows."""
+        self._weights = None
+        self.features.begin(batch, capacity)
+
+    def reserve_span(self, tokens: int) -> Place | None:
+        """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
+        inputs."""
+        if self._weights is None:
+            parts = (self._runs, self._embed, self._head)
+            weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
+            self._weights = Place(self.network, weights + self.id_map.tensors)
+        return self.features.reserve_span(tokens, self._weights)
+
+    def extend(
+        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
+    ) -> torch.Tensor:
+        """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
+        ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
+        states = self._runs.fuse(features.to(self.device, self.dtype))
+        return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
+
+    def follow(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
+    ) -> torch.Tensor:
+        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does; without `stays`
+        until the next call of `keep`."""
+        return self._append(tokens, self._runs.carried(states), counts, stays)
+
+    def _append(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
+    ) -> torch.Tensor:
+        even = counts.all(tokens.shape[1])
+        inputs = self.features.inputs(tokens.shape[1], None if even else counts)
+        out = self._pass(tokens, states, *inputs)
+        if stays:
+            self.features.appended(counts)
+        if even:
+            return out[:, -1:]
+        last = counts.less(1).on(self.device)
+        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
+
+    def step(
+        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
+    ) -> torch.Tensor:
+        """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
+        ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
+        `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
+        inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
+        return self._pass(tokens, self._runs.carried(states), *inputs)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
+        logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
+        return logits
+
+    def _pass(
+        self,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        self._runs.reach(self.features.cache.rows.capacity)
+        embeds = self._embed(tokens).to(states.dtype)
+        return self._runs.read(embeds, states, positions, mask, self.features.cache)
+
+
+class HeadDrafter:
+    """A head as the drafter of a chain.
+
+    As a chain it draws one token after another from its processed distribution, which it hands up
+    as q. With a tree its proposals are deterministic, and the level above verifies a tree.
+
+    Args:
+        head: the network, and what it borrows from the target.
+        tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
+        name: for messages and statistics.
+        draw: `ops.unchecked.draw`, or what stands in for it.
+    """
+
+    def __init__(
+        self,
+        head: HeadPasses,
+        tree: Tree | None = None,
+        name: str = "head",
+        draw: Callable[..., Any] = unchecked.draw,
+    ) -> None:
+        arguments.instance("head", head, HeadPasses, none=False)
+        arguments.instance("tree", tree, Tree)
+        arguments.function("draw", draw)
+        self._head, self.tree, self.name = head, tree, name
+        self.vocab_size, self.device = head.vocab_size, head.device
+        self.max_length: int | None = head.config.layer.max_position_embeddings
+        self._draw, self.num_forward_passes = draw, 0
+        self.revision = 0  # see `Continuing`
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        return DrafterCapabilities(
+            batches=True,
+            reads_apart=True,
+            hidden_layers=self._head.config.hidden_layers,
+            hidden_size=self._head.config.target_hidden_size,
+            trees=self.tree is not None,
+            tree_size=None if self.tree is None else self._tree_size,
+            keeps_lengths=True,
+            admits=True,
+            continues=True,
+            device_lengths=self._head.features.in_one_place,
+            id_map=self._head.id_map,
+        )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        assert self.tree is not None
+        return self.tree.size(depth, self._head.id_map.entries_below(self.vocab_size))
+
+    @torch.inference_mode()
+    def prefill(self, prompts: PromptBatch) -> None:
+        # The prompts' states come with the first draft.
+        self.revision += 1
+        if prompts.held is None:
+            self._head.begin(prompts.tokens.shape[0], prompts.capacity)
+
+    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+        """Read nothing: the states come with the next draft."""
+
+    def open(self, capacity: int) -> None: ...
+
+    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
+
+    @torch.inference_mode()
+    def admit(
+        self,
+        sequences: Sequence[None],
+        lengths: Sequence[int],
+        capacity: int,
+        rows: Sequence[int] | None,
+    ) -> None:
+        self.revision += 1
+        if rows is None:
+            self._head.begin(len(sequences), capacity)
+        else:
+            self._head.features.admit(rows)
+
+    def save(self, row: int, begin: int, end: int) -> None:
+        """Save nothing: the states of the verifier are not kept."""
+
+    def restore(self, sequence: None, saved: None) -> None: ...
+
+    @torch.inference_mode()
+    def rollback(self, lengths: RowCounts) -> RowCounts:
+        self.revision += 1
+        self._head.features.rollback(lengths)
+        return lengths
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        self.revision += 1
+        self._head.features.select(rows)
+
+    @torch.inference_mode()
+    def reserve_span(self, tokens: int) -> Hashable | None:
+        return self._head.reserve_span(tokens)
+
+    def note_lengths(self, lengths: Sequence[int]) -> None:
+        """Ignore lengths: the device knows the pairs, which are not the tokens."""
+
+    @torch.inference_mode()
+    def draft(self, inputs: DraftInput) -> DraftBlock:
+        self.revision += 1
+        head = self._head
+        states = head.features.read(
+            inputs, self._head.config.hidden_layers, head.extend, self._follow
+        )
+        if self.tree is None:
+            return self._draft_chain(inputs, states)
+        return self._draft_tree(self.tree, inputs, states)
+
+    def _follow(
+        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
+    ) -> torch.Tensor:
+        self.num_forward_passes += 1
+        return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
+
+    def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+        head, begun = self._head, False
+
+        def forward(block: InputBlock) -> LevelOutput:
+            # The first pass has been done, and each later one reads a token that was drawn.
+            nonlocal states, begun
+            if begun:
+                counts = block.counts or RowCounts([1] * len(block.tokens))
+                states = head.follow(block.tokens, states, counts, stays=False)
+            begun = True
+            return LevelOutput(head.logits(states))
+
+        block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._draw)
+        self.num_forward_passes += block.tokens.shape[1]
+        return block
+
+    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+        head, id_map = self._head, self._head.id_map
+        entries = id_map.entries_below(inputs.vocab_size)
+
+        def expand(
+            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            self.num_forward_passes += 1
+            out = head.step(id_map.to_above(tokens), above, depth, ancestors)
+            return out, head.logits(out)[..., :entries]
+
+        lengths = inputs.lengths.on(self.device)
+        self.num_forward_passes += 1
+        first = head.logits(states)[:, 0, :entries]
+        nodes = tree.grow(first, states, lengths, inputs.most, expand)
+        return DraftBlock(id_map.to_above(nodes.tokens), nodes.counts, parents=nodes.parents)

@@ -1,0 +1,160 @@
+"""The state of a row of a model whose state cannot be cut: its cache, copies of it, and how it goes
+back to fewer tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from .recorded import Call
+
+# Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
+_OVERWRITTEN = ("conv_states", "recurrent_states")
+# Copies of a row at the ends of prompts, and of answers that a server saves.
+_PINNED = 3
+
+
+class SavedState(NamedTuple):
+    """A copy of a row's state, which no pass overwrites.
+
+    Attributes:
+        length: tokens that were read.
+        layers: what each layer of the cache holds, by attribute.
+    """
+
+    length: int
+    layers: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over a row.
+
+    Attributes:
+        before: the state in front of it.
+        end: tokens that were read behind it.
+        calls: that computed its recurrent states; None: not recorded.
+        after: layers behind it, whose recurrent states later passes overwrite.
+    """
+
+    before: SavedState
+    end: int = 0
+    calls: list[Call] | None = None
+    after: Sequence[dict[str, Any]] = ()
+
+
+class RowState:
+    """The state of one row.
+
+    Attributes:
+        length: tokens that `past` has read.
+        told: leading tokens whose hidden states were returned.
+        passes: the latest, oldest first.
+        pinned: at the ends of the latest prompts and where a text was saved, oldest first.
+    """
+
+    def __init__(self, past: Any, checkpoints: int) -> None:
+        self.past, self.length, self.told = past, 0, 0
+        self.passes: deque[_Pass] = deque(maxlen=checkpoints)
+        self.pinned: deque[SavedState] = deque(maxlen=_PINNED)
+        self._empty = self._copy()
+
+    def _copy(self) -> SavedState:
+        for layer in self.past.layers if self.length else ():
+            if getattr(layer, "record_past", False):
+                _cut(layer)
+        return SavedState(self.length, [_copied(vars(layer)) for layer in self.past.layers])
+
+    def begin_pass(self) -> None:
+        """Keep a copy of the state as it is, for the next rollbacks."""
+        self.passes.append(_Pass(self._copy()))
+
+    def end_pass(self, count: int, calls: list[Call] | None) -> None:
+        """Note a pass over `count` tokens, and the calls of it that were recorded."""
+        self.length += count
+        latest = self.passes[-1]
+        latest.end, latest.calls = self.length, calls
+        if calls is not None:
+            latest.after = [_copied(vars(layer), ()) for layer in self.past.layers]
+
+    def pin(self) -> None:
+        """Keep a copy of the state as it is, however many passes follow."""
+        if self.length and all(state.length != self.length for state in self.pinned):
+            self.pinned.append(self._copy())
+
+    def restore(self, state: SavedState) -> None:
+        """Return to a copy, which stays as it is."""
+        self.length = state.length
+        for layer, kept in zip(self.past.layers, state.layers, strict=True):
+            vars(layer).clear()
+            vars(layer).update(_copied(kept))
+
+    def rollback(self, length: int) -> bool:
+        """Keep at most `length` tokens. Returns whether it advanced to them; else they are those of
+        the newest checkpoint."""
+        self.told = min(self.told, length)
+        if length >= self.length:
+            return False
+        while self.passes and self.passes[-1].before.length > length:
+            self.passes.pop()
+        pinned = [state for state in self.pinned if state.length <= length]
+        self.pinned = deque(pinned, _PINNED)
+        latest = self.passes[-1] if self.passes else None
+        if latest is not None and latest.calls is not None and latest.before.length < length:
+            self._advance(latest, latest.calls, length)
+            return True
+        states = [self._empty, *pinned, *(one.before for one in self.passes)]
+        newest = max(states, key=lambda state: state.length)
+        self.restore(newest)
+        if latest is not None and latest.before is newest:  # the next pass makes it again
+            self.passes.pop()
+        return False
+
+    def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
+        left = iter(calls)
+        for layer, before, after in zip(
+            self.past.layers, latest.before.layers, latest.after, strict=True
+        ):
+            vars(layer).clear()
+            vars(layer).update(_copied(after, ()))
+            if length < latest.end:
+                layer.crop(length - latest.end)
+            for number, state in after.get("recurrent_states", {}).items():
+                if state is None:
+                    continue
+                fresh = next(left).state(
+                    length - latest.before.length, before["recurrent_states"][number]
+                )
+                layer.recurrent_states[number] = fresh.to(state.dtype, copy=True)
+        self.length = length
+
+
+def _cut(layer: Any) -> None:
+    """Cut from a layer what only rollbacks into the latest pass want."""
+    layer.crop(0)
+    for number, states in getattr(layer, "conv_states", {}).items():
+        if states is not None:
+            # Some models write over these in passes of one token, and want their full width.
+            missing = layer.conv_kernel_size[number] - states.shape[-1]
+            layer.conv_states[number] = F.pad(states, (max(missing, 0), 0)).clone()
+
+
+def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
+    """Return the attributes of a layer, with copies of what passes overwrite."""
+    kept = dict(values)
+    for name, value in kept.items():
+        if isinstance(value, dict):
+            kept[name] = dict(value)
+    for name in overwritten:
+        states = kept.get(name)
+        if isinstance(states, torch.Tensor):
+            kept[name] = states.clone()
+        elif isinstance(states, dict):
+            kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
+    return kept

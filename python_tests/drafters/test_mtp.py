@@ -1,0 +1,342 @@
+"""Multi-token prediction heads in every layout of checkpoints, against a plain forward pass, and in
+chains."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mtp_heads import FAMILIES, LAYERS, Reference, V, change_config, save, target_of
+from safetensors.torch import load_file, save_file
+from small_models import make, plain_greedy, rough
+from told import draft_input, drawn_from, prompts, told
+from transformers import cache_utils, modeling_layers
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.base import HiddenStates
+from polyspec_ext.drafters.mtp import load_mtp
+
+PROMPTS = [[3, 9, 27, 17], [5, 6, 8], [11]]
+
+
+def head_in(family: str, place: Path, **sizes: int) -> tuple[Any, Reference, Any]:
+    """Return a target, a reference of its head, and the head as it is loaded from a checkpoint."""
+    target = target_of(family, **sizes)
+    reference = Reference(family, target, **sizes)
+    save(target, reference.tensors(), place)
+    return target, reference, ps.MTP.from_pretrained(place, target)
+
+
+@pytest.mark.parametrize(
+    ("family", "pack"),
+    [*((family, False) for family in FAMILIES), ("deepseek_v3", True), ("qwen3_5", True)],
+)
+def test_drafts_are_those_of_the_plain_forward_pass(
+    family: str, pack: bool, tmp_path: Path
+) -> None:
+    """A draft behind a prompt, and drafts behind tokens that were accepted, rejected or read anew;
+    two rows of different lengths."""
+    # An index chooses among few keys: of the target's, whose ties rounding decides, among all.
+    sizes = {"index_topk": 6} if family == "deepseek_v32" else {}
+    target, reference, head = head_in(family, tmp_path, **sizes)
+    if pack:
+        head = ps.MTP.from_pretrained(tmp_path, ps.Level(target, pack=True))
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(V, (n,), generator=generator).tolist() for n in (9, 5)]
+    states = [torch.randn(n - 1, 32, generator=generator) for n in (9, 5)]
+    head.prefill(prompts(2))
+
+    def check(hidden: HiddenStates) -> None:
+        block = head.draft(draft_input(texts, [3, 2], hidden))
+        for b, count in enumerate((3, 2)):
+            tokens = block.tokens[b, :count].tolist()
+            rows = reference.draft(texts[b], states[b], tokens).double()
+            found = drawn_from(head, block, b)[:count]
+            assert (found - rows).abs().max() < 1e-4 * rows.abs().max()
+            assert tokens == rows.argmax(-1).tolist()
+
+    check(told((-1,), states, [0, 0]))
+    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
+    head.rollback([9, 4])
+    texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
+    new = [torch.randn(n, 32, generator=generator) for n in (3, 2)]
+    states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
+    check(told((-1,), new, [8, 3]))
+    # The target tells other states of the latest tokens, and of one more of row 1.
+    texts[1] = [*texts[1], 4]
+    better = [torch.randn(n, 32, generator=generator) for n in (2, 3)]
+    states = [torch.cat([states[0][:-2], better[0]]), torch.cat([states[1][:-2], better[1]])]
+    check(told((-1,), better, [9, 3]))
+
+
+class Compared(ps.MTP):
+    """Compares the rows that it drafts from with the reference's, over the target's states of the
+    whole text."""
+
+    reference: Reference
+    worst = 0.0  # difference, relative to the largest logit of a draft
+    num_compared = 0
+
+    def draft(self, inputs: Any) -> Any:
+        block = super().draft(dataclasses.replace(inputs, wants_rows=True))
+        assert block.rows is not None
+        assert inputs.text is not None
+        for b, count in enumerate(inputs.lengths):
+            text = inputs.text(b)[None]
+            if count == 0:
+                continue
+            states = torch.zeros(1, 32)  # behind which a text of one token is read
+            if text.shape[1] > 1:
+                with torch.no_grad():
+                    out = self.reference.target.model(input_ids=text[:, :-1], use_cache=False)
+                states = out.last_hidden_state[0]
+            else:
+                text = text.expand(1, 2)
+            tokens = block.tokens[b, :count].tolist()
+            rows = self.reference.draft(text[0].tolist(), states, tokens)
+            found = block.rows.logits[b, :count]
+            self.worst = max(self.worst, float((found - rows).abs().max() / rows.abs().max()))
+            self.num_compared += count
+        return block
+
+
+@pytest.mark.parametrize(
+    ("family", "temperature"), [*((family, 0.0) for family in FAMILIES), ("deepseek_v3", 1.0)]
+)
+def test_chains_feed_it_the_states_behind_the_final_norm(
+    family: str, temperature: float, tmp_path: Path
+) -> None:
+    """At every draft of three texts of unequal lengths, of which one begins with a single token and
+    one ends early; greedy texts are plain decoding's."""
+    target, reference, _ = head_in(family, tmp_path)
+    level = ps.Level(target)
+    drafter = Compared.from_pretrained(tmp_path, level)
+    drafter.reference = reference
+    chain = ps.Chain([level, drafter], [3])
+    lengths = [8, 5, 8]
+    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "eos_token_id": []}
+    out = chain.generate(PROMPTS, max_new_tokens=lengths, **options)
+    assert drafter.num_compared > 25
+    assert drafter.worst < 2e-3
+    assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens
+    if temperature == 0.0:
+        for b, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True)):
+            found = out.sequences[b][: len(prompt) + length].tolist()
+            assert found == plain_greedy(target, prompt, length)
+
+
+def test_states_in_front_of_the_final_norm_are_seen(tmp_path: Path) -> None:
+    """The comparison tells them from those behind it."""
+    target, reference, _ = head_in("mimo", tmp_path)
+    head = load_mtp(tmp_path, target)
+    head.config = dataclasses.replace(head.config, hidden_layers=(LAYERS,))
+    drafter = Compared(head)
+    drafter.reference = reference
+    chain = ps.Chain([ps.HuggingFaceLevel(target), drafter], [3])
+    chain.generate(PROMPTS[:1], max_new_tokens=8, eos_token_id=[])
+    assert drafter.worst > 0.05
+
+
+@pytest.mark.parametrize("reads", ["states", "embeddings"])
+def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) -> None:
+    """The target counts up by one. A head that moves the state of the token before, or the token's
+    embedding, by as many counts with it, in steps behind each other."""
+    target = target_of("mimo", vocab_size=32)
+    reference = Reference("mimo", target, vocab_size=32)
+    up = torch.eye(32).roll(1, 0)  # from each id to the next
+    with torch.no_grad():
+        for layer in (*target.model.layers, *reference.layers):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        target.model.embed_tokens.weight.copy_(torch.eye(32))
+        target.lm_head.weight.copy_(up)
+        for norm in (target.model.norm, reference.norm, reference.embed_norm, reference.state_norm):
+            norm.weight.abs_().add_(0.1)
+        none = torch.zeros(32, 32)
+        pair = (up, none) if reads == "states" else (none, torch.eye(32))
+        reference.fc = torch.cat(pair, 1)
+    place = save(target, reference.tensors(), tmp_path)
+    chain = ps.Chain([place, "mtp"], [4])
+    out = chain.generate([[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[])
+    assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]
+    stats = out.stats.levels[0]
+    # (A text of one token has no state.)
+    assert stats.num_accepted_tokens > 0.85 * stats.num_draft_tokens
+    assert stats.mean_acceptance_length > 4
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
+def test_trees(family: str, tmp_path: Path) -> None:
+    """Greedy texts below trees of drafts are plain decoding's, and a tree of single children is
+    the greedy chain."""
+    target, _, _ = head_in(family, tmp_path)
+    level = ps.HuggingFaceLevel(target)
+
+    def run(tree: Any) -> Any:
+        chain = ps.Chain([level, ps.MTP.from_pretrained(tmp_path, level, tree=tree)], [3])
+        return chain.generate(PROMPTS, max_new_tokens=8, eos_token_id=[])
+
+    chain, line, wide = run(None), run(ps.DynamicTree(1, 4)), run(ps.DynamicTree(4, 12))
+    assert chain.sequences.equal(line.sequences)
+    assert chain.sequences.equal(wide.sequences)
+    accepted = [out.stats.levels[0].num_accepted_tokens for out in (chain, line, wide)]
+    assert accepted[0] == accepted[1] < accepted[2]
+    for b, prompt in enumerate(PROMPTS):
+        assert wide.sequences[b][: len(prompt) + 8].tolist() == plain_greedy(target, prompt, 8)
+
+
+def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
+    """Below a model of its own cache, with requests that join and leave the batch."""
+    target, _, head = head_in("mimo", tmp_path)
+    server = ps.Server(ps.Chain([target, rough(target), head], [4, 2]), 2)
+    texts = {server.add(p, 10 + b, eos_token_id=[]): list(p) for b, p in enumerate(PROMPTS)}
+    while server.running or server.waiting:
+        for event in server.step():
+            texts[event.request] += event.tokens
+    for b, (prompt, text) in enumerate(zip(PROMPTS, texts.values(), strict=True)):
+        assert text == plain_greedy(target, prompt, 10 + b)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its head for these families, which it has from 5.24 on, and of a second step."""
+    kind = getattr(modeling_layers, "MtpModel", None)
+    if kind is None:
+        pytest.skip("transformers has no MtpModel")
+    target, _, head = head_in(family, tmp_path)
+    target.config.name_or_path, target.config.dtype = str(tmp_path), torch.float32
+    ours = [rf"model\.layers\.{LAYERS}.*"]  # the class names the layer of the large model
+    monkeypatch.setattr(target, "_keys_to_ignore_on_load_unexpected", ours)
+    theirs = kind.from_pretrained(target)
+    cache = cache_utils.MtpCache(config=target.config.get_mtp_config())
+    text = [3, 9, 27, 17, 51, 25, 11]
+    states = target.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state
+    head.prefill(prompts(1))
+    block = head.draft(draft_input([text], [2], told((-1,), [states[0]], [0])))
+    found = drawn_from(head, block, 0)
+    for i, ids in enumerate((text[1:], [int(block.tokens[0, 0])])):
+        at = torch.arange(len(ids))[None] + (1 if i == 0 else len(text))
+        states = theirs.forward_layer(0, states, at, cache, input_ids=torch.tensor([ids]))
+        wanted = target.lm_head(states[0, -1]).double()
+        assert (found[i] - wanted).abs().max() < 1e-4 * wanted.abs().max()
+        states = states[:, -1:]
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    target = target_of("mimo")
+    reference = Reference("deepseek_v3", target_of("deepseek_v3"))
+
+    def refused(place: Path, words: str, target: Any = target) -> None:
+        with pytest.raises(ValueError, match=words):
+            ps.MTP.from_pretrained(place, target)
+
+    plain = save(target, {}, tmp_path / "plain")
+    refused(plain, r"a target of 3 layers, as one of model\.layers\.3\.eh_proj.*, given none$")
+    far = save(target, reference.tensors(61), tmp_path / "far")
+    refused(far, r"of 3 layers, .*given model\.layers\.61\.eh_proj\.weight$")
+    whole = Reference("mimo", target).tensors()
+    narrow = save(target, whole, tmp_path / "narrow")
+    wide = target_of("mimo", hidden_size=40)
+    refused(narrow, "a target with hidden states of 32 numbers, given one with 40", wide)
+    key = "model.mtp_layers.0.self_attn.q_proj.weight"
+    for change, words in (
+        ({key: None}, r"mtp_layers\.0\.: layers\.0\.self_attn\.q_proj\.weight: .*given none"),
+        ({key: torch.zeros(3, 32)}, r"q_proj\.weight: expected shape \[32, 32\], given \[3, 32\]"),
+        ({f"{key}s": torch.zeros(1)}, r"q_proj\.weights: expected no tensor of this name"),
+        ({f"{key}_scale_inv": torch.zeros(1, 1)}, r"expected .*weight_block_size in config\.json"),
+    ):
+        tensors = {k: w for k, w in {**whole, **change}.items() if w is not None}
+        refused(save(target, tensors, tmp_path / "changed"), words)
+    with pytest.raises(ValueError, match=r"'mtp' below a Hugging Face model.*given nothing above"):
+        ps.Chain(["mtp"])
+    with pytest.raises(ValueError, match="expected a target with the checkpoint"):
+        ps.Chain([make("llama"), "mtp"])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_blocks_of_8_bits(sharded: bool, tmp_path: Path) -> None:
+    """As DeepSeek publishes: matrices times a factor for each block. Names of a model within
+    another, and several files."""
+    target = target_of("mimo")
+    tensors = Reference("mimo", target).tensors()
+    wanted, block = dict(tensors), (16, 24)
+    for key, weight in tensors.items():
+        if weight.dim() == 2 and ".mlp." in key:
+            rows, columns = (
+                -(-size // step) for size, step in zip(weight.shape, block, strict=True)
+            )
+            scales = torch.rand(rows, columns) + 0.5
+            small = weight.to(torch.float8_e4m3fn)
+            wanted[key] = small.float().clone()
+            for i in range(rows):
+                for j in range(columns):
+                    part = wanted[key][16 * i : 16 * i + 16, 24 * j : 24 * j + 24]
+                    part *= scales[i, j]
+            tensors |= {key: small, f"{key}_scale_inv": scales}
+            break
+    named = {key.replace("model.", "model.language_model."): w for key, w in tensors.items()}
+    place = save(target, named, tmp_path)
+    change_config(place, quantization_config={"weight_block_size": block})
+    if sharded:
+        whole = load_file(place / "model.safetensors")
+        (place / "model.safetensors").unlink()
+        files = {key: f"part-{i % 2}.safetensors" for i, key in enumerate(sorted(whole))}
+        for part in set(files.values()):
+            save_file({k: whole[k] for k, file in files.items() if file == part}, place / part)
+        index = json.dumps({"weight_map": files})
+        (place / "model.safetensors.index.json").write_text(index)
+    found = load_mtp(place, target).network.state_dict()
+    for key, weight in wanted.items():
+        name = key.removeprefix("model.mtp_layers.0.")
+        if f"layers.0.{name}" in found:
+            assert found[f"layers.0.{name}"].equal(weight)
+    assert sum(key.startswith("layers.0.") for key in found) == len(wanted) - 4
+
+
+@pytest.mark.parametrize(
+    ("family", "first", "second"),
+    [
+        ("deepseek_v3", "model.layers.3.", "model.layers.4."),
+        ("qwen3_5", "mtp.layers.0.", "mtp.layers.1."),
+        ("mimo", "model.mtp_layers.0.", "model.mtp_layers.1."),
+    ],
+)
+def test_of_several_heads_the_first_is_read(
+    family: str, first: str, second: str, tmp_path: Path
+) -> None:
+    target = target_of(family)
+    tensors = Reference(family, target).tensors()
+    more = {key.replace(first, second): 2 * w for key, w in tensors.items() if first in key}
+    plain, several = (
+        load_mtp(save(target, weights, tmp_path / name), target).network.state_dict()
+        for name, weights in (("plain", tensors), ("several", {**more, **tensors}))
+    )
+    assert plain.keys() == several.keys()
+    assert all(weight.equal(several[key]) for key, weight in plain.items())
+
+
+def test_what_routes_to_experts_stays_in_float32(tmp_path: Path) -> None:
+    target = target_of("deepseek_v3")
+    place = save(target, Reference("deepseek_v3", target).tensors(), tmp_path)
+    target.to(torch.bfloat16)
+    for layer in target.model.layers[1:]:
+        layer.mlp.gate.to(torch.float32)
+    head = load_mtp(place, target)
+    kinds = {key: weight.dtype for key, weight in head.network.state_dict().items()}
+    exact = {key for key, kind in kinds.items() if kind == torch.float32}
+    assert exact == {
+        "layers.0.mlp.gate.weight",
+        "layers.0.mlp.gate.e_score_correction_bias",
+    }
+    drafter = ps.MTP(head)
+    drafter.prefill(prompts(1))
+    states = torch.randn(3, 32)
+    block = drafter.draft(draft_input([[3, 9, 27, 17]], [3], told((-1,), [states], [0])))
+    assert block.tokens.shape == (1, 3)
