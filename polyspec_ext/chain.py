@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
@@ -170,6 +170,7 @@ class Chain:
         if pack is not None:
             arguments.switch("pack", pack)
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
+        several: dict[str, Any] = {}  # of a model that drafts several paths
         made: list[Level] = []
         widths = widths_of(self.window)
         for place, thing in enumerate(things):
@@ -189,6 +190,10 @@ class Chain:
             if not is_drafter(own):
                 _require_apart(name, [own], made)
                 made.append(own)
+            elif 0 < place == count - 1 and isinstance(own, DraftModel):
+                _require_apart(name, [own.level], made)
+                made.append(cast(Level, own.level))
+                several = {"paths": own.paths, "beam": own.beam}
             elif 0 < place == count - 1:
                 self.drafter = own
                 _require_apart(name, levels_of(own), made)
@@ -214,7 +219,7 @@ class Chain:
         self._operators = operators or Operators()
         if self.drafter is None and count > 1:
             own = self.vocab_sizes.pop()
-            self.drafter = DraftModel(made.pop(), own, self._operators.draw)
+            self.drafter = DraftModel(made.pop(), own, self._operators.draw, **several)
         elif self.drafter is not None:
             names.append(_name(self.drafter))
         self.levels = made  # those that verify; the target is levels[0]

@@ -49,6 +49,9 @@ class DrafterCapabilities(LevelCapabilities):
         device_lengths: it drafts in the batch at hand where the host knows no counts and lengths.
         trees: its blocks are trees, a chain one of a single path; the level above it must read
             them.
+        keeps_paths: it has read the nodes of its trees but for the deepest, in their order, and has
+            `keep_path`, as a level. That is called behind the verification of a tree in place of
+            `rollback`; it counts all nodes but the last of a path as read.
         hidden_layers: layers of the verifiers whose hidden states it reads.
         hidden_size: width of these states; None: any.
         tree_size: from the levels asked for to the size of a row's tree; None: it may depend on
@@ -56,6 +59,7 @@ class DrafterCapabilities(LevelCapabilities):
     """
 
     batches: bool = True
+    keeps_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
     tree_size: Callable[[int], TreeSize] | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -28,21 +29,32 @@ from ..levels.base import (
 from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import RowCounts
-from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
+from ..validate import NODE_MAX, TEMPERATURE_MAX
+from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
+from .logits import processed, row_buffer
+
+DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
+BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
 
 
 class DraftModel:
     """Draws tokens one after another from a level's processed distribution, for all rows of a
-    batch.
+    batch; with `paths` a tree of several continuations, which the level above verifies at once.
 
     Args:
         level: the model; its cache belongs to this drafter from now on.
         vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
             vocabulary, or one larger than the level's above). None: the level's own.
         draw: `ops.unchecked.draw`, or what stands in for it.
+        paths: continuations that are drafted side by side, each as deep as the window and 32 at
+            most, in one pass a token. They are drawn independently, and joined to a tree by their
+            beginnings. 1: a chain.
+        beam: rows of at most this temperature have the likeliest continuations instead, which are
+            proposed as they are (EAGLE-2's rule). At low temperatures more of these are accepted.
 
     Raises:
-        TypeError, ValueError: an argument is none of these.
+        TypeError, ValueError: an argument is none of these; several paths of a level that reads no
+            trees.
     """
 
     def __init__(
@@ -50,6 +62,9 @@ class DraftModel:
         level: Level | BatchedLevel,
         vocab_size: int | None = None,
         draw: Callable[..., Any] = unchecked.draw,
+        *,
+        paths: int = 1,
+        beam: float = BEAM,
     ) -> None:
         if isinstance(level, type) or not isinstance(level, Level | BatchedLevel):
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
@@ -62,8 +77,25 @@ class DraftModel:
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
+        self.paths = arguments.integer("paths", paths, NODE_MAX // DEEPEST, 1)
+        self.beam = arguments.real("beam", beam, TEMPERATURE_MAX)
+        if self.paths > 1:
+            self._require_paths()
+            self.name = f"{self.name}, {self.paths} paths"
         self.num_forward_passes = 0
         self._draw = draw
+
+    def _require_paths(self) -> None:
+        level, given = self._level, f"paths={self.paths}"
+        if not level.capabilities.trees:
+            reason = getattr(level, "no_trees", f"{type(level).__name__} does not")
+            raise ValueError(
+                f"{self.name}: expected a level that reads trees for {given}, given one that does "
+                f"not: {reason}"
+            )
+        entries = self._ids.entries_below(self.vocab_size)
+        if self.paths > entries:
+            raise ValueError(f"paths: expected at most the {entries} ids drawn, given {self.paths}")
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -77,7 +109,14 @@ class DraftModel:
             admits=can.admits,
             saves_rows=can.saves_rows,
             id_map=can.id_map,
+            trees=self.paths > 1,
+            keeps_paths=self.paths > 1,
+            tree_size=self._tree_size if self.paths > 1 else None,
         )
+
+    def _tree_size(self, depth: int) -> TreeSize:
+        depth = min(depth, DEEPEST)
+        return TreeSize(self.paths * depth, self.paths * (depth - 1))
 
     @property
     def revision(self) -> int:
@@ -97,6 +136,12 @@ class DraftModel:
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
         return self._level.rollback(lengths)
+
+    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+        # The level has not read the last node of a path.
+        read = lengths.on(path.device) - begin.on(path.device)
+        kept = torch.arange(path.shape[1], device=path.device) < read[:, None]
+        return self._level.keep_path(begin, path.where(kept, -1), lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         self._level.select(rows)
@@ -134,9 +179,17 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        block = draw_chain(inputs, self._level.forward, self._ids, self.vocab_size, self._draw)
-        self.num_forward_passes += block.tokens.shape[1]
-        return block
+        what = self._level.forward, self._ids, self.vocab_size, self._draw
+        if self.paths == 1:
+            block = draw_chain(inputs, *what)
+            self.num_forward_passes += block.tokens.shape[1]
+            return block
+        from .paths import draw_paths  # most chains draft one path
+
+        if inputs.most > DEEPEST:
+            inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
+        self.num_forward_passes += inputs.most
+        return draw_paths(inputs, *what, self.paths, self.beam)
 
 
 def draw_chain(
@@ -175,10 +228,10 @@ def draw_chain(
             assert left is not None, "processors need the host to see the tokens"
             # Processors change logits by their ids.
             whole = logits if every else id_map.spread(logits, ids)
-            whole = _processed(whole, inputs, left, id_map.to_above(drafted[:, :i]))
+            whole = processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
-            rows = _row_buffer(inputs.rows, most, logits)
+            rows = row_buffer(inputs.rows, most, logits)
         kept = (None, None) if rows is None else rows
         # (The level may write its logits again with the next pass.)
         tokens = draw(
@@ -212,38 +265,6 @@ def draw_chain(
         status=status if left is None else None,
         rows=rows,
     )
-
-
-def _processed(
-    logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
-) -> torch.Tensor:
-    """Return the logits behind the processors, of the rows that draw another token."""
-    assert inputs.text is not None
-    assert inputs.processors is not None
-    out = logits.to(torch.float32, copy=True)  # what processors return, whatever the dtype
-    for b, more in enumerate(left):
-        if more:
-            prefix = torch.cat([inputs.text(b).to(logits.device), drafted[b]])
-            processed = inputs.processors.apply(logits[b], prefix, inputs.requests[b])
-            # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
-            # processors (out[b] has these logits), and the level above rejects it.
-            if not bool(processed.isneginf().all()):
-                out[b] = processed
-    return out
-
-
-def _row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
-    buffer."""
-    batch, _, vocab = logits.shape
-    if old is not None and old.statistics is not None:
-        shape = old.logits.shape
-        fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
-        if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
-            return old
-    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
-    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
-    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
 
 # ---- early exit ----------------------------------------------------------------------------------

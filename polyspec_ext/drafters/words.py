@@ -16,7 +16,7 @@ from ..levels.cpu import can_pack
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
 from .checkpoint import head_place, serves_heads
-from .model import DraftModel, early_exit
+from .model import BEAM, DraftModel, early_exit
 
 
 def elements(levels: Any) -> list[Any]:
@@ -100,6 +100,25 @@ def _load_translated(thing: str, options: Options) -> Any:
         raise ValueError(f"{options.name}: {error}") from error
 
 
+def _load_paths(thing: str, options: Options) -> Any:
+    _, paths, place = thing.split(":", 2)
+    return _with_paths(place, int(paths), BEAM, options)
+
+
+def _with_paths(thing: Any, paths: int, beam: float, options: Options) -> Any:
+    level = ELEMENTS.resolve(thing, options)
+    if paths == 1:
+        return level
+    if not isinstance(level, Level):
+        raise ValueError(
+            f"{options.name}: expected a model to draft {paths} paths, given {shown(level)}"
+        )
+    try:
+        return DraftModel(level, paths=paths, beam=beam)
+    except ValueError as error:
+        raise ValueError(f"{options.name}: {error}") from error
+
+
 def _resolve(model: Any, options: Options) -> Any:
     return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
 
@@ -151,12 +170,20 @@ for _kind in (
         is_drafter,
         lambda thing, options: thing,
     ),
-    # A `DraftModel` stands for its level: a chain makes another, fitted to its vocabulary.
+    # A `DraftModel` of one path stands for its level: a chain makes another, fitted to its
+    # vocabulary.
     _Kind(
         "a DraftModel",
-        (Level,),
+        (Level, DraftModel),
         lambda thing: isinstance(thing, DraftModel),
-        lambda thing, options: ELEMENTS.resolve(thing.level, options),
+        lambda thing, options: _with_paths(thing.level, thing.paths, thing.beam, options),
+    ),
+    _Kind(
+        "'paths:K:' in front of an id or path",
+        (Level, DraftModel),
+        _matcher(r"paths:[1-9]\d*:.+"),
+        _load_paths,
+        ("'paths:K:MODEL' with K paths, as 'paths:3:DIR'",),
     ),
     _Kind(
         "the directory of an EAGLE head, or 'eagle:' and an id or directory",

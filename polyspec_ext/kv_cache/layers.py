@@ -165,12 +165,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             queries: [B, T] int64, positions.
-            tree: [B, T, T] bool, the new tokens' ancestors (`masks.ancestors`); None: a chain.
+            tree: [B, M, M] bool, the ancestors (`masks.ancestors`) of the last M tokens, the new
+                ones among them; None: a chain.
         """
         rows = self.rows
         if tree is not None:
-            base = rows.base if rows.at is None else rows.at
-            return cache_masks.tree_slots(base, tree, rows.span, self.window)
+            before = tree.shape[1] - queries.shape[1]
+            base = (rows.base if rows.at is None else rows.at) - before
+            return cache_masks.tree_slots(base, tree, rows.span, self.window)[:, before:]
         slots = torch.arange(rows.span, device=queries.device)[None, :]
         return cache_masks.visible_slots(queries, slots, self.window)
 

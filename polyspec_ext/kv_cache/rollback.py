@@ -285,9 +285,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             tokens: new tokens per row, padding included; T.
             counts: [B] in [0, T], new tokens of each row; what follows is padding, is not kept and
                 its logits mean nothing. A list also tells the host; a tensor is not read there.
-            parents: [B, T] or [T] int64, of tokens that form a tree: the index of each one's parent
-                among them, below its own, -1 where it follows what the row holds. Their positions
-                are those in the text that leads to them. `keep_path` comes next.
+            parents: [B, M] or [M] int64, M >= T, of tokens that form a tree, the last T of them
+                new: the index of each one's parent among them, below its own, -1 where it follows
+                what the row holds in front of them. Their positions are those in the text that
+                leads to them. `keep_path` comes next, behind the last pass of the tree.
             depth: no path of the tree has more tokens; None: T.
 
         Returns:
@@ -316,13 +317,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         else:
             parents = self._tree(parents, tokens).to(rows.base.device)
             tree = cache_masks.ancestors(parents, depth)
-            positions = rows.base[:, None] + tree.sum(-1) - 1
+            before = parents.shape[1] - tokens  # nodes of earlier passes
+            positions = rows.base[:, None] - before + tree[:, before:].sum(-1) - 1
             if rows.counts is not None:
                 # Padding stays below the positions of its row's tokens, of which a tree has more
                 # than its paths are long.
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
-                before = (rows.base - 1).clamp_min(0)
-                positions = torch.where(inside, positions, before[:, None])
+                last = (rows.base - 1).clamp_min(0)
+                positions = torch.where(inside, positions, last[:, None])
         by_type: dict[str, torch.Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
@@ -330,18 +332,18 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return {"attention_mask": mask, "position_ids": positions}
 
     def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:
-        """Require ``[B, tokens]`` parents of the tokens of a tree."""
-        shapes = ((tokens,), (self.batch_size, tokens))
+        """Require parents of a tree whose last nodes are `tokens`."""
         if not isinstance(parents, torch.Tensor) or parents.dtype not in INT_DTYPES:
             raise TypeError(
                 f"parents: expected an integer tensor, given {arguments.shown(parents)}"
             )
-        if tuple(parents.shape) not in shapes:
+        *rows, nodes = parents.shape or (0,)
+        if nodes < tokens or rows not in ([], [self.batch_size]):
             raise ValueError(
-                f"parents: expected shape [{tokens}] or [{self.batch_size}, {tokens}], given "
-                f"{list(parents.shape)}"
+                f"parents: expected shape [{tokens}] or [{self.batch_size}, {tokens}], or more "
+                f"nodes, given {list(parents.shape)}"
             )
-        return parents.expand(self.batch_size, tokens)
+        return parents.expand(self.batch_size, nodes)
 
     def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
         """Return a mask for a few new tokens without computing it, or None where no mask is needed.

@@ -255,9 +255,11 @@ class InputBlock:
         parents: ``[B, T]`` int64, index of each token's parent in this pass, below its own, -1 for
             the tokens that follow the cache. None: each follows the one before it. A row's tokens
             are then those of a tree, behind a chain of tokens that the level has not read yet; they
-            stay in the cache as they are until `keep_path`.
+            stay in the cache as they are until `keep_path`. A tree that takes several passes has
+            ``[B, M]``, M >= T: of the last M tokens, of which this pass has T. It is a drafter's,
+            and a row reads all T of a pass or none.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
-        depth: with `parents`, no path among the tokens of a row is longer; None: T.
+        depth: with `parents`, no path among these tokens is longer; None: as many.
     """
 
     tokens: torch.Tensor

@@ -337,7 +337,8 @@ class Member:
                 skipped = asked
                 wide = width if blind else max(int(counts.max()), 1)
                 tokens = _shift(tokens, asked, wide)
-                if parents is not None:  # what is skipped lies in front of the tree
+                # What is skipped lies in front of the tree, and so of its later passes.
+                if parents is not None and parents.shape[1] == width:
                     parents = _shift(parents, asked, wide) - asked[:, None].to(parents)
         # (A chain asks for logits behind the token that a level above has emitted last, or later
         # ones, and no level has read its own last token: where the host is blind only hidden states
@@ -369,7 +370,16 @@ class Member:
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
         """Keep a path of a tree, which lies behind what any level above has read: only keys of this
-        level move."""
+        level move. Where a level above has read the path since, its keys lie there."""
+        if self.rank:
+            front = RowCounts.of(begin)
+            above = [m for m in self.above if m.ready]
+            blind = front.host is None
+            held = [m.on_device if blind else torch.tensor(m.lengths) for m in above]
+            behind = [front.on(x.device) >= x for x in held]
+            if behind:
+                free = torch.stack(behind).all(0).to(path.device)
+                path = path.where(free[:, None], -1)
         self.level.cache.keep_path(begin, path, lengths)
         if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
             for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):

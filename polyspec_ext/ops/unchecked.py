@@ -19,6 +19,7 @@ from .verify_tree import TreeVerifyResult
 __all__ = ["draw", "put_rows", "verify", "verify_tree"]
 
 _draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
+_sample: Callable[..., tuple[torch.Tensor, ...]] = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
@@ -37,6 +38,7 @@ def draw(
     status: torch.Tensor,
     rows: torch.Tensor | None,
     statistics: torch.Tensor | None,
+    nodes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, with
     the logits that it was drawn from.
@@ -50,6 +52,8 @@ def draw(
         status: ``[B, W]`` int32.
         rows: ``[B, at least W, V]``, in the logits' dtype; None: nobody asks for them.
         statistics: ``[B, as many, 2]`` int64, with `rows`.
+        nodes: ``[B]`` int64, `node` of `ps.sample`; None: 0. With nodes no `rows` are written, and
+            `statistics` come alone.
 
     Returns:
         ``[B, 1]`` int64, the column of `tokens`, in memory of its own.
@@ -59,6 +63,17 @@ def draw(
     top_ks = top_k if isinstance(top_k, _BY_ROW) else None
     top_ps = top_p if isinstance(top_p, _BY_ROW) else None
     min_ps = min_p if isinstance(min_p, _BY_ROW) else None
+    if nodes is not None:
+        # fmt: off
+        drawn, _, bits, known = _sample(
+            logits[:, 0], 0.0, temperatures, 0, top_ks, 1.0, top_ps, 0.0, min_ps, 0, seed, 0,
+            positions + column, 0, rounds, 0, nodes, level, None, None,
+        )
+        # fmt: on
+        tokens[:, column], status[:, column] = drawn, bits
+        if statistics is not None:
+            statistics[:, column] = known
+        return drawn[:, None]
     # fmt: off
     return _draw(
         logits, temperatures, top_ks, top_ps, min_ps, seed, positions, rounds, level, column,

@@ -307,8 +307,10 @@ class MeasuredSeconds:
 
     def verify(self, level: int, pending: int) -> float:
         pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
-        tree = pair in self.measured.trees and pending > 0
-        times, most = self.measured.verify[pair[0], tree], self.measured.replays.get(pair[0], 0)
+        tree, verify = pair in self.measured.trees, self.measured.verify
+        # (Of a level that stands above trees alone no other pass is timed.)
+        tree = tree and (pending > 0 or (pair[0], False) not in verify)
+        times, most = verify[pair[0], tree], self.measured.replays.get(pair[0], 0)
         if most == 0 or pending == 0:
             return times.at(pending) + self.measured.outside
         again, passes = replays(self.measured.rate(*pair), pending, most)

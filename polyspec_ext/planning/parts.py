@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import arguments, progress
-from ..drafters import elements, is_drafter
+from ..drafters import DraftModel, elements, is_drafter
 from ..drafters.checkpoint import head_place
 from ..levels import batched
 from ..levels.base import id_map_of
@@ -20,9 +20,8 @@ from ..sampling import Sampling
 from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
-_SOURCE = re.compile(
-    r"((?:w[48]:|eagle:|mtp:|trim:\d+:)*)(.*)"
-)  # prefixes, then a path, an id, a word
+# Prefixes, then a path, an id, a word.
+_SOURCE = re.compile(r"((?:w[48]:|eagle:|mtp:|(?:trim|paths):\d+:)*)(.*)")
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
 _SHARE = 4  # such a draft has one of so many of the ids
@@ -92,7 +91,8 @@ class Part:
         """Its word, with an absolute path."""
         match = _SOURCE.fullmatch(str(self.word))
         assert match is not None
-        loads = (self.model and self.reads_apart) or self.reads_states  # else a drafter's word
+        drafts = self.reads_states or isinstance(self.thing, DraftModel)
+        loads = (self.model and self.reads_apart) or drafts  # else a drafter's word
         path = Path(match[2])
         return match[1] + str(path.absolute() if loads and path.exists() else match[2])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -79,6 +79,7 @@ class Engine:
         self._gives_hidden = requirements.check(config, levels, drafter)
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
         self._layers, self._trees = can.hidden_layers, can.trees
+        self._keeps_paths = can.keeps_paths
         # Which entries of the drafter's rows the ids of the level above are.
         self._target_to_draft: torch.Tensor | None = None
         if drafter is not None:
@@ -480,7 +481,7 @@ class Engine:
             read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, step.lag)
             block = InputBlock(
                 self._ids(read.tokens, number),
-                tree.tokens.shape[1] + 1,
+                read.keep,
                 RowCounts.read(read.counts, rows.on_host),
                 RowCounts.read(read.first, rows.on_host),
                 read.parents.to(level.device),
@@ -488,6 +489,8 @@ class Engine:
                 step.lag + step.most,
             )
         logits, hidden, skipped = level.forward(block)
+        if tree is not None:
+            logits = read.by_node(logits)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
             logits = logits[..., : config.vocab_sizes[number - 1]]
         allowed = None
@@ -532,6 +535,7 @@ class Engine:
                 position=own.positions,
                 level=number,
                 round=own.rounds,
+                rule=config.rule,
                 target_to_draft=entries,
                 allowed=allowed,
             )
@@ -549,25 +553,26 @@ class Engine:
             kept = RowCounts(*report.kept[number - 1])
             rows.hidden.add_pass(plan, kept, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
-            self._rollback(step, report, None if tree is None else result.path)
+            paths = {} if tree is None else {number: read.placed(result.path)}
+            if tree is not None and self._keeps_paths:
+                paths[self._count] = result.path
+            self._rollback(step, report, paths)
         return result.tokens, result.logprobs, logits
 
-    def _rollback(self, step: Step, report: Report, path: torch.Tensor | None) -> None:
-        """Cut the caches from the step's level downwards, and of a tree keep its path."""
+    def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
+        """Cut the caches from the step's level downwards; of a tree keep the path, by level."""
         asked = self._plan.asked if report.cut is None else report.cut
-        if path is not None and step.level not in asked:
-            asked = [step.level, *asked]
-        for number in asked:
+        for number in sorted({*asked, *paths}):
             if number < step.level:
                 continue
             part, wanted = self.parts[number - 1], RowCounts(*report.kept[number - 1])
             self._at_work = number, None
-            if number == step.level and path is not None:
-                level, positions = self._levels[number - 1], step.plan.positions
+            path, positions = paths.get(number), step.plan.positions
+            if path is not None:
                 # Nothing moves in a row that takes no part.
                 front = torch.minimum(positions, wanted.on(positions.device))
                 begin = RowCounts.read(front, wanted.host is not None)
-                left = level.keep_path(begin, path.to(level.device), wanted)
+                left = cast(Any, part).keep_path(begin, path.to(part.device), wanted)
             else:
                 left = part.rollback(wanted)
             self._at_work = None

@@ -25,7 +25,7 @@ from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampli
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
 from .hidden import HiddenWindow
-from .trees import Tree, pending_tree, require_tree
+from .trees import Tree, pending_tree, require_tree, with_repeats
 
 _CPU = torch.device("cpu")
 
@@ -537,6 +537,8 @@ class PendingRows:
         if step.host is not None:
             require_tree(name, block, step.host.lengths, vocab_size)
             self.tree = pending_tree(block, step.plan.lengths, step.most)
+            if block.rows is not None:
+                self.tree = with_repeats(self.tree)
             return
         tree = pending_tree(block, step.plan.lengths, step.most)
         kept = self._trees[step.most][0] if step.most in self._trees else None

@@ -29,6 +29,8 @@ class Tree(NamedTuple):
         longest: ``[B, D]`` int64, tokens of a longest path, then -1.
         depths: ``[B]`` int64, its length.
         drawn: as of `DraftBlock`.
+        again: ``[B, N]`` bool, nodes without children that an earlier sibling equals; None: none,
+            or not asked for. Such a node counts among the draws and is never accepted.
     """
 
     tokens: torch.Tensor
@@ -37,6 +39,7 @@ class Tree(NamedTuple):
     longest: torch.Tensor
     depths: torch.Tensor
     drawn: torch.Tensor | None
+    again: torch.Tensor | None = None
 
     def proposal(
         self, rows: RowBuffer | None, most: int, device: torch.device
@@ -134,6 +137,18 @@ def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
     return Tree(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
 
 
+def with_repeats(tree: Tree) -> Tree:
+    """Return the tree with the nodes that need not be read (`Tree.again`). Reads it on the host."""
+    tokens, parents = tree.tokens, tree.parents
+    index = torch.arange(tokens.shape[1])
+    known = index < tree.counts[:, None]
+    alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+    earlier = alike & (index[:, None] > index)
+    inner = (parents[:, None] == index[:, None]) & known[:, None]
+    again = earlier.any(2) & known & ~inner.any(2)
+    return tree._replace(again=again) if bool(again.any()) else tree
+
+
 class TreePass(NamedTuple):
     """Input of a level that reads a tree: in each row first a chain, its lag, then the nodes.
 
@@ -141,6 +156,8 @@ class TreePass(NamedTuple):
         tokens, parents: ``[B, T]`` int64, as of `InputBlock`.
         counts: ``[B]`` int64, tokens of each row; lags: of these, those in front of the tree.
         lag: no row lags by more.
+        places: ``[B, N]`` int64, where each node of the tree lies among those that are read; None:
+            all are.
     """
 
     tokens: torch.Tensor
@@ -148,6 +165,26 @@ class TreePass(NamedTuple):
     counts: torch.Tensor
     lags: torch.Tensor
     lag: int
+    places: torch.Tensor | None = None
+
+    @property
+    def keep(self) -> int:
+        """Return the rows of logits of the pass: behind the root and the nodes that are read."""
+        return self.tokens.shape[1] - self.lag + 1
+
+    def by_node(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the logits behind the root and every node of the tree, ``[B, N + 1, V]``."""
+        if self.places is None:
+            return logits
+        rows = torch.nn.functional.pad(self.places + 1, (1, 0)).to(logits.device)
+        return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
+
+    def placed(self, path: torch.Tensor) -> torch.Tensor:
+        """Return a path ``[B, D]`` by the nodes that are read; -1 stays."""
+        if self.places is None or not self.places.shape[1]:
+            return path
+        places = self.places.to(path.device).gather(1, path.clamp_min(0))
+        return torch.where(path >= 0, places, -1)
 
     @property
     def first(self) -> torch.Tensor:
@@ -172,7 +209,7 @@ class TreePass(NamedTuple):
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
         if hidden is not None:
             hidden = {
-                layer: self.in_text_order(states, result.path.to(states.device))
+                layer: self.in_text_order(states, self.placed(result.path).to(states.device))
                 for layer, states in hidden.items()
             }
         return logits, hidden
@@ -189,6 +226,8 @@ def tree_pass(
         counts: ``[B]`` int64, tokens of each row; lengths: of these, those of the path.
         lag: no row has more tokens in front of the path.
     """
+    if tree.again is not None:
+        return _without_repeats(input_ids, counts, lengths, tree, lag)
     nodes, device = tree.tokens.shape[1], input_ids.device
     lags = counts - lengths
     own = torch.where(counts > 0, tree.counts, 0)[:, None]
@@ -203,3 +242,25 @@ def tree_pass(
         # The root's children follow the last token of the lag.
         parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
     return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
+
+
+def _without_repeats(
+    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
+) -> TreePass:
+    """Return the pass over the nodes that must be read, in their order."""
+    assert tree.again is not None
+    index = torch.arange(tree.tokens.shape[1])
+    read = ~tree.again & (index < tree.counts[:, None])
+    order = (~read).to(torch.uint8).sort(dim=1, stable=True).indices
+    left = read.sum(1)
+    order = order[:, : int(left.max())]
+    places = (read.cumsum(1) - 1).clamp_min(0)
+    parents = tree.parents.gather(1, order)
+    above = places.gather(1, parents.clamp_min(0))
+    small = tree._replace(
+        tokens=tree.tokens.gather(1, order),
+        parents=torch.where(parents >= 0, above, -1),
+        counts=left,
+        again=None,
+    )
+    return tree_pass(input_ids, counts, lengths, small, lag)._replace(places=places)

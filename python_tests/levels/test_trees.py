@@ -103,6 +103,42 @@ def test_nodes_see_their_own_text(family: str, attention: str) -> None:
     require_trees(adapter, model, ROWS[:1])  # a single row, whose tree stands at the end
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tree_in_several_passes(family: str, device: bool) -> None:
+    """As a drafter of several paths reads it; a row may stop early, or have no part."""
+    model = make(family)
+    level = HuggingFaceLevel(model)
+    texts = [[5, 17, 80, 3, 41, 9, 12, 60, 33], [9, 4, 7], [8, 8]]
+    parents = [-1, -1, -1, 0, 0, 2, 4, 3, 5]
+    nodes = torch.arange(11, 11 + 3 * len(parents)).view(3, -1)
+    tokens = torch.tensor([text + [0] * (9 - len(text)) for text in texts])
+    level.prefill(PromptBatch(tokens, [len(text) for text in texts], 64))
+    for at, counts in ((0, [3, 3, 0]), (3, [3, 3, 0]), (6, [3, 0, 0])):
+        above = torch.tensor([parents[: at + 3]] * 3)
+        read = RowCounts.read(torch.tensor(counts), not device)
+        block = InputBlock(nodes[:, at : at + 3], 3, read, None, above, depth=at // 3 + 1)
+        logits = level.forward(block).logits
+        for b, text in enumerate(texts):
+            for j in range(counts[b]):
+                steps, node = [], at + j
+                while node >= 0:
+                    steps.append(int(nodes[b, node]))
+                    node = parents[node]
+                wanted = plain(model, text + steps[::-1])
+                torch.testing.assert_close(logits[b, j], wanted, rtol=1e-4, atol=1e-4)
+    path = torch.tensor([[0, 4, 6], [2, 5, -1], [-1, -1, -1]])
+    lengths: Any = torch.tensor([12, 5, 2]) if device else [12, 5, 2]
+    begin: Any = torch.tensor([9, 3, 2]) if device else [9, 3, 2]
+    level.keep_path(begin, path, lengths)
+    behind = level.forward(InputBlock(torch.tensor([[7]] * 3), 1)).logits
+    for b, text in enumerate(texts):
+        kept = [int(nodes[b, node]) for node in path[b] if node >= 0]
+        wanted = plain(model, [*text, *kept, 7])
+        torch.testing.assert_close(behind[b, 0], wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:1]], ids=len)
 def test_packed(rows: Any) -> None:
     model = make("llama")
@@ -140,6 +176,16 @@ def test_shared_caches() -> None:
     torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
     rows = owner.forward(torch.tensor([[text[7], 21, 22]]), 1)[0, 0]
     torch.testing.assert_close(rows, plain(target, [*text, 21, 22]), rtol=1e-4, atol=1e-4)
+    # The owner reads the copy's tree: its keys of the path stay where they are.
+    level.rollback([10])
+    block = InputBlock(torch.tensor([[40, 41, 42, 43]]), 4, parents=torch.tensor([[-1, -1, 1, 1]]))
+    for one in (level, owner):
+        one.forward(block)
+    for one in (owner, level):
+        one.keep_path([10], torch.tensor([[1, 3]]), [12])
+    rows = owner.forward(torch.tensor([[30]]), 1)[0, 0]
+    wanted = plain(target, [*text, 21, 22, 41, 43, 30])
+    torch.testing.assert_close(rows, wanted, rtol=1e-4, atol=1e-4)
 
 
 def bloom() -> Any:

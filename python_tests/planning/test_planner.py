@@ -468,14 +468,19 @@ class SlowTreeLevel(TreeLevel):
     """A target that reads trees; a pass takes 0.1 s and 2 ms for each token."""
 
     def __init__(
-        self, clock: Clock, name: str = "target", seconds: float = 0.1, noise: float = 0.0
+        self,
+        clock: Clock,
+        name: str = "target",
+        seconds: float = 0.1,
+        noise: float = 0.0,
+        each: float = 2e-3,
     ) -> None:
         super().__init__(12, 0, name)
         self.table.table = self.table.table + ToyLevel(12, 7, scale=noise).table
-        self.clock, self.seconds = clock, seconds
+        self.clock, self.seconds, self.each = clock, seconds, each
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        self.clock.now += self.seconds + 2e-3 * block.tokens.shape[1]
+        self.clock.now += self.seconds + self.each * block.tokens.shape[1]
         return super().forward(block)
 
 
@@ -511,6 +516,20 @@ def test_trees_are_planned_by_their_depth(clock: Clock) -> None:
     assert set(plan.measured.verify[0, False].seconds) == {0}
     times = plan.measured.verify[0, True]
     assert times.at(3) == pytest.approx(0.1 + 2e-3 * (1 + 3 + 6 + 12), rel=0.05)
+
+
+@pytest.mark.parametrize("each", [1e-3, 0.1])
+def test_paths_are_chosen_where_tokens_are_cheap(clock: Clock, each: float) -> None:
+    """A pass takes 0.1 s, and 16 tokens little more or much more."""
+    target = SlowTreeLevel(clock, "target", 0.1, 0.0, each)
+    draft = SlowTreeLevel(clock, "draft", 5e-3, 2.0, each / 20)
+    prompts = [[n, m] for n in range(6) for m in (1, 5)]
+    plan = ps.plan([target, ps.DraftModel(draft, paths=3)], prompts, 24, 1.0, seconds=1e9)
+    (paths,) = (one for one in plan.candidates if one.windows)
+    (ran,) = ran_again(plan, [paths], prompts, 1)
+    assert paths.levels == ("target", "draft, 3 paths")
+    assert ran.error == pytest.approx(0, abs=0.1)
+    assert plan.speculate == (each < 0.01)
 
 
 class SlowCopy(SlowTreeLevel):

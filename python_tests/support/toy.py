@@ -133,13 +133,15 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         status: torch.Tensor,
         rows: torch.Tensor | None,
         statistics: torch.Tensor | None,
+        nodes: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        behind = logits[:, 0]
-        s = sample(behind, *parameters, positions + column, level, rounds)
+        behind, node = logits[:, 0], {} if nodes is None else {"node": nodes}
+        s = sample(behind, *parameters, positions + column, level, rounds, **node)
         tokens[:, column], status[:, column] = s.tokens, s.status
         if rows is not None:
-            assert statistics is not None
-            rows[:, column], statistics[:, column] = behind, s.statistics
+            rows[:, column] = behind
+        if statistics is not None:
+            statistics[:, column] = s.statistics
         return tokens[:, column : column + 1].clone()
 
     return draw
@@ -249,6 +251,7 @@ class Enumerator:
         min_p: Any,
         seed: Any = 0,
         *key: Any,
+        **node: Any,
     ) -> Any:
         wanted, draws = [], []
         for b, row in enumerate(logits):
@@ -260,7 +263,7 @@ class Enumerator:
             wanted.append(token)
             draws.append([bits])
         made = torch.tensor(draws, dtype=torch.int64)
-        s = ps.sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made)
+        s = ps.sample(logits, temperature, top_k, top_p, min_p, seed, *key, draws=made, **node)
         assert s.tokens.tolist() == wanted
         return s
 

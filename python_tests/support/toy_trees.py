@@ -59,16 +59,21 @@ class TreeLevel:
         logits = torch.full((batch, block.keep, self.vocab_size), math.nan)
         states = torch.full((batch, width, self.size), -1.0)
         for b, row in enumerate(block.tokens.tolist()):
+            before = len(parents[b]) - width if counts[b] else 0  # nodes of earlier passes
+            root = self.caches[b][: len(self.caches[b]) - before]
+            nodes = [*self.caches[b][len(root) :], *row[: counts[b]]]
+            assert before == 0 or counts[b] == width
             texts: list[list[int]] = []
-            for j in range(counts[b]):
-                assert -1 <= parents[b][j] < j
-                before = self.caches[b] if parents[b][j] < 0 else texts[parents[b][j]]
-                texts.append([*before, row[j]])
-                own = [row[j], len(before), *[0] * (self.size - 2)]
-                states[b, j] = torch.tensor(own)
-                if 0 <= j - first[b] < block.keep:
+            for i, token in enumerate(nodes):
+                j, parent = i - before, parents[b][i]
+                assert -1 <= parent < i
+                texts.append([*(root if parent < 0 else texts[parent]), token])
+                if j >= 0:
+                    own = [token, len(texts[-1]) - 1, *[0] * (self.size - 2)]
+                    states[b, j] = torch.tensor(own)
+                if j >= 0 and 0 <= j - first[b] < block.keep:
                     logits[b, j - first[b]] = self.table.row(texts[-1])
-            self.caches[b] = [*self.caches[b], *row[: counts[b]]]
+            self.caches[b] = [*root, *nodes]
         return LevelOutput(logits, dict.fromkeys(block.hidden_layers, states))
 
     def read(
@@ -277,7 +282,8 @@ class TreeEnumerator(Enumerator):
                 q = None
                 if pool is not None and children and sampling["temperature"] > 0:
                     assert draft_rows is not None
-                    q = distribution(pool[draft_rows[b, at]], **sampling)
+                    row = int(draft_rows[b, at])  # -1: the children are deterministic
+                    q = None if row < 0 else distribution(pool[row], **sampling)
                 token, node = self._step(p[at], q, children, tokens[b].tolist())
                 emitted.append(token)
                 rows.append(at)

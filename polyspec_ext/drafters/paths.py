@@ -1,0 +1,222 @@
+"""Several paths of a draft model: each drawn by itself, or those of a beam, joined to a tree.
+
+At every depth a row has K nodes, of path 0 to K-1. Paths with equal tokens so far go on below the
+first of these, the others' nodes stay as its siblings, in the order in which they were drawn: the
+rule for drawn siblings counts them. All of it is tensor code that waits for no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..errors import ERROR_BITS, RequestError
+from ..levels.base import IdMap, InputBlock, LevelOutput
+from ..tensors import RowCounts
+from .base import DraftBlock, DraftInput, RowBuffer
+from .logits import processed, row_buffer
+
+
+def draw_paths(
+    inputs: DraftInput,
+    forward: Callable[[InputBlock], LevelOutput],
+    id_map: IdMap,
+    vocab_size: int,
+    draw: Callable[..., Any],
+    paths: int,
+    beam: float,
+) -> DraftBlock:
+    """Draft a tree of `paths` paths for each row, in as many passes as it is deep. Arguments and
+    errors are those of `draw_chain`; rows of at most the temperature `beam` have a beam.
+
+    Nodes lie depth by depth and path by path, in the cache as in the block.
+    """
+    tokens, most, read = inputs.tokens, inputs.most, inputs.counts
+    device, lengths = tokens.device, inputs.lengths.on(tokens.device)
+    known = inputs.lengths.host  # None: the host must not wait for the tokens
+    ids = min(vocab_size, inputs.vocab_size)
+    entries = id_map.entries_below(ids)
+    temperature = inputs.parameters.on(device)["temperature"]
+    if isinstance(temperature, torch.Tensor):
+        certain = temperature <= beam
+    else:  # 0 of all rows
+        certain = torch.ones_like(lengths, dtype=torch.bool)
+    # Whether some row may have a beam, and some row may not.
+    some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
+    others = others and inputs.wants_rows
+    draws = PathDraws(inputs, paths, draw, device)
+    joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
+    texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
+    nodes: list[torch.Tensor] = []
+    parents: list[torch.Tensor] = []
+    counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
+    block = InputBlock(tokens, 1, counts, first)
+    for at in range(most):
+        logits = forward(block).logits[..., :entries]
+        if inputs.processors is not None:
+            assert known is not None, "processors need the host to see the tokens"
+            left = [max(n - at, 0) for n in known]
+            whole = processed(id_map.spread(logits, ids), inputs, left, texts)
+            logits = id_map.gather(whole, entries)
+        depth = best.append(logits) if some else None
+        if others:
+            if rows is None:
+                rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
+            begin = 1 + paths * (at - 1) if at else 0
+            rows.logits[:, begin : begin + logits.shape[1]] = logits
+            drawn = joined.append(draws.next(logits, joined.first, at))
+            depth = drawn if depth is None else either(certain, depth, drawn)
+        assert depth is not None
+        nodes.append(id_map.to_above(depth.entries))
+        above = depth.above + paths * (at - 1)
+        parents.append(above if at else torch.full_like(above, -1))
+        if inputs.processors is not None:
+            leading = texts.gather(1, depth.above[..., None].expand(-1, -1, at))
+            texts = torch.cat([leading, nodes[-1][..., None]], 2)
+        counts = None
+        if known is None:
+            counts = RowCounts(None, torch.where(lengths > at + 1, paths, 0))
+        elif min(known) <= at + 1:
+            counts = RowCounts([paths if n > at + 1 else 0 for n in known])
+        # (One that could not be drawn is -1.)
+        tree = torch.cat(parents, 1)
+        block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
+    made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
+    if rows is not None:
+        if known is not None:
+            draws.require(inputs, known, certain)
+        assert rows.statistics is not None
+        draws.fill(rows.statistics)
+        made.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if some else None
+    return made
+
+
+class Depth(NamedTuple):
+    """The nodes of one depth.
+
+    Attributes:
+        entries: ``[B, K]`` int64, of the rows of logits.
+        above: ``[B, K]`` int64, which node of the depth above is each one's parent.
+    """
+
+    entries: torch.Tensor
+    above: torch.Tensor
+
+
+class Joined:
+    """Paths of i.i.d. tokens that are joined by their beginnings.
+
+    Args:
+        batch: rows, B.
+        paths: K.
+
+    Attributes:
+        first: ``[B, K]`` int64, the first path with the tokens of each path so far.
+    """
+
+    def __init__(self, batch: int, paths: int, device: torch.device) -> None:
+        self._same = torch.ones(batch, paths, paths, dtype=torch.bool, device=device)
+        self.first = torch.zeros(batch, paths, dtype=torch.int64, device=device)
+
+    def append(self, entries: torch.Tensor) -> Depth:
+        """Append the token ``[B, K]`` that each path has drawn from the row of its `first`."""
+        depth = Depth(entries, self.first)
+        self._same &= entries[:, :, None] == entries[:, None, :]
+        self.first = self._same.to(torch.uint8).argmax(-1)
+        return depth
+
+
+class Beam:
+    """The `paths` likeliest continuations, by the product of probabilities at temperature 1."""
+
+    def __init__(self, paths: int) -> None:
+        self._paths = paths
+        self._scores: torch.Tensor | None = None  # [B, K]
+
+    def append(self, logits: torch.Tensor) -> Depth:
+        """Append the next depth by the logits behind the last one, ``[B, K, V]``; ``[B, 1, V]``
+        behind the text."""
+        none = -float("inf")
+        gains, entries = logits.float().log_softmax(-1).topk(self._paths)
+        # A row without a distribution has any tokens, at -inf.
+        scores = gains.nan_to_num_(none, 0.0, none)
+        if self._scores is not None:
+            scores = scores + self._scores[..., None]
+        self._scores, best = scores.flatten(1).topk(self._paths)
+        return Depth(entries.flatten(1).gather(1, best), best // self._paths)
+
+
+def either(certain: torch.Tensor, beam: Depth, drawn: Depth) -> Depth:
+    """Return the nodes of the beam in the rows where `certain`, ``[B]`` bool, and elsewhere those
+    that were drawn."""
+    return Depth(*(torch.where(certain[:, None], a, b) for a, b in zip(beam, drawn, strict=True)))
+
+
+class PathDraws:
+    """The draws of all paths of a draft, each by keys of its own.
+
+    Args:
+        inputs: of the draft.
+        paths: K.
+        draw: as of `DraftModel`.
+        device: of the logits.
+    """
+
+    def __init__(
+        self, inputs: DraftInput, paths: int, draw: Callable[..., Any], device: torch.device
+    ) -> None:
+        def by_path(values: Any) -> Any:
+            return values.repeat_interleave(paths) if isinstance(values, torch.Tensor) else values
+
+        batch, self._paths, self._draw, self._level = len(inputs.tokens), paths, draw, inputs.level
+        self._parameters = [by_path(x) for x in inputs.parameters.on(device).values()]
+        self._positions, self._rounds = (
+            by_path(x.to(device)) for x in (inputs.positions, inputs.rounds)
+        )
+        self._nodes = torch.arange(paths, device=device).repeat(batch)
+        self._tokens = torch.empty(batch * paths, inputs.most, dtype=torch.int64, device=device)
+        self._status = torch.zeros_like(self._tokens, dtype=torch.int32)
+        self._known = self._tokens.new_zeros(batch * paths, inputs.most, 2)
+
+    def next(self, logits: torch.Tensor, first: torch.Tensor, at: int) -> torch.Tensor:
+        """Draw the token at depth `at` of each path, ``[B, K]``.
+
+        Args:
+            logits: ``[B, K, V]`` behind the tokens of each path so far; ``[B, 1, V]`` behind none.
+            first: see `Joined`: the row of which path is drawn from.
+        """
+        batch = torch.arange(len(logits), device=logits.device)
+        behind = logits[batch[:, None], first].flatten(0, 1)[:, None]
+        where = self._positions, self._rounds, self._level, at
+        tables = self._tokens, self._status, None, self._known
+        drawn: torch.Tensor = self._draw(
+            behind, self._parameters, *where, *tables, nodes=self._nodes
+        )
+        return drawn.view(-1, self._paths)
+
+    def fill(self, statistics: torch.Tensor) -> None:
+        """Write the statistics ``[B, N + 1, 2]`` of the rows behind the root and the nodes."""
+        by_depth = self._known.unflatten(0, (-1, self._paths)).transpose(1, 2)
+        statistics[:, 0] = by_depth[:, 0, 0]
+        read = by_depth[:, 1:].flatten(1, 2)
+        statistics[:, 1 : 1 + read.shape[1]] = read
+
+    def require(self, inputs: DraftInput, lengths: Sequence[int], certain: torch.Tensor) -> None:
+        """Refuse a row of logits without a distribution that a row with a part has drawn from."""
+        if not bool((self._status & ERROR_BITS).any()):
+            return
+        status = self._status.unflatten(0, (-1, self._paths)).tolist()
+        for b, beam in enumerate(certain.tolist()):
+            for at in range(0 if beam else lengths[b]):
+                bits = next((path[at] for path in status[b] if path[at] & ERROR_BITS), 0)
+                if bits:
+                    position = int(inputs.positions[b]) + at
+                    raise RequestError(inputs.requests[b], inputs.level, position, bits)
+
+
+def _exact_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
+    # A tree has a row for each node and the root, no more.
+    kept = None if old is None or old.logits.shape[1] != count else old
+    return row_buffer(kept, count, logits)

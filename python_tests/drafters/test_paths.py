@@ -1,0 +1,361 @@
+"""Several paths of a draft model: chains with them are exact, by enumeration of every draw, on both
+executors; known mistakes show; rows do not depend on their neighbours; and more is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import toy
+from captured_chains import level
+from device_rounds import same_without_the_host, watched
+from recorder import Recorder, addresses, keys_of_captures
+from scipy import stats as scipy_stats
+from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
+
+import polyspec_ext as ps
+from polyspec_ext import tiny
+from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
+from polyspec_ext.drafters.paths import PathDraws
+from polyspec_ext.runtime.graphs import Graphs
+from polyspec_ext.runtime.requirements import Operators
+
+PROMPT = [0, 1]
+
+
+def law(
+    chance: TreeEnumerator, chain: ps.Chain, length: int, **sampling: Any
+) -> dict[tuple[int, ...], float]:
+    """The distribution of what a chain emits behind the prompt."""
+    given: dict[str, Any] = {"temperature": 1.0, "eos_token_id": [], **sampling}
+    return toy.chain_distribution(
+        chance,
+        lambda: chain.generate(PROMPT, length, **given).sequences[0, len(PROMPT) :].tolist(),
+    )
+
+
+def distance(
+    vocab: int,
+    window: list[int],
+    length: int,
+    paths: int,
+    *,
+    beam: float = 0.5,
+    kind: type[TreeLevel] = TreeLevel,
+    sampling: dict[str, Any] | None = None,
+    **options: Any,
+) -> float:
+    """Total variation of the text to the target's, of levels above a draft of several paths."""
+    chance = TreeEnumerator()
+    levels = [kind(vocab, 11 + i) for i in range(len(window) + 1)]
+    drafter = DraftModel(levels[-1], paths=paths, beam=beam)
+    chain = ps.Chain([*levels[:-1], drafter], window, operators=chance.operators, **options)
+    got = law(chance, chain, length, **(sampling or {}))
+    assert abs(sum(got.values()) - 1) < 1e-9
+    exact = toy.text_distribution(levels[0].table, PROMPT, length, **(sampling or {}))
+    return toy.total_variation(got, exact)
+
+
+# Ids, windows, new tokens, paths.
+SHAPES = [
+    (3, [1], 2, 2),
+    (3, [1], 2, 3),
+    (2, [2], 3, 2),
+    (3, [2], 2, 2),
+    (2, [1, 1], 3, 2),
+    (2, [1, 2], 3, 2),
+    (3, [1, 1], 2, 3),
+]
+
+
+@pytest.mark.parametrize("kind", [TreeLevel, StayingTrees])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_law_is_the_targets(shape: Any, kind: type[TreeLevel]) -> None:
+    options = {"sync_each_step": False} if kind is StayingTrees else {}
+    assert distance(*shape, kind=kind, **options) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("shape", [(3, [3], 4, 2), (3, [2, 1], 3, 3)], ids=str)
+def test_law_with_a_beam(shape: Any, rule: str) -> None:
+    assert distance(*shape, beam=1.0, rule=rule) < 1e-12
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 2}, {"temperature": 0.75, "top_p": 0.7}], ids=str)
+def test_law_with_filters(sampling: dict[str, Any]) -> None:
+    assert distance(3, [2], 2, 2, sampling=sampling) < 1e-12
+
+
+def test_law_of_rows_that_differ() -> None:
+    """One draws its paths, one has a beam, one is greedy; they differ in length and window."""
+    chance = TreeEnumerator()
+    target, draft = TreeLevel(2, 11), TreeLevel(2, 12)
+    drafter = DraftModel(draft, paths=2, beam=0.6)
+    chain = ps.Chain([target, drafter], [2], operators=chance.operators)
+    prompts, limits, temperatures = [PROMPT, [1], [1, 1, 0]], [3, 2, 9], [1.0, 0.5, 0.0]
+    for number in range(2):
+        chance.only(number)
+        found = toy.chain_distribution(
+            chance, partial(toy.text_of, chain, number, prompts, limits, temperatures)
+        )
+        sampling = {"temperature": temperatures[number]}
+        exact = toy.text_distribution(target.table, prompts[number], limits[number], **sampling)
+        assert toy.total_variation(found, exact) < 1e-12
+
+
+def p_value(paths: int, rule: str, window: list[int]) -> float:
+    """Of the first three tokens of 4,000 texts, with the draws that users get."""
+    levels = [TreeLevel(3, 11 + i) for i in range(len(window) + 1)]
+    chain = ps.Chain([*levels[:-1], DraftModel(levels[-1], paths=paths)], window, rule=rule)
+    exact = toy.text_distribution(levels[0].table, PROMPT, 3)
+    counts = dict.fromkeys(exact, 0)
+    for seed in range(20):
+        out = chain.generate([PROMPT] * 200, 3, temperature=1.0, seed=seed, eos_token_id=[])
+        for text in out.new_tokens:
+            counts[tuple(text)] += 1
+    wanted = [4000 * exact[text] for text in counts]
+    return float(scipy_stats.chisquare(list(counts.values()), wanted).pvalue)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("window", [[3], [2, 2]], ids=str)
+def test_frequencies_are_the_targets(rule: str, window: list[int]) -> None:
+    assert p_value(3, rule, window) > 1e-6
+
+
+# ---- known mistakes ------------------------------------------------------------------------------
+
+
+def joined_duplicates(patch: pytest.MonkeyPatch) -> None:
+    """Equal siblings are one node, so that the rule counts one draw where there were two."""
+    draft = DraftModel.draft
+
+    def wrong(self: DraftModel, inputs: Any) -> Any:
+        block = draft(self, inputs)
+        assert block.parents is not None
+        tokens, parents = block.tokens[0].tolist(), block.parents[0].tolist()
+        nodes = list(zip(tokens, parents, strict=True))
+        kept = [n for n, node in enumerate(nodes) if node not in nodes[:n]]
+        place = {-1: -1, **{n: i for i, n in enumerate(kept)}}
+        assert block.rows is not None
+        rows = block.rows.logits[:, [0, *(n + 1 for n in kept)]]
+        above = torch.tensor([[place[parents[n]] for n in kept]])
+        return DraftBlock(block.tokens[:, kept], None, None, RowBuffer(rows, None), above)
+
+    patch.setattr(DraftModel, "draft", wrong)
+    # (The nodes are no more those that the draft has read.)
+    can = DraftModel.capabilities.fget
+    assert can is not None
+    patch.setattr(
+        DraftModel, "capabilities", property(lambda self: replace(can(self), keeps_paths=False))
+    )
+
+
+def one_draw_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Every path has the draws of the first."""
+    draw = PathDraws.next
+    patch.setattr(PathDraws, "next", lambda self, *a: draw(self, *a)[:, :1].expand(-1, 2).clone())
+
+
+@pytest.mark.parametrize(
+    ("mistake", "shape"),
+    [
+        (joined_duplicates, (3, [1], 2, 2)),
+        (one_draw_for_all, (3, [1], 2, 2)),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any, shape: Any) -> None:
+    with monkeypatch.context() as patch:
+        mistake(patch)
+        assert distance(*shape) > 1e-3
+
+
+# ---- the draft's cache, draws and batches --------------------------------------------------------
+
+
+@pytest.mark.parametrize("beam", [0.0, 2.0])
+@pytest.mark.parametrize("window", [[3], [2, 2]], ids=str)
+def test_the_accepted_path_stays_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, window: list[int], beam: float
+) -> None:
+    """Also of levels above, which read no repeated nodes; and a draft reads few tokens again."""
+    levels = [TreeLevel(6, 11 + i) for i in range(len(window) + 1)]
+    drafter = DraftModel(levels[-1], paths=3, beam=beam)
+    draft, seen = DraftModel.draft, []
+
+    def watched_draft(self: DraftModel, inputs: Any) -> Any:
+        assert inputs.text is not None
+        for b, count in enumerate(inputs.counts):
+            if count:
+                text = [*levels[-1].caches[b], *inputs.tokens[b, :count].tolist()]
+                assert text == inputs.text(b).tolist()
+                for above in levels[:-1]:
+                    assert text[: len(above.caches[b])] == above.caches[b]
+                seen.append(count)
+        return draft(self, inputs)
+
+    monkeypatch.setattr(DraftModel, "draft", watched_draft)
+    chain = ps.Chain([*levels[:-1], drafter], window)
+    chain.generate([PROMPT, [2], [5, 3, 1]], [9, 30, 20], temperature=1.0, seed=3)
+    assert max(seen) <= len(window) + 1
+    assert len(seen) > 15
+
+
+def test_paths_end_at_a_depth() -> None:
+    """However large the window is."""
+    chain = ps.Chain([TreeLevel(6, 11), DraftModel(TreeLevel(6, 12), paths=2)], [40])
+    out = chain.generate(PROMPT, 60, temperature=1.0, seed=1, eos_token_id=[])
+    assert len(out.new_tokens[0]) == 60
+    assert (
+        max(n for n, count in enumerate(out.stats.levels[0].draft_length_histogram) if count) == 32
+    )
+
+
+def test_draws_are_keyed_by_path() -> None:
+    """Path k of a row draws as `ps.sample` does with node k, from the row of its own beginning."""
+    draft, chance = TreeLevel(5, 12), []
+
+    def draw(logits: torch.Tensor, parameters: Any, positions: Any, rounds: Any, of: int, at: int,
+             tokens: torch.Tensor, *others: Any, nodes: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        made = ps.sample(logits[:, 0], *parameters, positions + at, of, rounds, node=nodes)
+        chance.append((nodes.tolist(), made.tokens))
+        tokens[:, at] = made.tokens
+        others[0][:, at], others[2][:, at] = made.status, made.statistics
+        return made.tokens[:, None]
+
+    def text(operators: Any) -> list[int]:
+        chain = ps.Chain([TreeLevel(5, 11), DraftModel(draft, paths=3)], [3], operators=operators)
+        out: list[int] = chain.generate(PROMPT, 20, temperature=1.0, seed=5).new_tokens[0]
+        return out
+
+    plain = Operators()
+    assert text(plain) == text(replace(plain, draw=draw))
+    assert {tuple(nodes) for nodes, _ in chance} == {(0, 1, 2)}
+    assert any(len(set(tokens.tolist())) == 3 for _, tokens in chance)
+
+
+OPTIONS: dict[str, Any] = {"temperature": [1.0, 0.3, 0.0], "seed": 7, "eos_token_id": []}
+
+
+def models(paths: int, count: int = 2, sync: bool | None = None, **options: Any) -> ps.Chain:
+    """Small random models, the last of them with several paths."""
+    sharp = {"initializer_range": 0.2}
+    levels = [level(i, 3 - min(i, 2), f"level {i}", **sharp) for i in range(count)]
+    drafter = DraftModel(levels.pop(), paths=paths)
+    window = [4, 3][2 - len(levels) :]
+    return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)
+
+
+TEXTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_do_not_depend_on_their_neighbours(count: int) -> None:
+    chain = models(3, count)
+    whole = chain.generate(TEXTS, [30, 12, 25], **OPTIONS)
+    for b, text in enumerate(TEXTS):
+        own = {**OPTIONS, "temperature": OPTIONS["temperature"][b], "seed": whole.seeds[b]}
+        assert chain.generate(text, [30, 12, 25][b], **own).new_tokens[0] == whole.new_tokens[b]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_rounds_without_the_host(count: int) -> None:
+    followed, alone = models(3, count), models(3, count, sync=False)
+    out, rounds = same_without_the_host(followed, alone, TEXTS, 30, **OPTIONS)
+    assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 3
+    with watched(alone) as seen:
+        alone.generate(TEXTS, 30, **OPTIONS)
+    assert seen.synchronisations == 0
+
+
+def test_its_steps_are_captured() -> None:
+    """Replayed by a recorder that stands in for CUDA graphs."""
+    recorder = Recorder()
+    sharp = {"initializer_range": 0.2}
+    target, draft = (level(i, 3 - i, f"level {i}", True, **sharp) for i in range(2))
+    graphs = Graphs(recorder, progress=False)
+    alone = ps.Chain([target, DraftModel(draft, paths=3)], [3], graphs=graphs, sync_each_step=False)
+    with keys_of_captures(graphs, recorder) as seen:
+        for seed in range(2):
+            options = {**OPTIONS, "seed": seed}
+            wanted = models(3, 2).generate(TEXTS, 30, **options)
+            assert alone.generate(TEXTS, 30, **options).new_tokens == wanted.new_tokens
+    assert graphs.num_replays > 4 * graphs.num_captures > 0
+    for key, recording in seen:  # weights, keys and logits that the steps use are named
+        used = [one for one in recording.outside.values() if one.is_floating_point()]
+        assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
+
+
+def test_rules_and_ends_of_a_text() -> None:
+    """With penalties greedy paths give the text that one path gives, and end where it does."""
+    options: dict[str, Any] = {"rules": ps.LogitsRules(repetition_penalty=1.5, bad_words=[[7]])}
+    wanted = models(1).generate(TEXTS, 30, **options, eos_token_id=[11, 12])
+    got = models(3).generate(TEXTS, 30, **options, eos_token_id=[11, 12])
+    assert got.new_tokens == wanted.new_tokens
+    assert min(map(len, got.new_tokens)) < 30
+    drawn = models(3).generate(TEXTS, 30, temperature=1.0, seed=1, **options, eos_token_id=[])
+    assert all(7 not in text for text in drawn.new_tokens)
+
+
+@pytest.mark.parametrize("sync", [None, False])
+@pytest.mark.parametrize("middle", [False, True])
+def test_a_copy_in_the_target_s_cache(middle: bool, sync: bool | None) -> None:
+    """The copy's paths stand behind what the target has read, and go where it has read on."""
+    target = ps.Level(tiny.path("target"))
+    prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:2]))
+    plain = ps.Chain([target]).generate(prompts, 24, eos_token_id=[])
+    between = [tiny.path("middle")] if middle else []
+    levels = [target, *between, "paths:3:early-exit:3"]
+    chain = ps.Chain(levels, [4, 3][1 - middle :], sync_each_step=sync)
+    got = chain.generate(prompts, 24, eos_token_id=[])
+    assert got.new_tokens == plain.new_tokens
+    own = ps.HuggingFaceLevel(chain.drafter.level.model)  # type: ignore[union-attr, arg-type]
+    apart = ps.Chain([*levels[:-1], DraftModel(own, paths=3)], [4, 3][1 - middle :])
+    out = apart.generate(prompts, 24, eos_token_id=[])
+    counts = [o.stats.levels[-2].num_accepted_tokens for o in (got, out)]
+    assert abs(counts[0] - counts[1]) <= 2  # its first layers have the target's keys either way
+
+
+def test_more_is_accepted_from_more_paths() -> None:
+    """Of paths that are drawn, and greedily of the likeliest."""
+    prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:4]))
+    lengths: dict[float, list[float]] = {0.8: [], 0.0: []}
+    for word in ("{}", "paths:3:{}"):
+        drafter = word.format(tiny.path("drafter"))
+        chain = ps.Chain([tiny.path("target"), drafter], [6], pack=False)
+        for temperature, found in lengths.items():
+            out = chain.generate(prompts, 24, temperature=temperature, seed=1, n=2)
+            found.append(out.stats.levels[0].mean_acceptance_length)
+    assert lengths[0.8][1] > 1.1 * lengths[0.8][0]
+    assert lengths[0.0][1] > 1.2 * lengths[0.0][0]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_cannot_have_paths_is_named() -> None:
+    plain = toy.ToyLevel(3, 1, name="plain")
+    with pytest.raises(ValueError, match=r"^plain: expected a level that reads trees for paths=2"):
+        DraftModel(plain, paths=2)
+    with pytest.raises(ValueError, match=r"^paths: expected at most the 3 ids drawn, given 4"):
+        DraftModel(TreeLevel(3, 1), paths=4)
+    drafter = DraftModel(TreeLevel(3, 1), paths=2)
+    with pytest.raises(
+        ValueError, match=r"^plain: expected a level that reads trees, as level 1, 2 paths drafts"
+    ):
+        ps.Chain([plain, drafter])
+    with pytest.raises(TypeError, match=r"^levels\[0\] of 2: expected a model, given the drafter"):
+        ps.Chain([drafter, TreeLevel(3, 2)])
+    levels = [TreeLevel(3, i) for i in range(2, 4)]
+    with pytest.raises(
+        ValueError, match=r"^tail: expected 0 with level 1, 2 paths, which drafts trees"
+    ):
+        ps.Chain([*levels, drafter], tail=1)
+    with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
+        ps.SwitchingDrafter([drafter, ps.PromptLookup()])
+    with pytest.raises(ValueError, match=r"^levels\[1\]: expected a model to draft 2 paths"):
+        ps.Chain([TreeLevel(3, 2), "paths:2:suffix"])
