@@ -136,8 +136,7 @@ class RowState:
 
 
 def _cut(layer: Any) -> None:
-    """Cut from a layer what only rollbacks into the latest pass want."""
-    layer.crop(0)
+    layer.crop(0)  # what only rollbacks into the latest pass want
     for number, states in getattr(layer, "conv_states", {}).items():
         if states is not None:
             # Some models write over these in passes of one token, and want their full width.
