@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import arguments
-from .grammar import Grammar, GrammarMatcher
+
+if TYPE_CHECKING:
+    from .grammar import Grammar, GrammarMatcher
 
 _NEGATIVE = -float("inf")
 _ANY = -1  # in a bad word, in front of its tokens: matches every token
@@ -58,7 +60,10 @@ class LogitsRules:
         object.__setattr__(self, "bad_words", _words(self.bad_words))
         least = arguments.integer("min_new_tokens", self.min_new_tokens)
         object.__setattr__(self, "min_new_tokens", least)
-        arguments.instance("grammar", self.grammar, Grammar)
+        if self.grammar is not None:
+            from .grammar import Grammar
+
+            arguments.instance("grammar", self.grammar, Grammar)
 
     @property
     def changes(self) -> bool:

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
+from ..allow_masks import masked
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
-from ..grammar import masked
 from ..levels.base import BatchedLevel, InputBlock
 from ..sampling import RequestProcessors
 from ..stats import StatsRecorder

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..allow_masks import Words, stacked
 from ..drafters.base import DraftBlock, RowBuffer
-from ..grammar import Words, stacked
 from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape

@@ -86,7 +86,6 @@ def _configure(original: Any, config: Any) -> None:
 
 
 def _unsupported(original: Any, config: Any) -> list[str]:
-    """Return what Model Runner V2 does not serve: not chains where the environment asks for it."""
     from vllm import envs
 
     names: list[str] = original(config)
