@@ -12,8 +12,8 @@ struct PathFrame {
   RowStatistics p, q;
   double scale;  // w
   double left;   // R
-  int64_t row;
-  int64_t tried;     // the child tried last, -1: none
+  int32_t row;
+  int32_t tried;     // the child tried last, -1: none
   int32_t top;       // its bucket
   int32_t children;  // N
 };
@@ -27,7 +27,7 @@ struct PathScratch {
 };
 
 POLYSPEC_FN PathFrame frame_at(int64_t row, double scale) {
-  return {{0.0f, 0.0f, 1}, {0.0f, 0.0f, 1}, scale, scale, row, -1, kBuckets, 0};
+  return {{0.0f, 0.0f, 1}, {0.0f, 0.0f, 1}, scale, scale, static_cast<int32_t>(row), -1, kBuckets, 0};
 }
 
 // f(bucket) for all, in each part of the group. A barrier for those who share it; before it there
@@ -37,6 +37,15 @@ POLYSPEC_FN void by_each_bucket(Group& group, const F& f) {
   group.by_one_team([&] {
     POLYSPEC_ROLLED
     for (int bucket = group.lane(); bucket < kBuckets; bucket += group.lanes()) f(bucket);
+    return int64_t{0};
+  });
+}
+
+// Keeps a frame in each part of the group. A barrier for those who share it. Collective.
+template <class Group>
+POLYSPEC_FN void keep_frame(Group& group, PathFrame& kept, const PathFrame& frame) {
+  group.by_one_team([&] {
+    if (group.lane() == 0) kept = frame;
     return int64_t{0};
   });
 }
@@ -139,7 +148,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
   bool going = walk.begin(group);
   PathFrame now = frame_at(0, 1.0);
   bool opening = true;   // the frame's row is not read
-  int64_t counted = -1;  // row whose masses by bucket are in scratch
+  int32_t counted = -1;  // row whose masses by bucket are in scratch
   int level = 0;         // frames below this one
   POLYSPEC_ROLLED
   while (going) {
@@ -178,7 +187,10 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
     bool over = choice.child == tree.count;
     // A child was rejected. At the root it does not matter how much the last one leaves.
     if (!opening && !(over && level == 0)) {
+      // The pass over the rows wants all registers of a GPU, and nothing of the frame.
+      keep_frame(group, scratch.frames[level], now);
       const uint64_t left = draw_residual(group, weight, false, 0).total;
+      now = scratch.frames[level];
       now.left = static_cast<double>(left) / unit;
       over = over || left == 0;
     }
@@ -212,7 +224,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
     const double chance = (now.scale * ratio - choice.spent) / (d * law);
     by_each_bucket(group, [&](int b) { spent[b] += d * law_of(now, choice, scratch.masses, b); });
     now.top = choice.bucket;
-    now.tried = choice.child;
+    now.tried = static_cast<int32_t>(choice.child);
     opening = false;
     if (!(chance > 0.0)) continue;
     const double scale = chance < 1.0 ? chance : 1.0;
@@ -233,10 +245,7 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
       walk.fail(kStatusBadTree, depth + 1);
       break;
     } else {
-      group.by_one_team([&] {
-        if (group.lane() == 0) scratch.frames[level] = now;
-        return int64_t{0};
-      });
+      keep_frame(group, scratch.frames[level], now);
       ++level;
       now = frame_at(below, scale);
     }
