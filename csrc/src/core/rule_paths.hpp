@@ -27,7 +27,8 @@ struct PathScratch {
 };
 
 POLYSPEC_FN PathFrame frame_at(int64_t row, double scale) {
-  return {{0.0f, 0.0f, 1}, {0.0f, 0.0f, 1}, scale, scale, static_cast<int32_t>(row), -1, kBuckets, 0};
+  return {
+      {0.0f, 0.0f, 1}, {0.0f, 0.0f, 1}, scale, scale, static_cast<int32_t>(row), -1, kBuckets, 0};
 }
 
 // f(bucket) for all, in each part of the group. A barrier for those who share it; before it there
