@@ -254,7 +254,7 @@ class Member:
             for member in shared.members:
                 member.level.adopt(self.level.cache)
                 member.lengths = [*member.lengths, *[0] * new]
-            shared.record = None
+            shared.record = shared.early = None
         joined = dict(zip(rows, lengths, strict=True))
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
         self.ready, self.moves = True, len(shared.selected)

@@ -225,6 +225,25 @@ def test_families(family: str, tmp_path: Path) -> None:
     assert [tokens_of(events) for events in served] == wanted
 
 
+def test_levels_of_one_cache_while_rows_leave_and_join() -> None:
+    """A drafter without a model lies below, so that the lower level begins before the owner."""
+    target = ps.Level(make("llama"))
+    below = ps.Level(rough(target.model), shares_cache_with=target)
+    chain = ps.Chain([target, below, ps.PromptLookup(2, 1)], [4, 2], check_vocabulary=False)
+    requests = [
+        {
+            "prompt": [(7 * i + j) % V for j in range(1 + i % 5)],
+            "max_new_tokens": 3 + 5 * i % 11,
+            "seed": i,
+        }
+        for i in range(12)
+    ]
+    wanted = [alone(chain, {**one, "temperature": 0.0}).new_tokens[0] for one in requests]
+    server = ps.Server(chain, 2)
+    served = serve(server, [{**one, "eos_token_id": []} for one in requests], [0] * 12)
+    assert [tokens_of(events) for events in served] == wanted
+
+
 # ---- requests that fail --------------------------------------------------------------------------
 
 
