@@ -128,6 +128,7 @@ def test_family(verdict: Verdict, family: str) -> None:
         return
     levels = [ps.Level(model), ps.Level(model)]
     assert levels[0].supports_batches == (verdict.served == "batches")
+    assert verdict.why or not isinstance(levels[0], StatefulLevel)  # which costs a pass a row
     require_greedy_chains(model, levels, 1)
     if verdict.served == "batches":
         require_greedy_chains(model, levels, 3)
