@@ -265,3 +265,22 @@ class Drafter(Protocol):
         """Propose at most `k` >= 1 tokens to follow ``context.tokens``, or a tree of at most `k`
         levels."""
         ...
+
+
+def processed(
+    logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
+) -> torch.Tensor:
+    """Return the logits ``[B, n, V]`` behind the processors, of the rows that draw another token;
+    they follow the tokens `drafted`, ``[B, n, N]``."""
+    assert inputs.text is not None
+    assert inputs.processors is not None
+    out = logits.to(torch.float32, copy=True)  # what processors return, whatever the dtype
+    for b, more in enumerate(left):
+        for j, tokens in enumerate(drafted[b] if more else ()):
+            prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
+            changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
+            # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
+            # processors (out has these logits), and the level above rejects it.
+            if not bool(changed.isneginf().all()):
+                out[b, at] = changed
+    return out

@@ -177,8 +177,9 @@ class FeatureCache:
             ancestors: ``[B or 1, n, m]`` bool: which of the latest m pairs each node sees; the
                 last n of them are the nodes themselves.
         """
-        rows, nodes = self.cache.rows, ancestors.shape[2]
-        self.cache.prepare(width)
+        cache, nodes = self.cache, ancestors.shape[2]
+        rows = cache.rows
+        cache.prepare(width)
         if rows.at is not None:
             begin = rows.at + width - nodes
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)

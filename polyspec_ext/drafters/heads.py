@@ -203,9 +203,10 @@ class HeadPasses:
         positions: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        self._runs.reach(self.features.cache.rows.capacity)
+        cache = self.features.cache
+        self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        return self._runs.read(embeds, states, positions, mask, self.features.cache)
+        return self._runs.read(embeds, states, positions, mask, cache)
 
 
 class HeadDrafter:

@@ -30,8 +30,14 @@ from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import RowCounts
 from ..validate import NODE_MAX, TEMPERATURE_MAX
-from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize
-from .logits import processed, row_buffer
+from .base import (
+    DraftBlock,
+    DrafterCapabilities,
+    DraftInput,
+    RowBuffer,
+    TreeSize,
+    processed,
+)
 
 DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
@@ -265,6 +271,20 @@ def draw_chain(
         status=status if left is None else None,
         rows=rows,
     )
+
+
+def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
+    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
+    buffer."""
+    batch, _, vocab = logits.shape
+    if old is not None and old.statistics is not None:
+        shape = old.logits.shape
+        fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
+        if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
+            return old
+    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
+    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
+    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
 
 # ---- early exit ----------------------------------------------------------------------------------

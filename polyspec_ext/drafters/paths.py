@@ -15,8 +15,7 @@ import torch
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import IdMap, InputBlock, LevelOutput
 from ..tensors import RowCounts
-from .base import DraftBlock, DraftInput, RowBuffer
-from .logits import processed, row_buffer
+from .base import DraftBlock, DraftInput, RowBuffer, processed
 
 
 def draw_paths(
@@ -218,5 +217,10 @@ class PathDraws:
 
 def _exact_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
     # A tree has a row for each node and the root, no more.
-    kept = None if old is None or old.logits.shape[1] != count else old
-    return row_buffer(kept, count, logits)
+    shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
+    if old is not None and old.statistics is not None:
+        kept = old.logits
+        if kept.shape == shape and (kept.dtype, kept.device) == kind:
+            return old
+    statistics = torch.zeros(*shape[:2], 2, dtype=torch.int64, device=logits.device)
+    return RowBuffer(logits.new_zeros(shape), statistics)

@@ -481,7 +481,7 @@ class Engine:
             read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, step.lag)
             block = InputBlock(
                 self._ids(read.tokens, number),
-                read.keep,
+                read.tokens.shape[1] - step.lag + 1,
                 RowCounts.read(read.counts, rows.on_host),
                 RowCounts.read(read.first, rows.on_host),
                 read.parents.to(level.device),
@@ -489,8 +489,8 @@ class Engine:
                 step.lag + step.most,
             )
         logits, hidden, skipped = level.forward(block)
-        if tree is not None:
-            logits = read.by_node(logits)
+        if tree is not None and read.places is not None:
+            logits = read.by_node(logits, read.places)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
             logits = logits[..., : config.vocab_sizes[number - 1]]
         allowed = None
@@ -539,7 +539,8 @@ class Engine:
                 target_to_draft=entries,
                 allowed=allowed,
             )
-            logits, hidden = read.along(logits, hidden, result)
+            path = result.path if read.places is None else read.placed(result.path)
+            logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
         report = state.report(step, result.tokens, result.num_accepted, result.status, padding)
@@ -553,7 +554,7 @@ class Engine:
             kept = RowCounts(*report.kept[number - 1])
             rows.hidden.add_pass(plan, kept, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
-            paths = {} if tree is None else {number: read.placed(result.path)}
+            paths = {} if tree is None else {number: path}
             if tree is not None and self._keeps_paths:
                 paths[self._count] = result.path
             self._rollback(step, report, paths)

@@ -167,16 +167,9 @@ class TreePass(NamedTuple):
     lag: int
     places: torch.Tensor | None = None
 
-    @property
-    def keep(self) -> int:
-        """Return the rows of logits of the pass: behind the root and the nodes that are read."""
-        return self.tokens.shape[1] - self.lag + 1
-
-    def by_node(self, logits: torch.Tensor) -> torch.Tensor:
+    def by_node(self, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Return the logits behind the root and every node of the tree, ``[B, N + 1, V]``."""
-        if self.places is None:
-            return logits
-        rows = torch.nn.functional.pad(self.places + 1, (1, 0)).to(logits.device)
+        rows = torch.nn.functional.pad(places + 1, (1, 0)).to(logits.device)
         return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
     def placed(self, path: torch.Tensor) -> torch.Tensor:
@@ -201,15 +194,19 @@ class TreePass(NamedTuple):
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
 
     def along(
-        self, logits: torch.Tensor, hidden: Mapping[int, torch.Tensor] | None, result: Any
+        self,
+        logits: torch.Tensor,
+        hidden: Mapping[int, torch.Tensor] | None,
+        result: Any,
+        path: torch.Tensor,
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
         """Return logits and hidden states of the accepted path, in text order; `result` is of
-        `verify_tree`."""
+        `verify_tree`, and `path` its path as `placed` has it."""
         drawn = result.rows.clamp_min(0)[..., None]
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
         if hidden is not None:
             hidden = {
-                layer: self.in_text_order(states, self.placed(result.path).to(states.device))
+                layer: self.in_text_order(states, path.to(states.device))
                 for layer, states in hidden.items()
             }
         return logits, hidden
