@@ -79,10 +79,16 @@ SERVING = {
         "cpu-2026-11-26-serving/shipped.json",
         "--threads 2 --repeats 3 --seconds 60",
     ),
-    "vllm-qwen": (
-        "cpu-2026-11-26-vllm/qwen.json",
-        "--target qwen1.5b --draft qwen0.5b --draft prompt-lookup --window 8,4 "
-        f"{_VLLM} --methods vllm,vllm-draft,vllm-chain --clients 1,4,8 --max-new-tokens 48 "
+    "vllm-policy": (
+        "cpu-2026-11-26-vllm/policy.json",
+        "--target qwen1.5b --draft w4:qwen0.5b --draft prompt-lookup --window 8,4 "
+        f"{_VLLM} --methods vllm,vllm-two,vllm-policy --clients 1,4,8 --max-new-tokens 48 "
+        "--per-client 2 --repeats 2 --seconds 420",
+    ),
+    "vllm-peers": (
+        "cpu-2026-11-26-vllm/peers.json",
+        "--target qwen1.5b --draft w4:qwen0.5b --draft prompt-lookup "
+        f"{_VLLM} --methods vllm,vllm-draft,vllm-rule --clients 1,8 --max-new-tokens 48 "
         "--per-client 1 --repeats 1",
     ),
     "serving-conversations": (
