@@ -91,6 +91,12 @@ SERVING = {
         f"{_VLLM} --methods vllm,vllm-draft,vllm-rule --clients 1,8 --max-new-tokens 48 "
         "--per-client 1 --repeats 1",
     ),
+    "vllm-shipped": (
+        "cpu-2026-11-26-vllm/shipped.json",
+        f"--draft SHIPPED_DRAFTER --draft prompt-lookup --window 8,4 {_VLLM} --methods plain,chain,"
+        "policy,vllm,vllm-ngram,vllm-draft,vllm-two,vllm-policy --clients 1,8 --max-new-tokens 48 "
+        "--per-client 2 --repeats 2 --seconds 60",
+    ),
     "serving-conversations": (
         "cpu-2026-11-26-serving/conversations.json",
         "--target smollm2.gguf --threads 2 --conversations --repeats 1",
