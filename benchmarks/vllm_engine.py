@@ -30,7 +30,7 @@ VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
 
 
 class Way(NamedTuple):
-    """One way to decode with vLLM.
+    """A way to decode with vLLM.
 
     Attributes:
         key: in ``--methods``.

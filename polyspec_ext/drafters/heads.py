@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class HeadConfig(Protocol):
-    """What passes and drafts ask of a head.
+    """The configuration of a head, as passes and drafts read it.
 
     Attributes:
         layer: configuration of its decoder layers, as `RollbackCache` reads it.

@@ -1,5 +1,5 @@
-"""What levels keep of texts that were read before: keys and values by blocks of tokens (a radix
-tree), and states that cannot be cut by whole texts."""
+"""Copies of texts that were read before: keys and values by blocks of tokens (a radix tree), and
+states that cannot be cut by whole texts."""
 
 from __future__ import annotations
 
