@@ -11,6 +11,14 @@ import torch
 Words = npt.NDArray[np.int32]  # of an allow-mask, 32 ids each
 
 
+class MaskSource:
+    """A `RowProcessor` that does nothing but forbid ids, which `masks` says."""
+
+    def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
+        """Return the allow-masks of `count` successive tokens (`GrammarMatcher.masks`)."""
+        raise NotImplementedError
+
+
 def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = False) -> Words:
     """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from . import arguments
-from .allow_masks import Words, masked, stacked
+from .allow_masks import MaskSource, Words, masked, stacked
 
 _MISSING = (
     "grammars need the package llguidance, which is not installed; install it with: "
@@ -133,7 +133,7 @@ class Grammar:
         return GrammarMatcher(self._start.deep_copy(), self._eos, ends, length, vocab_size)
 
 
-class GrammarMatcher:
+class GrammarMatcher(MaskSource):
     """The state of one request, a `RowProcessor`, which follows its text and drafts. Each call goes
     back to what the text has in common with the call before, so that its cost is that of new
     tokens only.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
 from . import arguments
-from .allow_masks import Words
+from .allow_masks import MaskSource, Words
 from .validate import TEMPERATURE_MAX
 
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
@@ -70,14 +70,13 @@ class RequestProcessors:
     def only_masks(self) -> bool:
         """Return whether `masks` gives all that it changes."""
         return self._last is None and all(
-            len(row) == 1 and hasattr(row[0], "masks") for row in self._of_row.values()
+            len(row) == 1 and isinstance(row[0], MaskSource) for row in self._of_row.values()
         )
 
     def masks(self, prefix: Sequence[int], count: int, row: int) -> Sequence[Words | None]:
         """Return the allow-masks of a row as `GrammarMatcher.masks`; while `only_masks`."""
-        matchers: Sequence[Any] = self._of_row.get(row, ())
-        for matcher in matchers:
-            return cast(Sequence[Words | None], matcher.masks(prefix, count))
+        for source in self._of_row.get(row, ()):
+            return cast(MaskSource, source).masks(prefix, count)
         return [None] * count
 
     def forced(self, prefix: Sequence[int], most: int, row: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
-from ..ops import unchecked
 from . import checkpoint
 from .checkpoint import Target
 from .eagle_format import (
@@ -275,23 +274,9 @@ def load_head(
 
 class Eagle(HeadDrafter):
     """An EAGLE-1, EAGLE-2 or EAGLE-3 head (arXiv 2401.15077, 2406.16858, 2503.01840) as the drafter
-    of a chain (`HeadDrafter`).
+    of a chain. Arguments are those of `HeadDrafter`."""
 
-    Args:
-        head: the network, and what it borrows from the target.
-        tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
-        name: for messages and statistics.
-        draw: `ops.unchecked.draw`, or what stands in for it.
-    """
-
-    def __init__(
-        self,
-        head: HeadPasses,
-        tree: Tree | None = None,
-        name: str = "eagle",
-        draw: Callable[..., Any] = unchecked.draw,
-    ) -> None:
-        super().__init__(head, tree, name, draw)
+    kind = "eagle"
 
     @classmethod
     def from_pretrained(

@@ -218,21 +218,23 @@ class HeadDrafter:
     Args:
         head: the network, and what it borrows from the target.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
-        name: for messages and statistics.
+        name: for messages and statistics; None: of the kind of head.
         draw: `ops.unchecked.draw`, or what stands in for it.
     """
+
+    kind = "head"
 
     def __init__(
         self,
         head: HeadPasses,
         tree: Tree | None = None,
-        name: str = "head",
+        name: str | None = None,
         draw: Callable[..., Any] = unchecked.draw,
     ) -> None:
         arguments.instance("head", head, HeadPasses, none=False)
         arguments.instance("tree", tree, Tree)
         arguments.function("draw", draw)
-        self._head, self.tree, self.name = head, tree, name
+        self._head, self.tree, self.name = head, tree, name or self.kind
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0

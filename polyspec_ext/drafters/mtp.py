@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from torch import nn
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.models import ModelLevel, cache_name, decoder_layers
-from ..ops import unchecked
 from . import checkpoint
 from .checkpoint import Target
 from .features import LAST
@@ -348,23 +347,10 @@ def _exact(model: Target) -> set[str]:
 
 class MTP(HeadDrafter):
     """A multi-token prediction head as the drafter of a chain. Each step but the first reads the
-    state of the step before, so that a head of one layer drafts any number of tokens.
+    state of the step before, so that a head of one layer drafts any number of tokens. Arguments are
+    those of `HeadDrafter`."""
 
-    Args:
-        head: the network, and what it borrows from the target.
-        tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
-        name: for messages and statistics.
-        draw: `ops.unchecked.draw`, or what stands in for it.
-    """
-
-    def __init__(
-        self,
-        head: HeadPasses,
-        tree: Tree | None = None,
-        name: str = "mtp",
-        draw: Callable[..., Any] = unchecked.draw,
-    ) -> None:
-        super().__init__(head, tree, name, draw)
+    kind = "mtp"
 
     @classmethod
     def from_pretrained(
@@ -395,4 +381,4 @@ class MTP(HeadDrafter):
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
-        return cls(load_mtp(place, target, dtype), tree, name or "mtp")
+        return cls(load_mtp(place, target, dtype), tree, name)

@@ -206,7 +206,7 @@ def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
 def test_logits_are_those_of_transformers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its head for these families, which it has from 5.24 on, and of a second step."""
+    """Compare with transformers' head of these families, from 5.24 on, and a second step."""
     kind = getattr(modeling_layers, "MtpModel", None)
     if kind is None:
         pytest.skip("transformers has no MtpModel")

@@ -90,7 +90,7 @@ def test_law_with_filters(sampling: dict[str, Any]) -> None:
 
 
 def test_law_of_rows_that_differ() -> None:
-    """One draws its paths, one has a beam, one is greedy; they differ in length and window."""
+    """Mix rows of drawn paths, of a beam and greedy ones, of other lengths and windows."""
     chance = TreeEnumerator()
     target, draft = TreeLevel(2, 11), TreeLevel(2, 12)
     drafter = DraftModel(draft, paths=2, beam=0.6)
@@ -107,7 +107,7 @@ def test_law_of_rows_that_differ() -> None:
 
 
 def p_value(paths: int, rule: str, window: list[int]) -> float:
-    """Of the first three tokens of 4,000 texts, with the draws that users get."""
+    """Count the first three tokens of 4,000 texts, with the draws that users get."""
     levels = [TreeLevel(3, 11 + i) for i in range(len(window) + 1)]
     chain = ps.Chain([*levels[:-1], DraftModel(levels[-1], paths=paths)], window, rule=rule)
     exact = toy.text_distribution(levels[0].table, PROMPT, 3)
@@ -321,7 +321,7 @@ def test_a_copy_in_the_target_s_cache(middle: bool, sync: bool | None) -> None:
 
 
 def test_more_is_accepted_from_more_paths() -> None:
-    """Of paths that are drawn, and greedily of the likeliest."""
+    """Compare lengths of drawn paths, and greedily of the likeliest."""
     prompts = tiny.prompt_ids(list(tiny.QUESTIONS[:4]))
     lengths: dict[float, list[float]] = {0.8: [], 0.0: []}
     for word in ("{}", "paths:3:{}"):

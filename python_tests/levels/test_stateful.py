@@ -95,7 +95,7 @@ def test_logits_behind_any_rollbacks(family: str, checkpoints: int, advance: boo
 @pytest.mark.parametrize("advance", [True, False])
 @pytest.mark.parametrize("family", KINDS)
 def test_hidden_states_are_those_of_one_pass(family: str, advance: bool) -> None:
-    """Of prompts, of passes, of tokens that are read again, and of rows that join."""
+    """Compare states of prompts, passes, tokens that are read again, and rows that join."""
     level, layers = made(family, advance=advance), (0, 1, -1)
     texts = [[5, 17, 80, 3, 3, 41, 9, 11, 2, 7], [9, 30, 31]]
     whole = []

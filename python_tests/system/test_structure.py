@@ -279,7 +279,7 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (34_011, 144),
+    "polyspec_ext": (33_991, 144),
     "benchmarks": (8_466, 35),
     "training": (1_640, 12),
     "python_tests": (46_315, 207),
