@@ -8,6 +8,9 @@ import torch
 
 from ..tensors import RowCounts
 
+# Slots that attention reads on a device: so many, or twice, four times, ... as many.
+DEVICE_BUCKET = 512
+
 
 def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
@@ -137,7 +140,7 @@ class Rows:
             self.bound = self.bound + new if self.limit is None else self.limit
         self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
-            self.capacity = round_up(self.bound, self.step)
+            self.make_room(self.bound)
         begins = before is not None and not any(before) and self.limit is None
         self.first = begins and self.bound == new
         if self.first:
@@ -151,13 +154,21 @@ class Rows:
         self.seen.clear()
 
     def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Return the slots that attention reads while no row is longer than so many tokens: a
-        multiple of `bucket`, which doubles with the length beyond 8 of them, so that texts of any
-        length see few spans. At most a quarter of the slots is read in vain then."""
-        step, longest = bucket or self.bucket, max(longest, 1)
-        if step > 1:
-            step <<= (longest // (4 * step)).bit_length() - 1 if longest >= 8 * step else 0
-        return min(round_up(longest, step), self.capacity)
+        """Return the slots that attention reads while no row is longer than so many tokens:
+        `bucket`, twice as many, and so on, so that a text sees few spans. With a bucket of 1 these
+        are as many as there are tokens."""
+        span, longest = bucket or self.bucket, max(longest, 1)
+        if span == 1:
+            return min(longest, self.capacity)
+        span <<= ((longest - 1) // span).bit_length()
+        return min(span, self.capacity)
+
+    def make_room(self, tokens: int) -> None:
+        """Have every full layer hold so many tokens of a row. Where attention reads spans, the
+        capacity at least doubles: keys that move have all graphs captured anew."""
+        if tokens > self.capacity:
+            doubled = 0 if self.bucket == 1 else 2 * self.capacity
+            self.capacity = round_up(max(tokens, doubled), self.step)
 
     def cut(self, lengths: RowCounts, bound: int | None) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""
