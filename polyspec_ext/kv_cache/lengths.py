@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
-from ..tensors import RowCounts
+from ..tensors import RowCounts, on_device
 
 # Slots that attention reads on a device: so many, or twice, four times, ... as many.
 DEVICE_BUCKET = 512
@@ -41,8 +42,9 @@ class Rows:
         grow: whether layers have to look if they do; not where the cache has seen to it.
         moves: how often keys and values of a layer have come to lie elsewhere.
         on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
-            Otherwise they are written at once and in place, so that a captured graph finds the
-            writing in it. Set before the first pass.
+            Otherwise passes write them at once and in place, so that a captured graph finds the
+            writing in it. Set before the first pass. A cut that the host knows is written when the
+            lengths are asked for next, behind other cuts.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Rows:
         self._lengths: torch.Tensor | None
         self._base: torch.Tensor | None
         self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
+        self._cut = False  # on a device: `host` is ahead of `_lengths`
 
     def reset(self) -> None:
         for whole in self._memory:
@@ -93,6 +96,12 @@ class Rows:
     def lengths(self) -> torch.Tensor:
         if self._lengths is None:
             self._lengths = torch.tensor(self.host)
+        elif self._cut:
+            self._cut, known = False, cast(list[int], self.host)
+            if self.ragged:
+                self._lengths.copy_(on_device(known, torch.int64, self.device))
+            else:  # a kernel's argument, which is no upload
+                self._lengths.fill_(known[0])
         return self._lengths
 
     @property
@@ -180,9 +189,11 @@ class Rows:
                 )
             self.bound = min(self.bound, max(known, default=0))
         left = None if known is None or self.host is None else list(map(min, self.host, known))
-        if left is None or not self.on_cpu:
+        if left is None:
             now = self.lengths
             torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
+        elif not self.on_cpu:
+            self._cut = self._cut or left != self.host
         self.host = left
         if left is not None:
             self._lengths = None if self.on_cpu else self._lengths

@@ -25,6 +25,7 @@ from ..tensors import RowCounts, common_prefix
 from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
+from .passes import Passes, read_back, size_of, uploaded
 from .plan import RoundPlanner, default_rounds, round_plan
 from .prefill import REVISION, Caches, Reading
 from .requirements import ChainConfig, Member
@@ -85,7 +86,8 @@ class Engine:
         if drafter is not None:
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
-        bounded = round_plan(config.windows, config.rounds).steps is not None
+        usual = round_plan(config.windows, config.rounds, config.tail)
+        self._usual, bounded = usual.max_pending, usual.steps is not None
         reason = requirements.needs_host(config, levels, drafter, self._gives_hidden, bounded)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -95,6 +97,9 @@ class Engine:
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
+        keeps = [part.capabilities.keeps_lengths for part in self.parts]
+        # Of steps that the host follows.
+        self._passes = None if graphs is None or not any(keeps) else Passes(graphs)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
@@ -311,7 +316,7 @@ class Engine:
 
     @property
     def _captures(self) -> bool:
-        return self.graphs is not None and not self._on_host
+        return self.graphs is not None and not (self._on_host and self._passes is None)
 
     def _drop_complete(self) -> None:
         """Drop complete rows from the caches, where the last rows take their slots. Captured steps
@@ -396,14 +401,17 @@ class Engine:
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
+        forward, sent = None, step
+        if self._passes is not None and host is not None and self._passes.serves(drafter):
+            forward, sent = self._passes.forward, self._sent(step, drafter, 0)
         block = drafter.draft(
             DraftInput(
-                self._ids(step.input_ids, level),
-                RowCounts(None if host is None else host.counts, plan.counts),
-                RowCounts(None if host is None else host.lengths, plan.lengths),
+                self._ids(sent.input_ids, level),
+                RowCounts(None if host is None else host.counts, sent.plan.counts),
+                RowCounts(None if host is None else host.lengths, sent.plan.lengths),
                 step.most,
-                plan.positions,
-                plan.rounds,
+                sent.plan.positions,
+                sent.plan.rounds,
                 level,
                 rows.parameters,
                 not greedy,
@@ -414,6 +422,7 @@ class Engine:
                 text=rows.text,
                 hidden=rows.hidden.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
+                forward=forward,
             )
         )
         if self._trees or block.parents is not None:
@@ -450,6 +459,16 @@ class Engine:
             f"{kinds[not self._trees]}"
         )
 
+    def _sent(self, step: Step, part: Member, most: int) -> Step:
+        """Return a step that the host follows on the device of its level or drafter, with room for
+        `most` draft tokens, and begin its passes."""
+        assert self._passes is not None
+        level, plan = step.level, self._plan
+        longest = max(row.committed for row in self.slots)
+        self._passes.begin(self._rows.state.cached(level), longest + plan.ahead)
+        lag = max(step.lag, plan.lag(level))
+        return uploaded(step, part.device, lag + most)._replace(lag=lag, most=most)
+
     def _ids(self, input_ids: torch.Tensor, level: int) -> torch.Tensor:
         device, id_map = self.parts[level - 1].device, self.config.id_maps[level - 1]
         ids = input_ids if input_ids.device == device else input_ids.to(device)
@@ -470,13 +489,18 @@ class Engine:
         lowest = number == self._count - 1
         layers = self._layers if number in self._gives_hidden else ()
         tree = pending.tree if lowest and step.most else None
+        passes, sent = self._passes if tree is None and step.host is not None else None, step
+        if passes is not None and passes.serves(level):
+            sent = self._sent(step, level, size_of(step.most, self._usual[number - 1]))
+        else:
+            passes = None
         self._at_work = number, step
         if tree is None:
             counts = first = None
-            if step.host is None or not step.host.last:
-                counts, first = step.by_row("counts"), step.by_row("first")
-            ids = self._ids(step.input_ids, number)
-            block = InputBlock(ids, step.most + 1, counts, first, None, layers)
+            if step.host is None or passes is not None or not step.host.last:
+                counts, first = sent.by_row("counts"), sent.by_row("first")
+            ids = self._ids(sent.input_ids, number)
+            block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
         else:
             read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, step.lag)
             block = InputBlock(
@@ -488,7 +512,11 @@ class Engine:
                 layers,
                 step.lag + step.most,
             )
-        logits, hidden, skipped = level.forward(block)
+        if passes is None:
+            logits, hidden, skipped = level.forward(block)
+        else:
+            logits, hidden, skipped = passes.forward(level, block)
+            logits, sent = logits[:, : step.most + 1], sent._replace(most=step.most, host=None)
         if tree is not None and read.places is not None:
             logits = read.by_node(logits, read.places)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
@@ -504,7 +532,7 @@ class Engine:
                 allowed = torch.from_numpy(words).to(logits.device)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
-        own = plan if step.table.device == device else step.on(device)
+        own = sent.plan if sent.table.device == device else sent.on(device)
         entries = self._target_to_draft if lowest and q is not None else None
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
@@ -513,7 +541,7 @@ class Engine:
                 statistics = None if statistics is None else statistics[:, : step.most]
             result = config.operators.verify(
                 logits,
-                step.pending(device),
+                sent.pending(device),
                 draft_logits,
                 draft_lengths=own.lengths,
                 **parameters.on(device),
@@ -543,12 +571,15 @@ class Engine:
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
+        statistics = result.statistics
+        if passes is not None:
+            result = read_back(result)
         report = state.report(step, result.tokens, result.num_accepted, result.status, padding)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
         if padding is not None:
             assert report.slots is not None
-            pending.append(number - 1, logits, result.statistics, report.slots, padding)
+            pending.append(number - 1, logits, statistics, report.slots, padding)
         if self._layers:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
             kept = RowCounts(*report.kept[number - 1])

@@ -3,8 +3,8 @@
 The first call of a step runs as it is, which warms up what libraries and buffers set up lazily. The
 next is captured, and those after it are replayed. Of steps that differ in the span of attention
 alone the first one warms up for all. A graph reads and writes the addresses that it was captured
-with, so its key names every one of them (`Place`), and it goes when their owner goes. No Python runs
-in a replay: the caller books what the host keeps beside the device.
+with, so its key names every one of them (`Place`), and it goes when their owner goes. No Python
+runs in a replay: the caller books what the host keeps beside the device.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,8 @@ from recorder import READS, Recorder, addresses, keys_of_captures, traces_of_key
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
-from polyspec_ext.levels.base import InputBlock
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities
 from polyspec_ext.policies.base import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
 from polyspec_ext.tensors import Place, RowCounts
@@ -223,10 +225,18 @@ def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
     assert graphs.num_replays > graphs.num_captures > 0
 
 
+class OnHost(HuggingFaceLevel):
+    """A level whose lengths the host keeps."""
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return replace(super().capabilities, keeps_lengths=False)
+
+
 def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
-    """Graphs are at hand, but the drafter works on the host."""
+    """Graphs are at hand, but no level can have its passes captured."""
     graphs = Graphs(Recorder(), progress=False)
-    target = level(0, 2, "target", True)
+    target = OnHost(level(0, 2, "target").model)
     chain = ps.Chain([target, PromptLookup()], [4], graphs=graphs)
     eager = ps.Chain([level(0, 2, "target"), PromptLookup()], [4])
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
