@@ -489,9 +489,10 @@ class Engine:
         lowest = number == self._count - 1
         layers = self._layers if number in self._gives_hidden else ()
         tree = pending.tree if lowest and step.most else None
-        passes, sent = self._passes if tree is None and step.host is not None else None, step
+        passes, sent, lag = self._passes if step.host is not None else None, step, step.lag
         if passes is not None and passes.serves(level):
             sent = self._sent(step, level, size_of(step.most, self._usual[number - 1]))
+            lag = sent.lag
         else:
             passes = None
         self._at_work = number, step
@@ -502,21 +503,22 @@ class Engine:
             ids = self._ids(sent.input_ids, number)
             block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
         else:
-            read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, step.lag)
+            read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, lag)
             block = InputBlock(
                 self._ids(read.tokens, number),
-                read.tokens.shape[1] - step.lag + 1,
+                read.tokens.shape[1] - lag + 1,
                 RowCounts.read(read.counts, rows.on_host),
                 RowCounts.read(read.first, rows.on_host),
                 read.parents.to(level.device),
                 layers,
-                step.lag + step.most,
+                lag + step.most,
             )
         if passes is None:
             logits, hidden, skipped = level.forward(block)
         else:
             logits, hidden, skipped = passes.forward(level, block)
-            logits, sent = logits[:, : step.most + 1], sent._replace(most=step.most, host=None)
+            sent = sent._replace(most=step.most, host=None)
+            logits = logits[:, : step.most + 1] if tree is None else logits
         if tree is not None and read.places is not None:
             logits = read.by_node(logits, read.places)
         if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
@@ -571,15 +573,13 @@ class Engine:
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
-        statistics = result.statistics
-        if passes is not None:
-            result = read_back(result)
-        report = state.report(step, result.tokens, result.num_accepted, result.status, padding)
+        emitted = result if passes is None else read_back(result)
+        report = state.report(step, emitted.tokens, emitted.num_accepted, emitted.status, padding)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
         if padding is not None:
             assert report.slots is not None
-            pending.append(number - 1, logits, statistics, report.slots, padding)
+            pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if self._layers:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
             kept = RowCounts(*report.kept[number - 1])
@@ -589,7 +589,7 @@ class Engine:
             if tree is not None and self._keeps_paths:
                 paths[self._count] = result.path
             self._rollback(step, report, paths)
-        return result.tokens, result.logprobs, logits
+        return emitted.tokens, emitted.logprobs, logits
 
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
         """Cut the caches from the step's level downwards; of a tree keep the path, by level."""

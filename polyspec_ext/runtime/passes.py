@@ -102,24 +102,27 @@ class Passes:
         self._cached, self._limit = list(cached), limit
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
-        """Return the output of ``level.forward``, by a graph unless it reads a tree or many tokens.
-        Logits are valid until the level's next pass."""
+        """Return the output of ``level.forward``, by a graph unless it reads a later part of a
+        tree, or many tokens. Logits are valid until the level's next pass."""
         width, layers = block.tokens.shape[1], block.hidden_layers
+        tree = block.parents is not None
         counts = [width] * len(self._cached) if block.counts is None else block.counts.host
         assert counts is not None, "the host follows these passes"
         self._cached = list(map(int.__add__, self._cached, counts))
-        if block.parents is not None or width > _LONGEST:
+        if width > _LONGEST or (block.parents is not None and block.parents.shape[1] != width):
             return level.forward(block)
         lengths = cast(DeviceLengths, level)
         span, inputs = lengths.reserve_span(self._limit), self._written(id(level), block)
 
         def run() -> tuple[torch.Tensor | None, ...]:
             known = RowCounts(None, inputs[0]), RowCounts(None, inputs[1])
-            out = level.forward(InputBlock(inputs[2:].t(), block.keep, *known, None, layers))
+            tokens, parents = inputs[2 : 2 + width].t(), inputs[2 + width :].t() if tree else None
+            own = InputBlock(tokens, block.keep, *known, parents, layers, block.depth)
+            out = level.forward(own)
             states = [] if out.hidden is None else [out.hidden[layer] for layer in layers]
             return out.logits, out.skipped, *states
 
-        key = (width, block.keep, layers, Place(self, [inputs]), span)
+        key = (width, block.keep, layers, tree, block.depth, Place(self, [inputs]), span)
         kind = f"a pass of {level.name}"
         made = run() if span is None else self._graphs.run(kind, key, run)
         lengths.note_lengths(self._cached)
@@ -130,11 +133,13 @@ class Passes:
         return LevelOutput(logits, hidden or None, None if skipped is None else skipped.clone())
 
     def _written(self, level: int, block: InputBlock) -> torch.Tensor:
-        """Return ``[2 + T, B]``, counts, first and the tokens of a block, at a fixed address."""
+        """Return ``[2 + T, B]``, counts, first and the tokens of a block, or ``[2 + 2T, B]`` with
+        the parents behind them, at a fixed address."""
         (batch, width), device = block.tokens.shape, block.tokens.device
-        size = level, batch, width, block.keep
+        ids = [block.tokens] if block.parents is None else [block.tokens, block.parents]
+        size = level, batch, width, block.keep, len(ids)
         if size not in self._inputs:
-            self._inputs[size] = block.tokens.new_zeros(2 + width, batch)
+            self._inputs[size] = block.tokens.new_zeros(2 + len(ids) * width, batch)
         inputs = self._inputs[size]
         counts = (block.counts, width), (block.first, width - block.keep)
         for row, (known, number) in zip(inputs, counts, strict=False):
@@ -142,5 +147,6 @@ class Passes:
                 row.fill_(number)
             else:
                 row.copy_(known.on(device))
-        inputs[2:].copy_(block.tokens.t())
+        for at, values in enumerate(ids):
+            inputs[2 + at * width :][:width].copy_(values.t())
         return inputs

@@ -122,23 +122,30 @@ def test_processors_change_the_logits_of_captured_passes() -> None:
     assert graphs.num_replays > 4 * graphs.num_captures > 0
 
 
-def test_a_head_below_a_smaller_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
+@pytest.mark.parametrize("middle", ["smaller", "copy", "none"])
+def test_a_head_that_the_host_follows(middle: str, tree: Any, tmp_path: Path) -> None:
+    """Below a smaller model, which has no states for it; below a copy, and the target itself."""
     variant = Variant("first", hidden=32, vocab=40)
     place = save(variant, weights_of(variant, 3), tmp_path)
 
     def levels(device: bool) -> list[Any]:
-        target = one(0, device)
-        return [target, one(1, device, hidden_size=16), ps.Eagle.from_pretrained(place, target)]
+        above = with_copy(device) if middle == "copy" else [one(0, device)]
+        if middle == "smaller":
+            above.append(one(1, device, hidden_size=16))
+        return [*above, ps.Eagle.from_pretrained(place, above[0], tree=tree)]
 
-    eager, chain, _ = pair(levels, [5, 3])
+    eager, chain, _ = pair(levels, [3] if middle == "none" else [5, 3])
     graphs = chain.engine.graphs
     assert graphs is not None
     for prompts in (REPEATING, PROMPTS):
         for temperature in (0.0, 1.0):
-            wanted = eager.generate(prompts, 40, temperature, **OPTIONS)
-            got = chain.generate(prompts, 40, temperature, **OPTIONS)
+            wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
+            got = chain.generate(prompts, 30, temperature, **OPTIONS)
             assert got.sequences.equal(wanted.sequences)
-    assert graphs.num_replays > 4 * graphs.num_captures > 0
+            passes = got.stats.levels[0].num_forward_passes
+            assert graphs.num_replays > passes / 2
+    assert graphs.num_replays > 2 * graphs.num_captures > 0
 
 
 # ---- counts --------------------------------------------------------------------------------------
