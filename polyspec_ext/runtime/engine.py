@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -25,13 +25,15 @@ from ..tensors import RowCounts, common_prefix
 from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
-from .passes import Passes, read_back, size_of, uploaded
 from .plan import RoundPlanner, default_rounds, round_plan
 from .prefill import REVISION, Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
 from .trees import tree_pass
+
+if TYPE_CHECKING:
+    from .passes import Passes
 
 _ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -87,7 +89,7 @@ class Engine:
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
         usual = round_plan(config.windows, config.rounds, config.tail)
-        self._usual, bounded = usual.max_pending, usual.steps is not None
+        bounded = usual.steps is not None
         reason = requirements.needs_host(config, levels, drafter, self._gives_hidden, bounded)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -97,9 +99,11 @@ class Engine:
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
-        keeps = [part.capabilities.keeps_lengths for part in self.parts]
-        # Of steps that the host follows.
-        self._passes = None if graphs is None or not any(keeps) else Passes(graphs)
+        self._passes: Passes | None = None  # of steps that the host follows
+        if graphs is not None and any(part.capabilities.keeps_lengths for part in self.parts):
+            from .passes import Passes  # most chains have none
+
+            self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
@@ -403,7 +407,7 @@ class Engine:
         self._at_work = level, step
         forward, sent = None, step
         if self._passes is not None and host is not None and self._passes.serves(drafter):
-            forward, sent = self._passes.forward, self._sent(step, drafter, 0)
+            forward, sent = self._passes.forward, self._sent(step, drafter.device)
         block = drafter.draft(
             DraftInput(
                 self._ids(sent.input_ids, level),
@@ -459,15 +463,11 @@ class Engine:
             f"{kinds[not self._trees]}"
         )
 
-    def _sent(self, step: Step, part: Member, most: int) -> Step:
-        """Return a step that the host follows on the device of its level or drafter, with room for
-        `most` draft tokens, and begin its passes."""
+    def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
-        level, plan = step.level, self._plan
-        longest = max(row.committed for row in self.slots)
-        self._passes.begin(self._rows.state.cached(level), longest + plan.ahead)
-        lag = max(step.lag, plan.lag(level))
-        return uploaded(step, part.device, lag + most)._replace(lag=lag, most=most)
+        plan, cached = self._plan, self._rows.state.cached(step.level)
+        limit = max(row.committed for row in self.slots) + plan.ahead
+        return self._passes.begin(step, device, cached, limit, plan.lag(step.level))
 
     def _ids(self, input_ids: torch.Tensor, level: int) -> torch.Tensor:
         device, id_map = self.parts[level - 1].device, self.config.id_maps[level - 1]
@@ -491,7 +491,7 @@ class Engine:
         tree = pending.tree if lowest and step.most else None
         passes, sent, lag = self._passes if step.host is not None else None, step, step.lag
         if passes is not None and passes.serves(level):
-            sent = self._sent(step, level, size_of(step.most, self._usual[number - 1]))
+            sent = self._sent(step, level.device)
             lag = sent.lag
         else:
             passes = None
@@ -573,7 +573,7 @@ class Engine:
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
-        emitted = result if passes is None else read_back(result)
+        emitted = result if passes is None else passes.read(result)
         report = state.report(step, emitted.tokens, emitted.num_accepted, emitted.status, padding)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)

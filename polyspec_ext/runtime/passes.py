@@ -37,20 +37,6 @@ class Read(NamedTuple):
     logprobs: torch.Tensor
 
 
-def read_back(result: object) -> Read:
-    """Read a verification's result in one copy. Waits for the device."""
-    tokens, accepted, status, logprobs = (getattr(result, name) for name in Read._fields)
-    numbers = torch.stack([accepted.to(torch.int64), status.to(torch.int64)], 1)
-    bits = logprobs.view(torch.int32).to(torch.int64)
-    table, width = torch.cat([numbers, tokens, bits], 1).cpu(), tokens.shape[1]
-    return Read(
-        table[:, 2 : 2 + width],
-        table[:, 0],
-        table[:, 1].to(torch.int32),
-        table[:, 2 + width :].to(torch.int32).view(torch.float32),
-    )
-
-
 def size_of(most: int, usual: int) -> int:
     """Return the draft tokens that a pass over `most` of them is made for: few sizes, 0, 7, 15, 31,
     ..., or `usual`, the most that the windows of the chain give."""
@@ -78,10 +64,11 @@ class Passes:
 
     Args:
         graphs: captures them.
+        usual: draft tokens that can be pending for level 1 ... n-1 with the chain's windows.
     """
 
-    def __init__(self, graphs: Graphs) -> None:
-        self._graphs = graphs
+    def __init__(self, graphs: Graphs, usual: Sequence[int]) -> None:
+        self._graphs, self._usual = graphs, usual
         # Of each size the tokens of a pass, with counts and the first token whose logits are kept.
         self._inputs: dict[tuple[int, ...], torch.Tensor] = {}
         self._cached: list[int] = []
@@ -96,10 +83,33 @@ class Passes:
         can = part.capabilities
         return can.keeps_lengths and can.device_lengths
 
-    def begin(self, cached: Sequence[int], limit: int) -> None:
-        """Begin the passes of a step: its level has so many tokens `cached` by row, and no row gets
-        longer than `limit`."""
+    def begin(
+        self, step: Step, device: torch.device, cached: Sequence[int], limit: int, lag: int
+    ) -> Step:
+        """Begin the passes of a step, and return the step on the `device` of its level.
+
+        Args:
+            cached: tokens that the level has, by row.
+            limit: no row gets longer.
+            lag: tokens that rows read in front of the draft tokens, as a rule.
+        """
         self._cached, self._limit = list(cached), limit
+        verifies, lag = step.level <= len(self._usual), max(step.lag, lag)
+        most = size_of(step.most, self._usual[step.level - 1]) if verifies else 0
+        return uploaded(step, device, lag + most)._replace(lag=lag, most=most)
+
+    def read(self, result: object) -> Read:
+        """Read a verification's result in one copy. Waits for the device."""
+        tokens, accepted, status, logprobs = (getattr(result, name) for name in Read._fields)
+        numbers = torch.stack([accepted.to(torch.int64), status.to(torch.int64)], 1)
+        bits = logprobs.view(torch.int32).to(torch.int64)
+        table, width = torch.cat([numbers, tokens, bits], 1).cpu(), tokens.shape[1]
+        return Read(
+            table[:, 2 : 2 + width],
+            table[:, 0],
+            table[:, 1].to(torch.int32),
+            table[:, 2 + width :].to(torch.int32).view(torch.float32),
+        )
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
         """Return the output of ``level.forward``, by a graph unless it reads a later part of a

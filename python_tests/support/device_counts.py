@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 import polyspec_ext as ps
-from polyspec_ext.runtime import engine
+from polyspec_ext.runtime import passes
 from polyspec_ext.runtime.graphs import Outputs, Step
 
 _READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
@@ -97,7 +97,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         counts.own([*model.parameters(), *model.buffers(), *states])
         counts.own([cache.rows.lengths, cache.rows.base, cache.rows.status])
-    sent = engine.uploaded
+    sent = passes.uploaded
 
     def uploaded(*arguments: Any) -> Any:
         step = sent(*arguments)
@@ -106,7 +106,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         return step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "uploaded", uploaded)
+        patch.setattr(passes, "uploaded", uploaded)
         for name in _READS:
             patch.setattr(torch.Tensor, name, _reading(name, counts))
         with counts:
