@@ -97,11 +97,12 @@ class Rows:
         if self._lengths is None:
             self._lengths = torch.tensor(self.host)
         elif self._cut:
-            self._cut, known = False, cast(list[int], self.host)
+            known = cast(list[int], self.host)
             if self.ragged:
                 self._lengths.copy_(on_device(known, torch.int64, self.device))
             else:  # a kernel's argument, which is no upload
                 self._lengths.fill_(known[0])
+            self._cut = False  # last: an interrupt before it has the lengths written again
         return self._lengths
 
     @property
