@@ -222,6 +222,12 @@ class HuggingFaceLevel(ModelLevel):
                 f"ask for, given one at a time: {self.one_at_a_time}"
             )
         require_continued(probe.single(), self.model, self.name)
+        if (failure := probe.prepared()) is not None:
+            raise ValueError(
+                f"{self.name}: expected a model that `generate` calls with ids, positions and a "
+                f"mask; {kind}.prepare_inputs_for_generation adds what changes the logits "
+                f"({failure})"
+            )
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
