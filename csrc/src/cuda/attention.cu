@@ -96,8 +96,8 @@ __device__ __forceinline__ void multiply_chunk(const AttentionShared& shared, in
                                                float (&sums)[kOwn]) {
   constexpr int kEach = 4 / sizeof(T);  // elements of a word
   const int key = threadIdx.x % kKeys, half = threadIdx.x / kKeys;
-  POLYSPEC_UNROLL
-  for (int v = 0; v < kVectors; ++v) {
+  POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
+      for (int v = 0; v < kVectors; ++v) {
     const Lane16 vector =
         *reinterpret_cast<const Lane16*>(shared.keys + key * kPitch + v * sizeof(Lane16));
     POLYSPEC_UNROLL
@@ -218,7 +218,7 @@ __device__ __forceinline__ void add_values(const AttentionShared& shared, const 
     for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[m];
   }
   values += own.at;
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDACC__) && defined(__CUDA_ARCH__)
 #pragma unroll 8
 #endif
   for (int key = 0; key < count; ++key) {

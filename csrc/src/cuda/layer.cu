@@ -120,12 +120,20 @@ __device__ __forceinline__ void split_head(SumsShared& shared, const RotaryParam
   }
   if (to == nullptr) return;
   if (!turns) {
-    for (int64_t i = threadIdx.x; i < d; i += kHeadThreads) core::convert_output(of[i], to + i);
+    POLYSPEC_ROLLED
+    for (int64_t i = threadIdx.x; i < d; i += kHeadThreads) {
+      if (bias == nullptr) {
+        to[i] = of.x[i];
+      } else {
+        core::convert_output(of[i], to + i);
+      }
+    }
     return;
   }
   const int64_t at = (p.same_positions ? number % p.tokens : number) * d;
   const T* const cosine = static_cast<const T*>(p.cosine) + at;
   const T* const sine = static_cast<const T*>(p.sine) + at;
+  POLYSPEC_ROLLED
   for (int64_t i = threadIdx.x; i < half; i += kHeadThreads) {
     const float first = of[i], second = of[i + half];
     core::convert_output(core::turned<T>(first, -second, to_float(cosine[i]), to_float(sine[i])),
@@ -191,6 +199,7 @@ __global__ void __launch_bounds__(kGateThreads)
   for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y) {
     const T* const gate = static_cast<const T*>(p.x) + token * 2 * n;
     T* const y = static_cast<T*>(p.y) + token * n;
+    POLYSPEC_ROLLED
     for (int64_t i = blockIdx.x * int64_t{kGateThreads} + threadIdx.x; i < n;
          i += gridDim.x * int64_t{kGateThreads})
       core::convert_output(core::gated_value<T>(to_float(gate[i]), to_float(gate[n + i])), y + i);

@@ -45,7 +45,8 @@ class LayerCase {
 
 class RmsNormCase : public LayerCase {
  public:
-  explicit RmsNormCase(uint64_t seed) : LayerCase(seed + 0x40), tokens_(1 + random_.below(5)) {
+  explicit RmsNormCase(uint64_t seed, Extent = {})
+      : LayerCase(seed + 0x40), tokens_(1 + random_.below(5)) {
     const int64_t widths[] = {1, 7, 16, 50, 513, 896, 2048, 2049, 5000};
     width_ = random_.one_of(widths);
     x_ = put_odd(tokens_ * width_);
@@ -79,7 +80,7 @@ class RmsNormCase : public LayerCase {
 
 class GatedCase : public LayerCase {
  public:
-  explicit GatedCase(uint64_t seed)
+  explicit GatedCase(uint64_t seed, Extent = {})
       : LayerCase(seed + 0x6a), tokens_(random_.below(5)), width_(random_.below(700)) {
     x_ = put_odd(tokens_ * 2 * width_);
     y_ = reserve(tokens_ * width_);
@@ -95,7 +96,7 @@ class GatedCase : public LayerCase {
 
 class RotaryCase : public LayerCase {
  public:
-  explicit RotaryCase(uint64_t seed, bool appends = false)
+  explicit RotaryCase(uint64_t seed, Extent = {}, bool appends = false)
       : LayerCase(seed + 0x20),
         batch_(1 + random_.below(4)),
         tokens_(1 + random_.below(6)),
@@ -154,8 +155,8 @@ class RotaryCase : public LayerCase {
 // Some rows do not fit, and some have lengths and counts that are none.
 class RotaryAppendCase : public RotaryCase {
  public:
-  explicit RotaryAppendCase(uint64_t seed)
-      : RotaryCase(seed, true),
+  explicit RotaryAppendCase(uint64_t seed, Extent = {})
+      : RotaryCase(seed, {}, true),
         capacity_(1 + random_.below(12)),
         keys_(batch_, groups_, capacity_, width_, random_.chance(0.5) ? 0 : 3),
         values_(batch_, groups_, capacity_, width_, 0) {
@@ -189,7 +190,7 @@ class RotaryAppendCase : public RotaryCase {
 // Rows of keys and of values begin at multiples of 16 bytes.
 class AttentionCase : public LayerCase {
  public:
-  explicit AttentionCase(uint64_t seed)
+  explicit AttentionCase(uint64_t seed, Extent = {})
       : LayerCase(seed + 0xa7), batch_(1 + random_.below(3)), groups_(1 + random_.below(2)) {
     const int64_t widths[] = {32, 64, 96, 128, 224, 256}, shares[] = {1, 1, 2, 3, 7};
     const int64_t some[] = {1, 1, 2, 4, 9, 20}, lengths[] = {1, 40, 128, 129, 500, 513, 1100};
