@@ -85,7 +85,8 @@ class HuggingFaceLevel(ModelLevel):
             later change of the model's is an error, and logits may round differently. On CUDA,
             fused layers of known families in float32 or bfloat16: at most 10 launches each; the
             weights of projections of one input become views of one matrix.
-        cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
+        cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
+            ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
