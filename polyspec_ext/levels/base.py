@@ -30,7 +30,7 @@ class Level(Protocol):
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
     `reserve(tokens)` (before `prefill`: the longest row that the batch will have), `id_map` (an
-    `IdMap` with the ids that it draws, and has logits of; only the chain's last level may have
+    `IdMap` with the ids that it draws, and has logits of; the target may not have
     one).
     """
 
