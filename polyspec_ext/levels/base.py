@@ -661,8 +661,7 @@ def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
                 raise ValueError(
                     f"tokenizer of {name}: expected that of the target {names[0]}, given one that "
                     f"differs in {len(differ)} of {common} ids (first: id {i} is {drafts[i]!r} and "
-                    f'not {wanted[i]!r}); "translated:MODEL" at the end of a chain draws the '
-                    "tokens that both have"
+                    f'not {wanted[i]!r}); "translated:MODEL" draws the tokens that both have'
                 )
 
 
