@@ -144,8 +144,7 @@ class RetokenizedDrafter:
         return continued
 
     def _window(self, text: Text) -> bytes:
-        """Return the bytes of the last tokens of a text, behind special ones, from the beginning of
-        a character on."""
+        # Bytes behind the last special token, from the beginning of a character on.
         target = self._reader.vocabulary
         last = itertools.takewhile(target.is_text, reversed(text.tokens[-_WINDOW:]))
         window = b"".join(target.bytes_of[token] for token in reversed(list(last)))

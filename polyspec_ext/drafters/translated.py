@@ -296,12 +296,11 @@ def _begin(tokenizer: Any) -> list[int]:
     return first if first and first[0] == tokenizer.bos_token_id else []
 
 
-def _common(one: Vocabulary, other: Vocabulary) -> dict[int, int]:
-    """Return ids of `one` in increasing order, with the ids of the same bytes in `other`. The end
-    of a text is one token, whatever its words."""
-    pairs = {token: other.ids[text] for token, text in one.bytes_of.items() if text in other.ids}
-    ends = one.tokenizer.eos_token_id, other.tokenizer.eos_token_id
-    known = ends[0] in one.bytes_of and ends[1] in other.bytes_of
+def _common(target: Vocabulary, model: Vocabulary) -> dict[int, int]:
+    # In increasing order. The end of a text is one token, whatever its words.
+    pairs = {token: model.ids[text] for token, text in target.bytes_of.items() if text in model.ids}
+    ends = target.tokenizer.eos_token_id, model.tokenizer.eos_token_id
+    known = ends[0] in target.bytes_of and ends[1] in model.bytes_of
     if known and ends[0] not in pairs and ends[1] not in pairs.values():
         pairs[ends[0]] = ends[1]
     return dict(sorted(pairs.items()))
