@@ -28,7 +28,7 @@ from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
 from .layers import Int8Layer, RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
-from .lengths import Rows, round_up
+from .lengths import Rows
 from .state import SequenceState
 
 __all__ = ["RollbackCache"]
@@ -75,8 +75,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         capacity: tokens per row to allocate at first.
         step: the capacity grows to a multiple of this when a row outruns it. Growing copies;
             nothing else does.
-        bucket: attention reads a multiple of so many slots (`Rows.span_of`). 1 reads no slot in
-            vain; larger values give captured graphs few shapes.
+        bucket: attention reads so many slots, or twice as many, and so on (`Rows.span_of`). 1
+            reads no slot in vain; larger values give captured graphs few shapes.
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
             can be rolled back: where the host knows the lengths, more are refused.
@@ -557,7 +557,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         assert rows.host is not None, "the length is on the device"
         begin = rows.host[0]
         end = begin + saved[0][0].shape[1]
-        rows.capacity = max(rows.capacity, round_up(end, rows.step))
+        rows.make_room(end)
         for layer, (keys, values) in zip(self.layers, saved, strict=True):
             layer.put(keys, values, begin)
         rows.place(RowCounts([end]))
@@ -583,7 +583,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         lengths = list(mine.host)
         for row, length in zip(rows, theirs.host, strict=True):
             lengths[row] = length
-        mine.capacity = max(mine.capacity, round_up(max(lengths), mine.step))
+        mine.make_room(max(lengths))
         mine.peak = max(mine.peak, *lengths)
         index = torch.tensor(list(rows))
         for layer, filled in zip(self.layers, other.layers, strict=True):
@@ -639,8 +639,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         states = [x for layer in self.layers for x in (layer.keys, layer.values)]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
-        form = (rows.capacity, rows.span_of(tokens), more)
-        return Place(self, [rows.lengths, rows.base, rows.status, *states, *tensors], form)
+        used = [rows.lengths, rows.base, rows.status, *states, *tensors]
+        return Place(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Note the lengths that the rows have reached without the host."""
