@@ -521,8 +521,12 @@ class Engine:
             logits = logits[:, : step.most + 1] if tree is None else logits
         if tree is not None and read.places is not None:
             logits = read.by_node(logits, read.places)
-        if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
-            logits = logits[..., : config.vocab_sizes[number - 1]]
+        size, id_map = config.vocab_sizes[number - 1], config.id_maps[number - 1]
+        if id_map.drawn is not None:
+            logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
+        elif logits.shape[2] > size:  # ids that it may not draw
+            logits = logits[..., :size]
+        unchanged = logits
         allowed = None
         if self._applied is not None and not self._applied.only_masks:
             logits = rows.process(self._applied, logits, step, tree)
@@ -532,6 +536,9 @@ class Engine:
                 logits = masked(logits, words)
             else:
                 allowed = torch.from_numpy(words).to(logits.device)
+        if id_map.drawn is not None and logits is not unchanged:
+            # All that it draws may be forbidden: the level above rejects it.
+            logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = sent.plan if sent.table.device == device else sent.on(device)
