@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from polyspec_ext.chain import Chain as Chain
     from polyspec_ext.drafters import MTP as MTP
     from polyspec_ext.drafters import Context as Context
+    from polyspec_ext.drafters import DFlash as DFlash
     from polyspec_ext.drafters import Drafter as Drafter
     from polyspec_ext.drafters import DraftModel as DraftModel
     from polyspec_ext.drafters import DynamicTree as DynamicTree
@@ -78,9 +79,9 @@ if TYPE_CHECKING:
 _NAMES = {
     "chain": ("Chain",),
     "drafters": (
-        "Context", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "MTP", "Medusa",
-        "NGramTable", "PromptLookup", "Proposal", "StaticTree", "SuffixMatch", "SwitchingDrafter",
-        "early_exit",
+        "Context", "DFlash", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "MTP",
+        "Medusa", "NGramTable", "PromptLookup", "Proposal", "StaticTree", "SuffixMatch",
+        "SwitchingDrafter", "early_exit",
     ),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),

@@ -67,8 +67,8 @@ class Chain:
             instead, or a word: "prompt-lookup", "suffix" or "ngram" for a `PromptLookup`,
             `SuffixMatch` or `NGramTable`, "early-exit:K" for the target's own first K layers
             (`early_exit`), "mtp" for the multi-token head of the target's checkpoint; or the
-            directory of an EAGLE head for the target ("eagle:" in front of an id on the hub). One
-            element alone decodes plainly, which is the honest baseline.
+            directory of an EAGLE or DFlash head for the target ("eagle:" or "dflash:" in front of
+            an id on the hub). One element alone decodes plainly, which is the honest baseline.
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
             doubled at every level above.

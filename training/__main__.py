@@ -1,4 +1,4 @@
-"""``python -m training eagle3``: train an EAGLE-3 head for a target."""
+"""``python -m training eagle3|dflash``: train a drafter that reads a target's states."""
 
 from __future__ import annotations
 
@@ -22,13 +22,22 @@ _TOKENS = 1_000_000
 def make_parser() -> argparse.ArgumentParser:
     parser = options.Parser(prog="python -m training", description="Train a drafter for a target.")
     parser.set_defaults(run=help_of(parser))
-    sub = parser.add_subparsers(metavar="KIND").add_parser(
-        "eagle3",
-        help="an EAGLE-3 head, from texts or from the target's own answers",
-        description="Train an EAGLE-3 head for a causal language model on the CPU. The output "
-        "directory holds the head as SafeAILab publishes heads, so that a chain loads it, and its "
-        "folder 'training' what a resumed run needs.",
-    )
+    kinds = parser.add_subparsers(metavar="KIND")
+    for kind, what in (("eagle3", "an EAGLE-3 head"), ("dflash", "a DFlash or DSpark drafter")):
+        form = {"eagle3": "SafeAILab publishes heads", "dflash": "speculators publishes drafters"}
+        sub = kinds.add_parser(
+            kind,
+            help=f"{what}, from texts or from the target's own answers",
+            description=f"Train {what} for a causal language model on the CPU. The output "
+            f"directory holds it as {form[kind]}, so that a chain loads it, and its folder "
+            "'training' what a resumed run needs.",
+        )
+        _add_options(sub, kind == "dflash")
+        sub.set_defaults(run=train)
+    return parser
+
+
+def _add_options(sub: argparse.ArgumentParser, blocks: bool) -> None:
     sub.add_argument(
         "--target", metavar="MODEL", required=True, help="model directory, id or GGUF file"
     )
@@ -59,7 +68,18 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_threads(run)
     shape = sub.add_argument_group("head")
     options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
-    options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
+    if blocks:
+        options.add_count(shape, "--block-size", 8, "tokens of a block")
+        options.add_count(shape, "--layers", 2, "of the drafter")
+        shape.add_argument(
+            "--markov-rank",
+            type=options.COUNT,
+            default=0,
+            metavar="N",
+            help="inner width of a DSpark's Markov head (default: none, a DFlash)",
+        )
+    else:
+        options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
     shape.add_argument(
         "--inner", type=options.COUNT, metavar="N", help="width of the MLP (default: the target's)"
     )
@@ -70,11 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
     options.add(learning, "--rate", options.number(0), 1e-3, "R", "highest learning rate")
     options.add_seed(learning, "of the first weights, the answers and the order of texts")
-    sub.set_defaults(run=train_eagle3)
-    return parser
 
 
-def train_eagle3(args: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> int:
     """Train, and print the report."""
     if not args.texts:
         raise ValueError("texts: expected files of texts or prompts, given none")
@@ -95,7 +113,8 @@ def train_eagle3(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     learnt, held_out = split(documents, args.length)
-    names = ("steps", "inner", "epochs", "length", "batch", "block", "rate", "seed")
+    names = ["inner", "epochs", "length", "batch", "block", "rate", "seed"]
+    names += ["steps"] if "steps" in args else ["block_size", "layers", "markov_rank"]
     chosen = {name: getattr(args, name) for name in names}
     settings = Settings(draft_vocab=min(args.draft_vocab, level.vocab_size), **chosen)
     training = HeadTraining(model, learnt, held_out, args.output, settings, resume=args.resume)

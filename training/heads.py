@@ -136,15 +136,15 @@ def save_head(
     tensors: dict[str, torch.Tensor],
     ids: torch.Tensor | None,
 ) -> None:
-    """Config and tensors under SafeAILab's names, in bfloat16. What lies there is replaced when the
-    new file is whole.
+    """Save config and tensors under the published names, in bfloat16. What lies there is replaced
+    when the new file is whole.
 
     Args:
         tensors: of the head, with `lm_head.weight` where it has one.
         ids: of the draft vocabulary, ascending.
     """
     place.mkdir(parents=True, exist_ok=True)
-    third = "draft_vocab_size" in given
+    third = given["architectures"] == ["LlamaForCausalLMEagle3"]
     named = {
         (key.replace("layers.0.", "midlayer.") if third else key): value.to(torch.bfloat16)
         for key, value in tensors.items()
@@ -152,7 +152,8 @@ def save_head(
     if ids is not None:
         # Offsets, and which ids of the target are known.
         named["d2t"] = ids - torch.arange(len(ids))
-        named["t2d"] = torch.zeros(given["vocab_size"], dtype=torch.bool)
+        size = given.get("transformer_layer_config", given)["vocab_size"]
+        named["t2d"] = torch.zeros(size, dtype=torch.bool)
         named["t2d"][ids] = True
     whole = {key: value.contiguous() for key, value in named.items()}
     with replacing(place / "model.safetensors") as part:

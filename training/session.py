@@ -19,14 +19,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polyspec_ext import progress
-from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.files import replacing
 
-from . import heads
+from . import blocks, heads
 from .rows import Document, Stream, frequent
 from .states import States, Teacher
 from .steps import Steps
-from .unrolled import Unrolled, measure_acceptance, mixed
+from .unrolled import Drafts, Unrolled, measure_acceptance, mixed
 
 _BLOCKS = 8  # whose states are kept
 _LAYERS = 3
@@ -40,8 +39,11 @@ class Settings:
     """What a run must be resumed with."""
 
     version: int = 3  # 1: EAGLE-2
-    steps: int = 3  # of a draft, that are learnt
-    draft_vocab: int | None = None  # ids that an EAGLE-3 head knows; None: all
+    steps: int = 3  # of a draft, that are learnt; of a block all are
+    draft_vocab: int | None = None  # ids that the head knows, but of an EAGLE-2; None: all
+    block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
+    layers: int = 1  # of a DFlash drafter
+    markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
     inner: int | None = None  # width of its MLP; None: the target's
     epochs: int = 3  # how often a row is learnt from, in the mean
     length: int = 320  # tokens of a row
@@ -60,7 +62,7 @@ class HeadTraining:
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
         resume: go on where the last run stopped.
         begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an
-            EAGLE-2 head they are random.
+            EAGLE-2 head or a DFlash drafter they are random.
 
     Raises:
         ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or
@@ -76,12 +78,12 @@ class HeadTraining:
         settings: Settings,
         *,
         resume: bool = False,
-        begin: Callable[[EagleNetwork], None] | None = None,
+        begin: Callable[[Any], None] | None = None,
     ) -> None:
         text = target.config.get_text_config(decoder=True)
         if settings.version == 3 and text.num_hidden_layers < _LAYERS:
             raise ValueError(
-                f"target: expected at least {_LAYERS} layers, whose states an EAGLE-3 head reads, "
+                f"target: expected at least {_LAYERS} layers, whose states the head reads, "
                 f"given {text.num_hidden_layers}"
             )
         self._held_out, self._place, self._settings = held_out, place, settings
@@ -93,17 +95,24 @@ class HeadTraining:
         if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
             ids = frequent(documents, settings.draft_vocab, text.vocab_size)
         torch.manual_seed(settings.seed)
-        head = heads.make_head(self._config, text.num_hidden_layers)
+        made: Any = heads.make_head
+        if settings.block_size:
+            shape = settings.block_size, settings.layers, settings.markov_rank
+            self._config = blocks.block_config(target.config, self._config, *shape)
+            made = blocks.make_blocks
+        head = made(self._config, text.num_hidden_layers)
         self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])
         if settings.version == 3:
             self._teacher.measure(first)
-        self._unrolled = Unrolled(head, self._teacher, settings.steps)
+        self._drafts: Drafts = Unrolled(head, self._teacher, settings.steps)
+        if settings.block_size:
+            self._drafts = blocks.Blocks(head, self._teacher, head.config.num_drafts)
         self._steps = Steps(head.parameters(), settings.rate)
         self._texts = _digest(documents)
         self._block = self._batch = 0  # that come next
-        self._seconds, self._smooth = 0.0, [0.0] * (1 + settings.steps)
+        self._seconds, self._smooth = 0.0, [0.0] * (1 + self._drafts.steps)
         self._work = place / "training"
         self._states: dict[int, States] = {}
         if resume:
@@ -116,9 +125,11 @@ class HeadTraining:
             )
         if begin is not None:
             begin(head)
+        elif settings.block_size:
+            blocks.begin_blocks(head, self._teacher)
         elif settings.version == 3:
-            blocks = [self._states_of(number) for number in range(_FIRST)]
-            heads.begin_linear(head, self._teacher, blocks)
+            first_states = [self._states_of(number) for number in range(_FIRST)]
+            heads.begin_linear(head, self._teacher, first_states)
 
     @property
     def tokens(self) -> int:
@@ -133,7 +144,7 @@ class HeadTraining:
         is written every so many seconds."""
         own, began = self._settings, time.monotonic() - self._seconds
         saved = time.monotonic()
-        self._unrolled.train()
+        self._drafts.train()
         total = None if tokens is None else max(tokens, 1)
         bar = progress.bar(total=total, initial=self.tokens, desc="tokens", mininterval=5, unit="")
 
@@ -162,14 +173,14 @@ class HeadTraining:
                     progress.phase(
                         f"{self.tokens:,} tokens, {self._seconds / 60:.1f} min: {self._figures()}"
                     )
-        self._unrolled.eval()
+        self._drafts.eval()
         self.save()
 
     def report(self) -> dict[str, Any]:
         """Acceptance by position on the held-out texts, written beside the head as well."""
-        self._unrolled.eval()
+        self._drafts.eval()
         report = {
-            **measure_acceptance(self._unrolled, self._held_out),
+            **measure_acceptance(self._drafts, self._held_out),
             "tokens_read": self.tokens,
             "updates": self._steps.count,
             "seconds": round(self._seconds),
@@ -185,7 +196,7 @@ class HeadTraining:
 
     def _learn(self, batch: States, way: float) -> None:
         with mixed():
-            loss, overlaps = self._unrolled(batch)
+            loss, overlaps = self._drafts(batch)
         self._steps.step(loss, way)
         for i, value in enumerate((loss.item(), *overlaps)):
             self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value
@@ -235,11 +246,12 @@ class HeadTraining:
     def save(self) -> None:
         """Save the head and the state of a resumed run. Each file is replaced when the new one
         is whole."""
-        kept = {key: value.clone() for key, value in self._unrolled.head.state_dict().items()}
+        kept = {key: value.clone() for key, value in self._drafts.head.state_dict().items()}
         tensors = dict(kept)
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
-            tensors["lm_head.weight"] = self._teacher.head
+            if not self._settings.block_size or self._teacher.ids is not None:
+                tensors["lm_head.weight"] = self._teacher.head
         heads.save_head(self._place, self._config, tensors, self._teacher.ids)
         self._work.mkdir(parents=True, exist_ok=True)
         state = {
@@ -268,7 +280,7 @@ class HeadTraining:
                     f"{key}: expected {value}, with which the run in {self._place} was begun, "
                     f"given {given[key]}"
                 )
-        self._unrolled.head.load_state_dict(state["head"])
+        self._drafts.head.load_state_dict(state["head"])
         self._teacher.scale = state["scale"]
         self._steps.restore(state["steps"])
         self._block, self._batch = state["at"]

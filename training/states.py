@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from polyspec_ext.drafters.eagle import EagleConfig
+from polyspec_ext.drafters.heads import HeadConfig
 
 from .rows import Rows
 
@@ -41,7 +41,7 @@ class Teacher:
         ValueError: the logits are not the product of the last states and the output head.
     """
 
-    def __init__(self, model: Any, config: EagleConfig, ids: torch.Tensor | None) -> None:
+    def __init__(self, model: Any, config: HeadConfig, ids: torch.Tensor | None) -> None:
         self._model, self._layers, self.ids = model, config.hidden_layers, ids
         self.embed = model.get_input_embeddings()
         weight = model.get_output_embeddings().weight.detach()

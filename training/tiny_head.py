@@ -1,6 +1,6 @@
-"""EAGLE heads for the shipped target: ``python -m training.tiny_models --eagle``, behind the
-other stages: `training`, in which an EAGLE-2 head has the shipped drafter's weights to begin with.
-A run that was stopped goes on.
+"""Heads for the shipped target: ``python -m training.tiny_models --eagle``, behind the other
+stages, or ``--heads``: `training`, in which an EAGLE-2 head has the shipped drafter's weights to
+begin with. A run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from polyspec_ext import progress
 from polyspec_ext.drafters.eagle import EagleNetwork
-from polyspec_ext.tiny import HEADS
+from polyspec_ext.tiny import path
 
 from . import corpus
 from .corpus import LENGTH
@@ -27,10 +28,15 @@ from .session import HeadTraining, Settings
 TOKENS = 1_600_000  # of training
 EPOCHS = 2
 DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
+_BLOCKS = Settings(
+    draft_vocab=DRAFT_VOCAB, block_size=8, layers=2, epochs=4, length=LENGTH, batch=2, rate=1.5e-3
+)
 # Learning rates: what begins as a trained model is easily lost.
 SETTINGS = {
     "eagle2": Settings(version=1, steps=2, epochs=EPOCHS, length=LENGTH, batch=4, rate=2e-4),
     "eagle3": Settings(draft_vocab=DRAFT_VOCAB, epochs=EPOCHS, length=LENGTH, batch=4, rate=1e-3),
+    "dflash": _BLOCKS,
+    "dspark": replace(_BLOCKS, markov_rank=64),
 }
 
 
@@ -75,22 +81,27 @@ def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tens
 
 
 def train_heads(args: argparse.Namespace) -> int:
-    """Both heads, for the target that lies in the output folder, and their report."""
+    """Train heads for the target that lies in the output folder, or else for the shipped one, and
+    print their report."""
+
+    def place_of(name: str) -> Path:
+        place: Path = args.output / name
+        return place if place.exists() else path(name)
 
     def load(name: str) -> LlamaForCausalLM:
         with progress.loading():
-            model = AutoModelForCausalLM.from_pretrained(args.output / name, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(place_of(name), dtype=torch.float32)
         return model.eval().requires_grad_(False)
 
     target, drafter = load("target"), load("drafter")
-    tokenizer = AutoTokenizer.from_pretrained(args.output / "target")
+    tokenizer = AutoTokenizer.from_pretrained(place_of("target"))
     documents = corpus.encode(tokenizer, corpus.texts(args.data))
     held_out = corpus.encode(tokenizer, corpus.held_out(args.data))
     sample = Stream(documents, LENGTH, args.seed).rows(0, 8).tokens
     begin = functools.partial(begin_with, drafter=drafter, tokens=sample)
     report_file = args.output / "report.json"
     report = json.loads(report_file.read_text()) if report_file.exists() else {}
-    for name in HEADS:
+    for name in args.heads:
         place = args.output / name
         settings = replace(SETTINGS[name], seed=args.seed)
         training = HeadTraining(
@@ -102,10 +113,10 @@ def train_heads(args: argparse.Namespace) -> int:
             resume=(place / "training" / "run.pt").exists(),
             begin=begin if name == "eagle2" else None,
         )
-        training.run(int(TOKENS * args.scale / EPOCHS))
+        training.run(int(TOKENS * args.scale / settings.epochs))
         report[name] = training.report()
         shutil.rmtree(place / "training")
         (place / "report.json").unlink()
     report_file.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps({name: report[name] for name in HEADS}, indent=2))
+    print(json.dumps({name: report[name] for name in args.heads}, indent=2))
     return 0

@@ -33,11 +33,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.cli.run import run_command
+from polyspec_ext.tiny import HEADS
 
 from . import corpus
 from .rows import Document, Stream
 from .steps import Steps
-from .tiny_head import train_heads
+from .tiny_head import SETTINGS, train_heads
 
 # The seed's layers as they stand in the target; the layers between start as identities.
 TARGET_LAYERS = (0, None, None, None, 1, None, None, None, None, 2)
@@ -169,8 +170,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--eagle",
-        action="store_true",
+        action="store_const",
+        const=HEADS,
+        dest="heads",
         help="train EAGLE heads for the target that lies in the output folder, and nothing else",
+    )
+    parser.add_argument(
+        "--heads",
+        nargs="+",
+        choices=list(SETTINGS),
+        help="train these heads alone, for that target or the shipped one",
     )
     parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
     parser.set_defaults(run=train)
@@ -179,7 +188,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def train(args: argparse.Namespace) -> int:
     """Run all four stages, and write the report; or train the EAGLE heads."""
-    if args.eagle:
+    if args.heads:
         return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)
 

@@ -1,8 +1,8 @@
-"""The loss of an EAGLE head, unrolled over a few steps of a draft ("training-time test", arXiv
-2503.01840), and how often its tokens will be accepted, by their place in a draft.
+"""The loss of a head, by the places of a draft, and how often its tokens will be accepted there.
 
-From the second step on the head reads its own states, and its attention sees the target's states up
-to the token where the draft begins and its own behind it, as in use.
+An EAGLE head is unrolled over a few steps of a draft ("training-time test", arXiv 2503.01840). From
+the second step on it reads its own states, and its attention sees the target's states up to the
+token where the draft begins and its own behind it, as in use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import nn
 
 from polyspec_ext import progress
 from polyspec_ext.drafters.eagle import EagleNetwork
+from polyspec_ext.drafters.heads import HeadNetwork
 
 from .rows import Document, Rows
 from .states import States, Teacher
@@ -35,23 +36,74 @@ def mixed() -> Iterator[None]:
         yield
 
 
-class Unrolled(nn.Module):
-    """A head over a few steps of the drafts that begin at every token of a text.
+class Draft(NamedTuple):
+    """One token of each of many drafts, all at the same place of theirs."""
+
+    states: torch.Tensor  # [R, N, H], of the head
+    before: torch.Tensor  # [R, N, H], the same as the output head reads them
+    last: torch.Tensor  # [R, N, H], the target's, as its output head reads them
+    some: torch.Tensor  # [R, N] bool, which of the tokens are learnt
+    previous: torch.Tensor  # [R, N] int64, the token before each
+
+
+class Drafts(nn.Module):
+    """A head that drafts behind tokens of a text.
 
     Args:
         head: trained.
         teacher: whose embeddings and output head it uses.
-        steps: of a draft.
+        steps: places of a draft.
     """
 
-    def __init__(self, head: EagleNetwork, teacher: Teacher, steps: int) -> None:
+    head: HeadNetwork
+
+    def __init__(self, head: HeadNetwork, teacher: Teacher, steps: int) -> None:
         super().__init__()
         self.head, self.teacher, self.steps = head, teacher, steps
 
-    def outputs(self, rows: States) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        """Yield of each step its number s, its states ``[R, T - 1 - s, H]``, and those as the
-        output head reads them, which are about the token s + 2 places behind each."""
+    def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
+        """Yield the drafts of the texts by place; `every`: behind each token."""
+        raise NotImplementedError
+
+    def logits(self, draft: Draft) -> torch.Tensor:
+        """Return ``[n, Vd]`` float32, of the tokens that are learnt."""
+        return self.teacher.readout(draft.before[draft.some]).float()
+
+    def more(self, draft: Draft) -> torch.Tensor | float:
+        """Return what is added to the loss of a place."""
+        return 0.0
+
+    def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
+        """Return the loss of all places: total variation, which is what acceptance loses, and
+        forward KL, which has a gradient where total variation has none.
+
+        Returns:
+            The loss, and the overlap with the target's distribution over the head's ids at each
+            place.
+        """
+        total, overlaps = torch.zeros(()), []
+        for step, draft in enumerate(self.drafts(rows)):
+            with torch.no_grad():
+                goal = self.teacher.readout(draft.last[draft.some]).float().log_softmax(-1)
+            given = self.logits(draft).log_softmax(-1)
+            p, q = goal.exp(), given.exp()
+            count = max(1, len(goal))
+            kl = (p * (goal - given)).sum() / count
+            overlap = torch.minimum(p, q).sum() / count
+            overlaps.append(overlap.item())
+            total = total + _DECAY**step * (1 - overlap + _KL * kl + self.more(draft))
+        return total, overlaps
+
+
+class Unrolled(Drafts):
+    """An EAGLE head over a few steps of the drafts that begin at every token of a text."""
+
+    head: EagleNetwork
+
+    def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
         head, tokens = self.head, rows.tokens
+        # A state is about the token behind it; of the last one nothing is known.
+        about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
         states = head.fuse(rows.features)
         seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,40 +117,17 @@ class Unrolled(nn.Module):
                 seen.append((k, v))  # noqa: B023
                 return _attend(q, seen)  # noqa: B023
 
-            positions = torch.arange(step, step + count)[None]
-            own = embeds[:, 1 + step : 1 + step + count]
-            out = head(own, states[:, :count], positions, attention)
-            yield step, out, head.before_head(out)
+            positions, behind = torch.arange(step, step + count)[None], slice(1 + step, None)
+            out = head(embeds[:, behind], states[:, :count], positions, attention)
+            some, last = about[:, behind], rows.last[:, behind]
+            yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
             states = head.carried(out)
 
-    def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
-        """Return the loss of all steps: total variation, which is what acceptance loses, and
-        forward KL, which has a gradient where total variation has none.
-
-        Returns:
-            The loss, and the overlap with the target's distribution over the head's ids at each
-            step.
-        """
-        total, overlaps = torch.zeros(()), []
-        # A state is about the token behind it; of the last one nothing is known.
-        about, last = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1), rows.last
-        for step, states, before in self.outputs(rows):
-            some = about[:, 1 + step :]
-            with torch.no_grad():
-                goal = self.teacher.readout(last[:, 1 + step :][some]).float().log_softmax(-1)
-            given = self.teacher.readout(before[some]).float().log_softmax(-1)
-            p, q = goal.exp(), given.exp()
-            count = max(1, len(goal))
-            kl = (p * (goal - given)).sum() / count
-            overlap = torch.minimum(p, q).sum() / count
-            overlaps.append(overlap.item())
-            loss = 1 - overlap + _KL * kl
-            if self.head.config.version == 1:
-                # What the next step reads is trained to be what the target will say.
-                error = F.smooth_l1_loss(states.float(), last[:, 1 + step :].float())
-                loss = loss + _FEATURES * error
-            total = total + _DECAY**step * loss
-        return total, overlaps
+    def more(self, draft: Draft) -> torch.Tensor | float:
+        if self.head.config.version != 1:
+            return 0.0
+        # What the next step reads is trained to be what the target will say.
+        return _FEATURES * F.smooth_l1_loss(draft.states.float(), draft.last.float())
 
 
 def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -114,26 +143,26 @@ def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> t
 
 
 @torch.no_grad()
-def measure_acceptance(unrolled: Unrolled, documents: Sequence[Document]) -> dict[str, Any]:
-    """Measure by step of a draft of the text itself the overlap with the target, E[1 - TV], at
+def measure_acceptance(head: Drafts, documents: Sequence[Document]) -> dict[str, Any]:
+    """Measure by place in a draft of the text itself the overlap with the target, E[1 - TV], at
     temperature 1 over all of the target's ids, and how often both have the same argmax.
 
     Args:
         documents: that the head has not learnt from.
     """
-    teacher, ids = unrolled.teacher, unrolled.teacher.ids
-    sums = torch.zeros(2, unrolled.steps, dtype=torch.float64)
-    counts = torch.zeros(unrolled.steps)
+    teacher, ids = head.teacher, head.teacher.ids
+    sums = torch.zeros(2, head.steps, dtype=torch.float64)
+    counts = torch.zeros(head.steps)
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
         tokens = document.ids[None]
         learnt = torch.arange(tokens.shape[1])[None] >= document.begin
         states = teacher.read(Rows(tokens, learnt))
-        about = torch.cat([learnt[:, 1:], torch.zeros_like(learnt[:, :1])], 1)
         with mixed():
-            for step, _, before in unrolled.outputs(states):
-                some = about[:, 1 + step :]
-                goal = teacher.logits(states.last[:, 1 + step :][some]).softmax(-1)
-                q = teacher.readout(before[some]).float().softmax(-1)
+            for step, draft in enumerate(head.drafts(states, every=True)):
+                # Of what follows a text nothing is known.
+                draft.some[:, -1] = False
+                goal = teacher.logits(draft.last[draft.some]).softmax(-1)
+                q = head.logits(draft).softmax(-1)
                 best = q.argmax(-1) if ids is None else ids[q.argmax(-1)]
                 known = goal if ids is None else goal[:, ids]
                 sums[0, step] += torch.minimum(known, q).sum()

@@ -24,6 +24,7 @@ from .trees import DynamicTree, StaticTree
 from .words import elements, is_drafter, register_word
 
 if TYPE_CHECKING:
+    from .dflash import DFlash
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
     from .mtp import MTP
@@ -32,6 +33,7 @@ __all__ = [
     "MTP",
     "BatchedDrafter",
     "Context",
+    "DFlash",
     "DraftBlock",
     "DraftInput",
     "DraftModel",
@@ -63,8 +65,8 @@ register_word("ngram", NGramTable)
 
 # Heads of published checkpoints, which most chains do without.
 _HEADS = {
-    "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features", "MTP": "mtp",
-    "Medusa": "features",
+    "DFlash": "dflash", "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features",
+    "MTP": "mtp", "Medusa": "features",
 }  # fmt: skip
 
 

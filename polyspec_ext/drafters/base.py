@@ -56,12 +56,14 @@ class DrafterCapabilities(LevelCapabilities):
         hidden_size: width of these states; None: any.
         tree_size: from the levels asked for to the size of a row's tree; None: it may depend on
             more.
+        one_pass: a draft is one pass, however many tokens it has.
     """
 
     batches: bool = True
     keeps_paths: bool = False
     hidden_layers: tuple[int, ...] = ()
     tree_size: Callable[[int], TreeSize] | None = None
+    one_pass: bool = False
 
 
 class RowBuffer(NamedTuple):

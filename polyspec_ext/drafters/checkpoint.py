@@ -229,40 +229,41 @@ def names_in(file: Path) -> set[str]:
 # ---- which directories hold a head ---------------------------------------------------------------
 
 
-_PREFIX = "eagle:"
+HEADS = {"eagle": "EAGLE", "dflash": "DFlash"}  # kinds of directories with a head
 
 
-def is_head(place: str | Path) -> bool:
-    """Return whether a directory holds an EAGLE head: its configuration says so, or it is that of a
-    Llama of one layer, and the weights have the product that fuses states."""
+def head_kind(place: str | Path) -> str | None:
+    """Return the kind of head, of `HEADS`, that a directory holds by its configuration, or by that
+    of a Llama of one layer and the product that fuses states; None: no head."""
     folder = Path(place)
     if not (folder / "config.json").is_file():
-        return False
+        return None
     config = read_config(folder)
-    named = any("eagle" in str(name).lower() for name in architectures(config))
-    if named or str(config.get("speculators_model_type", "")).startswith("eagle"):
-        return True
-    if "draft_vocab_size" in config:
-        return True
+    names = f"{architectures(config)} {config.get('speculators_model_type')}".lower()
+    if any(name in names for name in ("dflash", "dspark")) or "target_layer_ids" in config:
+        return "dflash"
+    if "eagle" in names or "draft_vocab_size" in config:
+        return "eagle"
     kind = config.get("model_type", "llama")
     if config.get("num_hidden_layers") != 1 or kind not in ("llama", "qwen2"):
-        return False
+        return None
     try:
         files = weight_files(folder)
     except ValueError:
-        return False
-    return any("fc.weight" in names_in(file) for file in files)
+        return None
+    return "eagle" if any("fc.weight" in names_in(file) for file in files) else None
 
 
-def head_place(thing: Any) -> str | None:
-    """Return the directory or id of an EAGLE head, if a chain's element is one: "eagle:" in front
-    of either, or a directory that holds one."""
+def head_of(thing: Any) -> tuple[str, str] | None:
+    """Return the kind and the directory or id of a head, if a chain's element is one: the kind and
+    a colon in front of either, or a directory that holds one."""
     if not isinstance(thing, str | Path):
         return None
-    text = str(thing)
-    if text.startswith(_PREFIX):
-        return text.removeprefix(_PREFIX)
-    return text if is_head(thing) else None
+    kind, _, place = str(thing).partition(":")
+    if place and kind in HEADS:
+        return kind, place
+    found = head_kind(thing)
+    return None if found is None else (found, str(thing))
 
 
 def architectures(config: Mapping[str, Any]) -> list[Any]:

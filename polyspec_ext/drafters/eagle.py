@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.models import ModelLevel
-from ..ops import attention as cache_attention
 from . import checkpoint
 from .checkpoint import Target
 from .eagle_format import (
     EagleConfig,
     draft_ids,
+    in_order,
     parse,
     renamed,
+    require_shared,
     require_target,
 )
-from .heads import HeadDrafter, HeadNetwork, HeadPasses
+from .heads import (
+    Attention,
+    HeadDrafter,
+    HeadPasses,
+    RotaryNetwork,
+    Rotation,
+    attend,
+    rotated,
+)
 from .trees import Tree
 
 if TYPE_CHECKING:
@@ -32,15 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Eagle", "EagleConfig", "EagleNetwork", "HeadPasses"]
 
-# Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
-# at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
-Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
 
-_FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
-
-
-class EagleNetwork(HeadNetwork):
+class EagleNetwork(RotaryNetwork):
     """The layers of a head, under the tensors' published names (EAGLE-3's `midlayer` is
     `layers.0`).
 
@@ -52,8 +52,7 @@ class EagleNetwork(HeadNetwork):
     config: EagleConfig
 
     def __init__(self, config: EagleConfig, *, embeds: bool = False, heads: bool = False) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         layer, width, eps = config.layer, config.hidden_size, config.layer.rms_norm_eps
         if embeds:
             self.embed_tokens = nn.Embedding(layer.vocab_size, width)
@@ -70,10 +69,6 @@ class EagleNetwork(HeadNetwork):
         self.layers = nn.ModuleList(Layer(config, i) for i in range(layer.num_hidden_layers))
         if config.version == 3:
             self.norm = nn.RMSNorm(width, eps)
-        self._rotary: LlamaRotaryEmbedding | None = None
-        # Cosines and sines of the positions from 0 on, [P, 2, D] (`reach`).
-        self.rotations: torch.Tensor | None
-        self.register_buffer("rotations", None, persistent=False)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         config = self.config
@@ -102,7 +97,7 @@ class EagleNetwork(HeadNetwork):
             positions: ``[B or 1, T or 1]`` int64, of the pairs.
             attention: over these and earlier pairs.
         """
-        rotation = self._rotation(states, positions)
+        rotation = self.rotation(states, positions)
         first: torch.Tensor | None = embeds
         if self.config.version == 1:
             states, first = self.fc(torch.cat([embeds, states], -1)), None
@@ -122,30 +117,10 @@ class EagleNetwork(HeadNetwork):
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
             keys, values = cache.update(k, v, layer)
-            if cache_attention.takes(q, keys, values, mask):
-                return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-            grouped = keys.shape[1] != q.shape[1]
-            out = F.scaled_dot_product_attention(
-                q, keys, values, attn_mask=mask, enable_gqa=grouped
-            )
-            return out.transpose(1, 2)
+            return attend(q, keys, values, mask)
 
         out: torch.Tensor = self(embeds, states, positions, attention)
         return out
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def reach(self, count: int) -> None:
-        """Compute once what rotates queries and keys at positions below `count`, unless it depends
-        on the longest position."""
-        if self.rotations is not None and len(self.rotations) >= count:
-            return
-        if self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH:
-            return
-        like = next(self.parameters())
-        self.rotations = None
-        both = self._rotation(like, torch.arange(count, device=like.device)[None])
-        self.rotations = torch.cat(both, 1)[0].transpose(0, 1).contiguous()
 
     def carried(self, states: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.norm(states) if self.config.norm_output else states
@@ -154,18 +129,6 @@ class EagleNetwork(HeadNetwork):
     def before_head(self, states: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = states if self.config.version == 1 else self.norm(states)
         return normed
-
-    def _rotation(self, like: torch.Tensor, positions: torch.Tensor) -> Rotation:
-        known = self.rotations
-        if known is not None and known.dtype == like.dtype:
-            cos, sin = known[positions].unbind(2)
-            return cos[:, None], sin[:, None]
-        # Made here: it has no weights, and the network may have been on the meta device.
-        if self._rotary is None or self._rotary.inv_freq.device != like.device:
-            self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
-        cos, sin = self._rotary(like, positions)
-        sin[..., : sin.shape[-1] // 2].neg_()
-        return cos[:, None], sin[:, None]
 
 
 class Layer(nn.Module):
@@ -222,14 +185,9 @@ class SelfAttention(nn.Module):
         heads = (*states.shape[:2], -1, self._dim)
         q, k, v = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
-        q, k = _rotated(q.transpose(1, 2), *rotation), _rotated(k.transpose(1, 2), *rotation)
+        q, k = rotated(q.transpose(1, 2), *rotation), rotated(k.transpose(1, 2), *rotation)
         out: torch.Tensor = self.o_proj(attention(self._number, q, k, v).flatten(2))
         return out
-
-
-def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    # [B, H, T, D], halves paired as in Llama; `sin` has the sign of the half that it is added to.
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def load_head(
@@ -244,32 +202,21 @@ def load_head(
     tensors = renamed(read, name)
     config = parse(config_json, tensors, text.num_hidden_layers, name)
     require_target(config, text, name)
+    if not config.fuse and config.hidden_size != config.target_hidden_size:
+        raise ValueError(
+            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
+            f"product brings one to the other, given {config.hidden_size}"
+        )
     offsets = tensors.pop("d2t", None)
     embeds, heads = "embed_tokens.weight" in tensors, "lm_head.weight" in tensors
     network = model.load(
         lambda: EagleNetwork(config, embeds=embeds, heads=heads), tensors, dtype, name
     )
-    if not embeds and config.hidden_size != text.hidden_size:
-        raise ValueError(
-            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
-            f"{config.hidden_size}], given none, and the target's embeddings have "
-            f"{text.hidden_size} columns"
-        )
-    if config.draft_vocab_size is not None and not heads:
-        raise ValueError(
-            f"{name}: lm_head.weight: expected shape [{config.draft_vocab_size}, "
-            f"{config.hidden_size}], given none"
-        )
+    require_shared(config, config.draft_vocab_size, text, tensors, name)
     ids = draft_ids(config.draft_vocab_size, offsets, read.get("t2d"), text.vocab_size, name)
     if ids is None:
         return HeadPasses(network, target)
-    # Entries in the order of their ids, whatever order they were stored in.
-    ids, order = ids.sort()
-    if not torch.equal(order, torch.arange(len(order))):
-        with torch.no_grad():
-            weight = network.lm_head.weight
-            weight.copy_(weight[order.to(weight.device)])
-    return HeadPasses(network, target, ids.to(model.device))
+    return HeadPasses(network, target, in_order(ids, network.lm_head.weight).to(model.device))
 
 
 class Eagle(HeadDrafter):

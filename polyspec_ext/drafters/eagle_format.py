@@ -12,7 +12,7 @@ draft worse, and nothing would show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,18 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from .. import arguments
 from ..arguments import shown
 from . import checkpoint
+from .heads import HeadConfig
 
 # Of a layer's configuration: sizes, and what else its shape and rotary positions depend on.
-_SIZES = (
+SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size",
 )  # fmt: skip
 _POSITIVE = ("rms_norm_eps", "rope_theta")
-_LAYER = (*_SIZES, *_POSITIVE, "hidden_act", "rope_scaling", "rope_parameters")
+_LAYER = (*SIZES, *_POSITIVE, "hidden_act", "rope_scaling", "rope_parameters")
 _LONG = ("max_position_embeddings", "vocab_size")  # no width of a product beside another
 _SIZE_MAX = 2**20  # of a width: the size of a product of two fits torch's numbers
-_REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 _LAST = -1  # the last hidden state of a model, after its final norm
 _AUX_LAYERS = 3  # unless the configuration says otherwise
@@ -121,23 +122,17 @@ def parse(
         target_layers: decoder layers of the target; EAGLE-3 heads that do not name their layers
             read the states that enter layers 2, n // 2 and n - 3.
     """
-    top = _Reader(name, config)
+    top = Reader(name, config)
     kind = top.of("speculators_model_type")
     if kind not in (None, "eagle", "eagle3"):
         raise top.error("speculators_model_type", "'eagle' or 'eagle3'", kind)
     published = kind is None
     layer = top if published else top.nested("transformer_layer_config")
     layer.read_full_attention()
-    tied = layer.of("tie_word_embeddings") and "embed_tokens.weight" in tensors
-    if tied and "lm_head.weight" not in tensors:
-        raise top.error(
-            "tie_word_embeddings",
-            "false for a head with embeddings and without an output head",
-            True,
-        )
+    layer.refuse_tied(tensors)
     # speculators writes only what differs from a Llama's defaults.
     count = checkpoint.count_of(tensors, "layers.")
-    shape = layer.shape(_REQUIRED if published else (), count)
+    shape = layer.shape(REQUIRED if published else (), count)
     bias = layer.flag("attention_bias", False)
     biases: dict[str, bool] = {
         "qkv_bias": layer.flag("qkv_bias", bias or layer.of("model_type") == "qwen2"),
@@ -181,41 +176,36 @@ def parse(
     return head
 
 
-def _aux_layers(reader: _Reader, target_layers: int) -> tuple[int, ...]:
+def _aux_layers(reader: Reader, target_layers: int) -> tuple[int, ...]:
     key = "eagle_aux_hidden_state_layer_ids"
     given, count = reader.of(key), reader.size("num_aux_hidden_states")
     if given is None:
         if (count or _AUX_LAYERS) != _AUX_LAYERS:
             raise reader.error(key, f"{count} layers, as num_aux_hidden_states says", None)
         given = [2, target_layers // 2, target_layers - 3]
-    layers = tuple(given) if isinstance(given, list | tuple) else ()
-    whole = all(type(one) is int and 0 <= one <= target_layers for one in layers)
-    if not layers or not whole or (count or len(layers)) != len(layers):
-        expected = f"{count or 'some'} layers in [0, {target_layers}] of the target"
-        raise ValueError(f"{reader.name}: {key}: expected {expected}, given {given}")
-    return layers
+    return reader.layers(key, given, target_layers, count)
 
 
-class _Reader:
+class Reader:
     """Keys of dictionaries of a configuration, each of the first dictionary that has it."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name = name
         self._sources = [(config, set[str]())]  # dictionaries, and the keys that were read
 
-    def before(self, other: _Reader) -> _Reader:
+    def before(self, other: Reader) -> Reader:
         """Return a reader of these dictionaries first, then of another's."""
-        both = _Reader(self.name, {})
+        both = Reader(self.name, {})
         both._sources = self._sources + other._sources
         return both
 
-    def nested(self, key: str, optional: bool = False) -> _Reader:
+    def nested(self, key: str, optional: bool = False) -> Reader:
         inner = self.of(key)
         if inner is None and optional:
             inner = {}
         if not isinstance(inner, Mapping):
             raise self.error(key, "a dictionary", inner)
-        return _Reader(self.name, inner)
+        return Reader(self.name, inner)
 
     def error(self, key: str, expected: str, given: object) -> ValueError:
         return ValueError(f"{self.name}: {key}: expected {expected}, given {shown(given)}")
@@ -243,15 +233,42 @@ class _Reader:
             raise self.error(key, f"at most {most}", value)
         return value
 
-    def require_all_read(self, fixed: Mapping[str, Any]) -> None:
+    def number(self, key: str, default: float) -> float:
+        value = self.of(key)
+        if value is None:
+            return default
+        if type(value) not in (int, float) or not 0 <= value < 1e30:
+            raise self.error(key, "a number >= 0", value)
+        return float(value)
+
+    def layers(self, key: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
+        """Take numbers of the target's layers, up to `most`, and `count` of them where it says."""
+        layers = tuple(given) if isinstance(given, list | tuple) else ()
+        whole = all(type(one) is int and 0 <= one <= most for one in layers)
+        if not layers or not whole or (count or len(layers)) != len(layers):
+            expected = f"{count or 'some'} layers in [0, {most}] of the target"
+            raise ValueError(f"{self.name}: {key}: expected {expected}, given {given}")
+        return layers
+
+    def refuse_tied(self, tensors: Collection[str]) -> None:
+        """Refuse embeddings that are the output head as well."""
+        tied = self.of("tie_word_embeddings") and "embed_tokens.weight" in tensors
+        if tied and "lm_head.weight" not in tensors:
+            raise self.error(
+                "tie_word_embeddings",
+                "false for a head with embeddings and without an output head",
+                True,
+            )
+
+    def require_all_read(self, fixed: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
         """Refuse a key that says something and was not read; `fixed` are values that it may have
-        beside those of every head."""
+        beside those of every head, and no number of a draft depends on keys that are `ignored`."""
         known = {**_FIXED, **fixed}
         for config, read in self._sources:
             for key, value in config.items():
                 if key in known and value != known[key] and value is not None:
                     raise self.error(key, known[key], value)
-                followed = key in known or key in read or key in _IGNORED
+                followed = key in known or key in read or key in (*_IGNORED, *ignored)
                 if not followed and value not in _NOTHING:
                     raise self.error(key, "no such key, which is not followed", value)
 
@@ -266,7 +283,7 @@ class _Reader:
 
     def shape(self, required: Collection[str], layers: int) -> LlamaConfig:
         """Read the shape of the layers, of which the file has so many."""
-        for key in _SIZES:
+        for key in SIZES:
             value = self.size(key, arguments.SIZE_MAX if key in _LONG else _SIZE_MAX)
             if value is None and key in required:
                 raise self.error(key, "a number >= 1", None)
@@ -310,13 +327,16 @@ class _Reader:
 # ---- tensors and ids -----------------------------------------------------------------------------
 
 
-def renamed(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """Return tensors under the network's names, without those that are not read."""
+def renamed(
+    tensors: Mapping[str, torch.Tensor], name: str, more: Sequence[tuple[str, str]] = ()
+) -> dict[str, torch.Tensor]:
+    """Return tensors under the network's names, without those that are not read; `more` are other
+    beginnings of names beside those of all formats."""
     found: dict[str, torch.Tensor] = {}
     for key, value in tensors.items():
         if key in _UNUSED or key.endswith(_UNUSED_END):
             continue
-        for old, new in _NAMES:
+        for old, new in (*_NAMES, *more):
             if key.startswith(old):
                 key = new + key.removeprefix(old)
         if key in found:
@@ -325,23 +345,47 @@ def renamed(tensors: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.T
     return found
 
 
-def require_target(config: EagleConfig, text: Any, name: str) -> None:
+def require_target(config: HeadConfig, text: Any, name: str) -> None:
     """Refuse a head of another target than that with the decoder's configuration `text`."""
     if config.target_hidden_size != text.hidden_size:
         raise ValueError(
             f"{name}: expected a target with hidden states of {config.target_hidden_size} "
             f"numbers, given one with {text.hidden_size}"
         )
-    if not config.fuse and config.hidden_size != config.target_hidden_size:
-        raise ValueError(
-            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
-            f"product brings one to the other, given {config.hidden_size}"
-        )
     if config.layer.vocab_size != text.vocab_size:
         raise ValueError(
             f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
             f"{config.layer.vocab_size}"
         )
+
+
+def require_shared(
+    config: HeadConfig, draft_vocab: int | None, text: Any, tensors: Collection[str], name: str
+) -> None:
+    """Refuse a head that can use neither embeddings and output head of its checkpoint, whose
+    `tensors` have these names, nor those of the target."""
+    if "embed_tokens.weight" not in tensors and config.hidden_size != text.hidden_size:
+        raise ValueError(
+            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
+            f"{config.hidden_size}], given none, and the target's embeddings have "
+            f"{text.hidden_size} columns"
+        )
+    if draft_vocab is not None and "lm_head.weight" not in tensors:
+        raise ValueError(
+            f"{name}: lm_head.weight: expected shape [{draft_vocab}, {config.hidden_size}], "
+            "given none"
+        )
+
+
+@torch.no_grad()
+def in_order(ids: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """Return `ids` ascending, and put the rows of `weights`, one for each, in the same order,
+    whatever order they were stored in."""
+    ids, order = ids.sort()
+    if not torch.equal(order, torch.arange(len(order))):
+        for weight in weights:
+            weight.copy_(weight[order.to(weight.device)])
+    return ids
 
 
 def draft_ids(

@@ -16,7 +16,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .. import arguments
 from ..kv_cache import RollbackCache
@@ -24,6 +26,7 @@ from ..levels import IdMap
 from ..levels.base import InputBlock, LevelOutput, PromptBatch
 from ..levels.cpu import pack_layers
 from ..levels.models import ModelLevel
+from ..ops import attention as cache_attention
 from ..ops import unchecked
 from ..tensors import Place, RowCounts
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
@@ -34,6 +37,13 @@ from .trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
+# at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
+Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
+
+_FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
 
 
 class HeadConfig(Protocol):
@@ -97,6 +107,63 @@ class HeadNetwork(nn.Module):
     def before_head(self, states: torch.Tensor) -> torch.Tensor:
         """Return what of a step's states the output head reads."""
         return states
+
+
+class RotaryNetwork(HeadNetwork):
+    """A head whose layers rotate queries and keys as a Llama's do."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        self._rotary: LlamaRotaryEmbedding | None = None
+        # Cosines and sines of the positions from 0 on, [P, 2, D] (`reach`).
+        self.rotations: torch.Tensor | None
+        self.register_buffer("rotations", None, persistent=False)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def reach(self, count: int) -> None:
+        """Compute once what rotates queries and keys at positions below `count`, unless it depends
+        on the longest position."""
+        if self.rotations is not None and len(self.rotations) >= count:
+            return
+        if self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH:
+            return
+        like = next(self.parameters())
+        self.rotations = None
+        both = self.rotation(like, torch.arange(count, device=like.device)[None])
+        self.rotations = torch.cat(both, 1)[0].transpose(0, 1).contiguous()
+
+    def rotation(self, like: torch.Tensor, positions: torch.Tensor) -> Rotation:
+        """Return cosines and sines of `positions`, in the dtype of `like`, for `rotated`."""
+        known = self.rotations
+        if known is not None and known.dtype == like.dtype:
+            cos, sin = known[positions].unbind(2)
+            return cos[:, None], sin[:, None]
+        # Made here: it has no weights, and the network may have been on the meta device.
+        if self._rotary is None or self._rotary.inv_freq.device != like.device:
+            self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
+        cos, sin = self._rotary(like, positions)
+        sin[..., : sin.shape[-1] // 2].neg_()
+        return cos[:, None], sin[:, None]
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` has the sign of
+    the half that it is added to."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the attention's output ``[B, T, H, D]`` over keys and values of a cache; None: a query
+    sees all of them."""
+    if cache_attention.takes(q, keys, values, mask):
+        return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+    grouped = keys.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 class HeadPasses:

@@ -15,7 +15,7 @@ from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
 from ..levels.cpu import can_pack
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
-from .checkpoint import head_place, serves_heads
+from .checkpoint import HEADS, head_of, serves_heads
 from .model import BEAM, DraftModel, early_exit
 
 
@@ -124,34 +124,29 @@ def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
         raise ValueError(f"{options.name}: {error}") from error
 
 
-def _with_head(options: Options, what: str) -> Any:
-    target = options.above[0] if options.above else None
-    return target if serves_heads(target) else options.target(what)
-
-
-def _load_eagle(thing: Any, options: Options) -> BatchedDrafter:
-    from .eagle import Eagle
-
-    place = head_place(thing)
-    assert place is not None
-    target = _with_head(
-        options, f"the EAGLE head {place!r} below a Hugging Face model as the target"
-    )
+def _load_head(thing: Any, options: Options) -> BatchedDrafter:
+    kind, place = head_of(thing) or ("mtp", thing.partition(":")[2])
+    what = f"the {HEADS[kind]} head {place!r}" if kind in HEADS else repr(thing)
+    target: Any = options.above[0] if options.above else None
+    if not serves_heads(target):
+        target = options.target(f"{what} below a Hugging Face model as the target")
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
-    return Eagle.from_pretrained(place, target, dtype=dtype)
+    if kind == "eagle":
+        from .eagle import Eagle
 
+        return Eagle.from_pretrained(place, target, dtype=dtype)
+    if kind == "dflash":
+        from .dflash import DFlash
 
-def _load_mtp(thing: str, options: Options) -> BatchedDrafter:
+        return DFlash.from_pretrained(place, target, dtype=dtype)
     from .mtp import MTP
 
-    target = _with_head(options, f"{thing!r} below a Hugging Face model as the target")
-    place = thing.partition(":")[2] or str(getattr(target.model, "name_or_path", "") or "")
+    place = place or str(getattr(target.model, "name_or_path", "") or "")
     if not place:
         raise ValueError(
             f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
             f"'mtp:' in front of that, given {thing!r} below {target.name}"
         )
-    dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     return MTP.from_pretrained(place, target, dtype=dtype)
 
 
@@ -179,17 +174,17 @@ for _kind in (
         ("'paths:K:MODEL' with K paths, as 'paths:3:DIR'",),
     ),
     _Kind(
-        "the directory of an EAGLE head, or 'eagle:' and an id or directory",
+        "the directory of a head, or 'eagle:' or 'dflash:' and an id or directory",
         (BatchedDrafter,),
-        lambda thing: bool(head_place(thing)),
-        _load_eagle,
-        ("'eagle:' and an id or directory",),
+        lambda thing: bool(head_of(thing)),
+        _load_head,
+        ("'eagle:' or 'dflash:' and an id or directory",),
     ),
     _Kind(
         "'mtp' below the target, or 'mtp:' and the id or directory of its checkpoint",
         (BatchedDrafter,),
         _matcher(r"mtp(:.+)?"),
-        _load_mtp,
+        _load_head,
         ("'mtp', the multi-token prediction head of the target's checkpoint",),
     ),
     _Kind(

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import arguments, progress
 from ..drafters import DraftModel, elements, is_drafter
-from ..drafters.checkpoint import head_place
+from ..drafters.checkpoint import head_of
 from ..levels import batched
 from ..levels.base import id_map_of
 from ..levels.sources import is_copy, original
@@ -21,7 +21,8 @@ from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
 # Prefixes, then a path, an id, a word.
-_SOURCE = re.compile(r"((?:w[48]:|eagle:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:)*)(.*)")
+_WORDS = "w[48]:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
+_SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
 _SHARE = 4  # such a draft has one of so many of the ids
@@ -161,7 +162,7 @@ def considered(levels: Sequence[Any]) -> list[str]:
 
 def _vocabulary(thing: Any) -> int | None:
     """Return the number of ids of the model in a directory; None without a model."""
-    if not isinstance(thing, str | Path) or head_place(thing):
+    if not isinstance(thing, str | Path) or head_of(thing):
         return None
     try:
         config = json.loads((Path(thing) / "config.json").read_text(encoding="utf-8"))

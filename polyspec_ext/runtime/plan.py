@@ -141,6 +141,7 @@ class RoundPlanner:
     ) -> None:
         self._config, self._parts = config, parts
         self._hidden, self._tree_size = hidden, tree_size
+        self._one_pass: bool = getattr(parts[-1].capabilities, "one_pass", False)
         self._kept: dict[Hashable, Rows] = {}
 
     def plan(self, state: StateRows, active: Sequence[Row]) -> RoundPlan:
@@ -169,7 +170,7 @@ class RoundPlanner:
         """Return the passes of a queued draft, and the nodes of each row's tree; None: a chain."""
         size = self._tree_size
         nodes = None if size is None else [size(max(entry[0], 0)).nodes for entry in entries]
-        return step.most, nodes
+        return 1 if self._one_pass else step.most, nodes
 
     def can_queue(self, plan: RoundPlan, rows: Rows, active: Sequence[Row]) -> bool:
         """Return whether a round can be queued: a text may run ahead of its end then, for which

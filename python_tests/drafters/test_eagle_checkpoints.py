@@ -211,13 +211,13 @@ def test_no_head_there(target: Any, tmp_path: Path) -> None:
 
 def test_heads_are_told_from_models(target: Any, tmp_path: Path) -> None:
     for v in (FIRST, THIRD, Variant("s", version=3, speculators=True, hidden=32, vocab=64)):
-        assert checkpoint.is_head(save(v, weights_of(v, 4), tmp_path / v.name))
+        assert checkpoint.head_kind(save(v, weights_of(v, 4), tmp_path / v.name))
     binary = Variant("binary", binary=True)
-    assert checkpoint.is_head(save(binary, weights_of(binary, 4), tmp_path / "binary"))
+    assert checkpoint.head_kind(save(binary, weights_of(binary, 4), tmp_path / "binary"))
     target.save_pretrained(tmp_path / "model")
-    assert not checkpoint.is_head(tmp_path / "model")
-    assert not checkpoint.is_head(tiny.path("drafter"))  # a Llama of one layer
-    assert not checkpoint.is_head(tmp_path / "not there")
+    assert not checkpoint.head_kind(tmp_path / "model")
+    assert not checkpoint.head_kind(tiny.path("drafter"))  # a Llama of one layer
+    assert not checkpoint.head_kind(tmp_path / "not there")
 
 
 def test_sharded_checkpoints(target: Any, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ QUESTIONS = (
 @pytest.mark.parametrize("name", tiny.HEADS)
 def test_shipped_heads_draft_for_the_target(name: str) -> None:
     place = tiny.path(name)
-    assert checkpoint.is_head(place)
+    assert checkpoint.head_kind(place)
     level = load_level(tiny.path("target"))
     tokenizer = level.tokenizer()
     assert tokenizer is not None

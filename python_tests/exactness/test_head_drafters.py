@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dflash_heads
 import last_state_heads
 import mtp_heads
 import pytest
@@ -17,13 +18,14 @@ from toy_trees import StayingTrees, TreeEnumerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
+from polyspec_ext.drafters.dflash import load_dflash
 from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.drafters.mtp import load_mtp
 
 PROMPT = [0, 1]
 SIZE = 8
 SIZES: dict[str, Any] = {"hidden": SIZE, "inner": 12, "heads": 2, "kv_heads": 2, "own_head": True}
-HEADS = ["eagle", "eagle 3", "eagle tree", "medusa", "hydra", "mtp"]
+HEADS = ["eagle", "eagle 3", "eagle tree", "medusa", "hydra", "mtp", "dflash", "dspark"]
 
 
 def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> Any:
@@ -52,6 +54,13 @@ def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> An
         model = mtp_heads.target_of("mimo", **sizes)
         tensors = mtp_heads.Reference("mimo", model, **sizes).tensors()
         return ps.MTP(load_mtp(mtp_heads.save(model, tensors, place), model), draw=chance.draw)
+    if kind in ("dflash", "dspark"):
+        blocks = dflash_heads.Variant(
+            kind, f"speculators {kind}", hidden=SIZE, vocab=vocab, mask=1, block=3, own=True,
+            target_layers=(0, 1), rank=2 * (kind == "dspark"),
+        )  # fmt: skip
+        place = dflash_heads.save(blocks, dflash_heads.weights_of(blocks), place)
+        return ps.DFlash(load_dflash(place, target), draw=chance.draw)
     variant = Variant("first", vocab=vocab, **SIZES)
     if kind == "eagle 3":
         variant = Variant("third", version=3, vocab=vocab, aux=(0, 1), **SIZES)
@@ -114,19 +123,21 @@ def test_a_tail(rule: str, sync: bool | None, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sync", [None, False], ids=["step by step", "at once"])
+@pytest.mark.parametrize("kind", ["eagle", "dspark"])
 def test_rows_of_other_tokens_are_seen(
-    sync: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, sync: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a head hands up is not what it drew from."""
-    draft = ps.Eagle.draft
+    head = ps.Eagle if kind == "eagle" else ps.DFlash
+    draft = head.draft
 
-    def wrong(self: ps.Eagle, inputs: Any) -> Any:
+    def wrong(self: Any, inputs: Any) -> Any:
         block = draft(self, inputs)
         assert block.rows is not None
         block.rows = block.rows._replace(logits=block.rows.logits.roll(1, 2), statistics=None)
         return block
 
-    monkeypatch.setattr(ps.Eagle, "draft", wrong)
+    monkeypatch.setattr(head, "draft", wrong)
     chance = TreeEnumerator()
-    drafter = drafter_of("eagle", 2, tmp_path, chance)
+    drafter = drafter_of(kind, 2, tmp_path, chance)
     assert distance(drafter, chance, 2, [2], 3, sync) > 1e-3

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import dflash_heads
 import last_state_heads
 import pytest
 import torch
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters.base import DrafterCapabilities
+from polyspec_ext.drafters.dflash import load_dflash
 from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.levels.base import InputBlock, PromptBatch
 from polyspec_ext.sampling import Sampling
@@ -64,7 +66,7 @@ class Level(StayingTrees):
 
 
 TREES = {"dynamic": ps.DynamicTree(2, 5), "static": ps.StaticTree([[0], [1], [2], [0, 0], [0, 1]])}
-HEADS = ["eagle", "eagle 3", "eagle dynamic", "eagle static", "medusa", "hydra"]
+HEADS = ["eagle", "eagle 3", "eagle dynamic", "eagle static", "medusa", "hydra", "dflash", "dspark"]
 
 
 def head_of(kind: str, place: Path) -> Any:
@@ -81,6 +83,14 @@ def head_of(kind: str, place: Path) -> Any:
         weights = last_state_heads.hydra(2, hidden=SIZE, vocab=VOCAB)
         place = last_state_heads.save_hydra(weights, place)
         return ps.Hydra.from_pretrained(place, target, tree=TREES["static"])
+    if kind in ("dflash", "dspark"):
+        spark = kind == "dspark"
+        blocks = dflash_heads.Variant(
+            kind, f"speculators {kind}", hidden=SIZE, vocab=VOCAB, mask=1, block=5 - spark,
+            own=True, target_layers=(0, 1), rank=2 * spark, draft_vocab=5 + spark,
+        )  # fmt: skip
+        place = dflash_heads.save(blocks, dflash_heads.weights_of(blocks), place)
+        return ps.DFlash(load_dflash(place, target))
     variant = Variant("first", vocab=VOCAB, **SIZES)
     if kind == "eagle 3":
         variant = Variant("third", version=3, vocab=VOCAB, draft_vocab=5, aux=(0, 1), **SIZES)

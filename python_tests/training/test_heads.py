@@ -59,6 +59,29 @@ def test_a_trained_head_drafts_what_its_target_accepts(family: str, tmp_path: Pa
     assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
 
 
+@pytest.mark.parametrize("rank", [0, 8])
+def test_a_trained_drafter_of_blocks_is_accepted(rank: int, tmp_path: Path) -> None:
+    """It learns its target's texts, in speculators' format, with fewer ids than the target has."""
+    model = make("llama", 4).requires_grad_(False)
+    documents = own_texts(model, 24)
+    settings = replace(SMALL, block_size=4, layers=1, markov_rank=rank, rate=1e-2, epochs=6)
+    training = HeadTraining(model, documents, documents[:6], tmp_path, settings)
+    before = training.report()
+    training.run(tokens=12 * 4 * 24)
+    after = training.report()
+    assert len(after["overlap"]) == (4 if rank else 3)
+    assert after["overlap"][0] > before["overlap"][0] + 0.05
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_model_type"] == ("dspark" if rank else "dflash")
+    level = HuggingFaceLevel(model)
+    head = ps.DFlash.from_pretrained(tmp_path, level)
+    assert head.config.hidden_layers == (2, 2, 1)
+    # In use as reported.
+    prompts = [document.ids[:4].tolist() for document in documents[:16]]
+    out = ps.Chain([level, head], [1]).generate(prompts, 100, temperature=1.0, seed=0)
+    assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
+
+
 class _Stopped(Exception):
     pass
 

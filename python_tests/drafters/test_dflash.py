@@ -1,0 +1,308 @@
+"""Drafters of blocks in every published format, against a plain forward pass, and in chains."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dflash_heads import Reference, Variant, config_of, save, target_of, variants, weights_of
+from small_models import plain_greedy, rough
+from told import draft_input, drawn_from, prompts, told
+from transformers import cache_utils
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.base import HiddenStates
+
+PLAIN = variants()[0]
+SPARK = next(v for v in variants() if v.name == "dspark")
+PROMPTS = [[3, 9, 27, 17], [5, 6, 8], [11]]
+
+
+def compared(head: Any, reference: Reference, block: Any, b: int, text: Any, states: Any) -> float:
+    """Return the largest difference of a draft's logits, relative to the largest of them."""
+    count = head.config.num_drafts if block.counts is None else int(block.counts[b])
+    tokens = block.tokens[b, :count].tolist()
+    rows = reference.draft(text, states, tokens)
+    found = drawn_from(head, block, b)[: len(tokens)]
+    assert found.isneginf().equal(rows.isneginf())
+    finite = ~rows.isneginf()
+    assert tokens == rows.argmax(-1).tolist()
+    return float((found - rows)[finite].abs().max() / rows[finite].abs().max())
+
+
+@pytest.mark.parametrize(
+    ("v", "pack"),
+    [*((v, False) for v in variants()), (PLAIN, True), (SPARK, True)],
+    ids=lambda x: getattr(x, "name", x and "packed"),
+)
+def test_drafts_are_those_of_the_plain_forward_pass(v: Variant, pack: bool, tmp_path: Path) -> None:
+    """A block behind a prompt, and blocks behind tokens that were accepted, rejected or read anew;
+    two rows of different lengths, and a window that is longer than a block."""
+    target, weights = target_of(v), weights_of(v)
+    reference = Reference(v, weights, target)
+    owner = ps.Level(target, pack=True) if pack else target
+    head = ps.DFlash.from_pretrained(save(v, weights, tmp_path), owner)
+    layers = tuple(number + 1 for number in v.target_layers)
+    assert head.capabilities.hidden_layers == layers
+    width, generator = v.hidden * len(layers), torch.Generator().manual_seed(1)
+
+    def random(*counts: int) -> list[torch.Tensor]:
+        return [torch.randn(n, width, generator=generator) for n in counts]
+
+    texts = [torch.randint(v.vocab, (n,), generator=generator).tolist() for n in (9, 5)]
+    states = random(8, 4)
+    head.prefill(prompts(2))
+
+    def check(hidden: HiddenStates) -> None:
+        passes = head.num_forward_passes
+        block = head.draft(draft_input(texts, [v.drafts + 2, v.drafts + 2], hidden))
+        assert head.num_forward_passes == passes + 1
+        assert block.counts.tolist() == [v.drafts] * 2
+        for b in range(2):
+            assert compared(head, reference, block, b, texts[b], states[b]) < 1e-4
+
+    check(told(layers, states, [0, 0]))
+    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
+    head.rollback([9, 4])
+    texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
+    new = random(3, 2)
+    states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
+    check(told(layers, new, [8, 3]))
+    # The target tells other states of the latest tokens, and of one more of row 1.
+    texts[1] = [*texts[1], 4]
+    better = random(2, 3)
+    states = [torch.cat([states[0][:-2], better[0]]), torch.cat([states[1][:-2], better[1]])]
+    check(told(layers, better, [9, 3]))
+    # A part of a block has the logits of the whole block.
+    block = head.draft(draft_input(texts, [2, 1], told(layers, better, [9, 3])))
+    assert block.counts is None
+    rows = reference.draft(texts[0], states[0], block.tokens[0].tolist())
+    found = drawn_from(head, block, 0)
+    assert (found - rows)[~rows.isneginf()].abs().max() < 1e-4 * rows.max()
+
+
+WIDE = {
+    "z-lab/Qwen3-4B-DFlash-b16": Variant(
+        "qwen3-4b", hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128, layers=1,
+        vocab=256, mask=255, block=16, target_layers=(1, 9, 17, 25, 33),
+    ),
+    "deepseek-ai/dspark_qwen3_4b_block7": Variant(
+        "dspark 4b", "dspark", hidden=2560, inner=9728, heads=32, kv_heads=8, head_dim=128,
+        layers=1, vocab=256, mask=255, block=7, target_layers=(1, 9, 17), rank=256, nested=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDE)
+def test_published_widths(name: str, tmp_path: Path) -> None:
+    """Of the widths of published drafters, with random weights, one of their five layers, and a
+    slice of the vocabulary."""
+    v = WIDE[name]
+    target, weights = target_of(v, layers=36), weights_of(v)
+    layers = tuple(number + 1 for number in v.target_layers)
+    place = save(v, weights, tmp_path, num_target_layers=36)
+    head = ps.DFlash.from_pretrained(place, target)
+    states = torch.randn(8, len(layers) * v.hidden, generator=torch.Generator().manual_seed(1))
+    text = [3, 9, 27, 17, 4, 200, 8, 2, 1]
+    head.prefill(prompts(1))
+    block = head.draft(draft_input([text], [v.drafts], told(layers, [states], [0])))
+    reference = Reference(v, weights, target)
+    assert compared(head, reference, block, 0, text, states) < 1e-4
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    """Compare with transformers' class of the assistant, from 5.24 on, over one block."""
+    assistant = pytest.importorskip("transformers.models.muse_glimmer_assistant")
+    v = next(v for v in variants() if v.kind == "assistant")
+    target, weights = target_of(v), weights_of(v)
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "head_dim", "rms_norm_eps", "sliding_window", "block_size",
+            "mask_token_id", "target_layer_ids", "layer_types")  # fmt: skip
+    given = {key: config_of(v)[key] for key in keys}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = assistant.MuseGlimmerAssistantConfig(**given, rope_parameters=rope)
+    config._attn_implementation = "eager"
+    theirs = assistant.MuseGlimmerAssistantModel(config).eval()
+    theirs.load_state_dict(weights)
+    head = ps.DFlash.from_pretrained(save(v, weights, tmp_path), target)
+    head.prefill(prompts(1))
+    text, layers = [3, 9, 27, 17, 11, 25, 31, 8], (2, 4)
+    states = torch.randn(7, 2 * v.hidden, generator=torch.Generator().manual_seed(1))
+    block = head.draft(draft_input([text], [v.drafts], told(layers, [states], [0])))
+    with torch.no_grad():
+        noise = target.get_input_embeddings()(torch.tensor([[text[-1], *[v.mask] * (v.block - 1)]]))
+        cache = cache_utils.DFlashCache(config=config)
+        cache.set_previous_accepted_tokens(len(states))
+        out = theirs(noise, states[None], cache=cache).last_hidden_state
+        wanted = target.lm_head(out[0, 1:]).double()
+    found = drawn_from(head, block, 0)
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+class Compared(ps.DFlash):
+    """Compares the rows that it drafts from with the reference's, over the target's states of the
+    whole text."""
+
+    reference: Reference
+    target: Any
+    worst, num_compared = 0.0, 0
+
+    def draft(self, inputs: Any) -> Any:
+        block = super().draft(dataclasses.replace(inputs, wants_rows=True))
+        assert inputs.text is not None
+        for b, count in enumerate(inputs.lengths):
+            text = inputs.text(b)
+            count = min(count, block.tokens.shape[1])
+            if count == 0:
+                continue
+            with torch.no_grad():
+                states = self.target(
+                    input_ids=text[None], output_hidden_states=True, use_cache=False
+                ).hidden_states
+            whole = torch.cat([states[n] for n in self.config.hidden_layers], -1)[0, :-1]
+            tokens = block.tokens[b, :count].tolist()
+            rows = self.reference.draft(text.tolist(), whole, tokens)
+            found, finite = drawn_from(self, block, b)[:count], ~rows.isneginf()
+            off = (found - rows)[finite].abs().max() / rows[finite].abs().max()
+            self.worst, self.num_compared = max(self.worst, float(off)), self.num_compared + count
+        return block
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("v", [PLAIN, SPARK], ids=lambda v: v.name)
+def test_chains_feed_it_the_targets_states(v: Variant, temperature: float, tmp_path: Path) -> None:
+    """At every draft of three texts of unequal lengths, of which one begins with a single token and
+    one ends early; greedy texts are plain decoding's."""
+    target, weights = target_of(v), weights_of(v)
+    level = ps.Level(target)
+    drafter = Compared.from_pretrained(save(v, weights, tmp_path), level)
+    drafter.reference, drafter.target = Reference(v, weights, target), target
+    chain = ps.Chain([level, drafter], [3])
+    lengths = [8, 5, 8]
+    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "eos_token_id": []}
+    out = chain.generate(PROMPTS, max_new_tokens=lengths, **options)
+    assert drafter.num_compared > 20
+    assert drafter.worst < 2e-3
+    assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens
+    if temperature == 0.0:
+        for b, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True)):
+            found = out.sequences[b][: len(prompt) + length].tolist()
+            assert found == plain_greedy(target, prompt, length)
+
+
+@pytest.mark.parametrize("kind", ["DFlash", "DSpark"])
+def test_a_drafter_that_knows_the_target_is_accepted(kind: str, tmp_path: Path) -> None:
+    """The target counts up by one. A DFlash that always drafts the likeliest id of a constant state
+    is right once a round; a DSpark's Markov head counts on from its own tokens."""
+    spark = kind == "DSpark"
+    v = Variant("counts", "speculators " + kind.lower(), hidden=32, vocab=32, mask=0, own=True,
+                rank=32 * spark, layers=1)  # fmt: skip
+    target, weights = target_of(v), weights_of(v)
+    up = torch.eye(32).roll(1, 0)  # from each id to the next
+    with torch.no_grad():
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        target.model.embed_tokens.weight.copy_(torch.eye(32))
+        target.lm_head.weight.copy_(up)
+    weights["lm_head.weight"] *= 0.01
+    if spark:
+        weights["markov_head.markov_w1.weight"] = torch.eye(32)
+        weights["markov_head.markov_w2.weight"] = up.clone()
+    place = save(v, weights, tmp_path / "head")
+    target.save_pretrained(tmp_path / "target")
+    out = ps.Chain([tmp_path / "target", place], [4]).generate(
+        [[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[]
+    )
+    assert out.sequences[1, :23].tolist() == [i % 32 for i in range(7, 30)]
+    stats = out.stats.levels[0]
+    share = stats.num_accepted_tokens / stats.num_draft_tokens
+    assert share == 1 if spark else share < 0.5
+
+
+@pytest.mark.parametrize("v", [PLAIN, SPARK], ids=lambda v: v.name)
+def test_below_a_model_of_another_width(v: Variant, tmp_path: Path) -> None:
+    """Tokens without states of the target, in requests that join and leave a batch, and a prefix
+    that was read before: greedy texts are plain decoding's."""
+    target = target_of(v)
+    head = ps.DFlash.from_pretrained(save(v, weights_of(v), tmp_path), target)
+    narrow = target_of(dataclasses.replace(v, hidden=8))
+    server = ps.Server(ps.Chain([target, narrow, head], [4, 3]), 2)
+    texts = {server.add(p, 10 + b, eos_token_id=[]): list(p) for b, p in enumerate(PROMPTS)}
+    while server.running or server.waiting:
+        for event in server.step():
+            texts[event.request] += event.tokens
+    for b, (prompt, text) in enumerate(zip(PROMPTS, texts.values(), strict=True)):
+        assert text == plain_greedy(target, prompt, 10 + b)
+    chain = ps.Chain([target, rough(target), head], [6, 2])
+    text = list(PROMPTS[0])
+    for _ in range(3):  # each goes on with the text of the one before
+        wanted = plain_greedy(target, text, 8)
+        text += chain.stream(text, 8, eos_token_id=[], cache_prompt=True)
+        assert text == wanted
+        text.append(5)
+
+
+@pytest.mark.parametrize("v", [PLAIN, SPARK], ids=lambda v: v.name)
+def test_a_text_does_not_depend_on_its_neighbours(v: Variant, tmp_path: Path) -> None:
+    """Sampled, with windows of the rows that differ and are longer than a block."""
+    target = target_of(v)
+    level = ps.Level(target)
+    head = ps.DFlash.from_pretrained(save(v, weights_of(v), tmp_path), level)
+    chain = ps.Chain([level, head], [7])
+    options: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "eos_token_id": [4]}
+    lengths = [12, 5, 9]
+    out = chain.generate(PROMPTS, max_new_tokens=lengths, seed=[1, 2, 3], **options)
+    for b, (prompt, length) in enumerate(zip(PROMPTS, lengths, strict=True)):
+        alone = chain.generate([prompt], max_new_tokens=length, seed=[b + 1], **options)
+        count = alone.requests[0].num_new_tokens + len(prompt)
+        assert out.sequences[b, :count].tolist() == alone.sequences[0, :count].tolist()
+
+
+CHANGES: list[tuple[Variant, dict[str, Any], str]] = [
+    (PLAIN, {"speculators_model_type": "dflash2"}, "model_type: expected 'dflash' or 'dspark'"),
+    (PLAIN, {"dflash_config": {"mask_token_id": 3}}, r"target_layer_ids: expected some layers in"),
+    (PLAIN, {"conv_kernel_size": 2}, "conv_kernel_size: expected no such key, which is not"),
+    (PLAIN, {"num_target_layers": 36}, "num_target_layers: expected the target's 6, given 36"),
+    (PLAIN, {"block_size": 1}, "block_size: expected at least 2 tokens"),
+    (PLAIN, {"model_type": "gemma4_text"}, "model_type: expected one of qwen3, llama, muse"),
+    (PLAIN, {"layer_types": ["mamba"] * 2}, "layer_types: expected 'full_attention' or"),
+    (PLAIN, {"use_sliding_window": True}, "layer_types: expected the kind of each of 2 layers"),
+    (PLAIN, {"hidden_size": None}, "hidden_size: expected a number >= 1, given None"),
+    (PLAIN, {"vocab_size": 41}, "vocab_size: expected the target's, 40, given 41"),
+    (SPARK, {"mask_token_id": 40}, "mask_token_id: expected an id below 40, given 40"),
+    (SPARK, {"markov_head_type": "gated"}, "markov_head_type: expected vanilla, given 'gated'"),
+    (SPARK, {"projector_type": "domino"}, "projector_type: expected dflash, given 'domino'"),
+    (SPARK, {"markov_rank": 5}, r"markov_w1\.weight: expected shape \[40, 5\], given \[40, 4\]"),
+    (SPARK, {"markov_rank": 0}, "markov_head.*: expected no tensor of this name"),
+    (SPARK, {"aux_hidden_state_layer_ids": [7]}, r"some layers in \[0, 6\] of the target"),
+    (SPARK, {"target_hidden_size": 20}, "hidden states of 20 numbers, given one with 16"),
+    (SPARK, {"draft_vocab_size": 40}, r"lm_head\.weight: expected shape \[40, 16\]"),
+]
+
+
+@pytest.mark.parametrize(("v", "changes", "words"), CHANGES, ids=lambda x: str(x)[:40])
+def test_what_does_not_fit_is_named(
+    v: Variant, changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    place = save(v, weights_of(v), tmp_path, **changes)
+    with pytest.raises(ValueError, match=words):
+        ps.DFlash.from_pretrained(place, target_of(v))
+
+
+def test_words(tmp_path: Path) -> None:
+    """A directory stands for itself, with its kind in front or without."""
+    for v in (PLAIN, SPARK):
+        target = target_of(v)
+        place = save(v, weights_of(v), tmp_path / v.kind)
+        for word in (place, f"dflash:{place}"):
+            chain = ps.Chain([target, word], [3])
+            assert isinstance(chain.engine.parts[-1], ps.DFlash)
+            out = chain.generate(PROMPTS[0], 6, eos_token_id=[])
+            assert out.sequences[0].tolist() == plain_greedy(target, PROMPTS[0], 6)
+    with pytest.raises(ValueError, match=r"the DFlash head '.*' below a Hugging Face model"):
+        ps.Chain([place])

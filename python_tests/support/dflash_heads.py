@@ -1,0 +1,293 @@
+"""Checkpoints of DFlash and DSpark with random weights in the published formats, and their forward
+pass written down plainly from its description: no cache, no batch, double precision."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A drafter of blocks; every field is a property of published checkpoints."""
+
+    name: str
+    kind: str = "zlab"  # zlab, dspark (of DeepSeek), assistant (of transformers), or of speculators
+    hidden: int = 16
+    inner: int = 24
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    layers: int = 2
+    vocab: int = 40
+    mask: int = 39
+    block: int = 5
+    target_layers: tuple[int, ...] = (1, 3)  # whose outputs are read
+    nested: bool = True  # keys in dflash_config
+    draft_vocab: int | None = None
+    rank: int = 0
+    from_anchor: bool | None = None  # None: the configuration does not say
+    sliding: tuple[bool, ...] = ()
+    window: int | None = None
+    causal: bool | None = None
+    own: bool = False  # embeddings and output head
+    bias: bool = False
+    values: Mapping[str, Any] | None = None  # factors, and a cap, of logits and embeddings
+
+    @property
+    def speculators(self) -> bool:
+        return self.kind.startswith("speculators")
+
+    @property
+    def anchored(self) -> bool:
+        return "dspark" in self.kind if self.from_anchor is None else self.from_anchor
+
+    @property
+    def drafts(self) -> int:
+        return self.block if self.anchored else self.block - 1
+
+
+def variants() -> list[Variant]:
+    """One of every kind."""
+    scaled = {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2}
+    mixed: dict[str, Any] = {"sliding": (True, False), "window": 4}
+    return [
+        Variant("z-lab", target_layers=(0, 2, 4)),
+        Variant("z-lab, keys at the top", nested=False, block=3, kv_heads=4, layers=1),
+        Variant("z-lab, scaled", values=scaled, bias=True),
+        Variant("z-lab, sliding", **mixed),
+        Variant("z-lab, sliding both ways", **mixed, causal=False),
+        Variant("z-lab, causal", causal=True),
+        Variant("assistant", "assistant", nested=False, sliding=(True, True), window=5),
+        Variant("dspark of DeepSeek", "dspark", nested=False, rank=4, own=True),
+        Variant("speculators", "speculators dflash", own=True, draft_vocab=24),
+        Variant("speculators, all ids", "speculators dflash", draft_vocab=40, **mixed),
+        Variant("speculators, from the anchor", "speculators dflash", from_anchor=True),
+        Variant("speculators, both ways", "speculators dflash", **mixed, causal=False),
+        Variant("dspark", "speculators dspark", rank=4, own=True, draft_vocab=24),
+        Variant("dspark behind the anchor", "speculators dspark", rank=3, from_anchor=False),
+    ]
+
+
+def config_of(v: Variant) -> dict[str, Any]:
+    layer: dict[str, Any] = {
+        "model_type": "muse_glimmer_assistant" if v.kind == "assistant" else "qwen3",
+        "hidden_size": v.hidden, "intermediate_size": v.inner, "head_dim": v.head_dim,
+        "num_attention_heads": v.heads, "num_key_value_heads": v.kv_heads,
+        "num_hidden_layers": v.layers, "vocab_size": v.vocab, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 256, "rope_theta": 10000.0, "attention_bias": v.bias,
+        "hidden_act": "silu", "tie_word_embeddings": False,
+    }  # fmt: skip
+    if v.sliding:
+        kinds = ["sliding_attention" if each else "full_attention" for each in v.sliding]
+        layer |= {"layer_types": kinds, "sliding_window": v.window, "use_sliding_window": True}
+    keys: dict[str, Any] = {"mask_token_id": v.mask, **(v.values or {})}
+    if v.rank:
+        keys |= {"markov_rank": v.rank, "markov_head_type": "vanilla"}
+        keys |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    if v.from_anchor is not None:
+        keys["sample_from_anchor"] = v.from_anchor
+    if not v.speculators:
+        keys["target_layer_ids"] = list(v.target_layers)
+        names = {"zlab": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}.get(v.kind, "Assistant")
+        top = {"architectures": [names], "block_size": v.block, "num_target_layers": 6}
+        if v.causal is not None:
+            top["is_causal"] = v.causal
+        return {**layer, **top, **({"dflash_config": keys} if v.nested else keys)}
+    keys["aux_hidden_state_layer_ids"] = [number + 1 for number in v.target_layers]
+    keys["sliding_window_non_causal"] = v.causal is False
+    kind = v.kind.split()[1]
+    return {
+        "speculators_model_type": kind, "architectures": ["DFlashSpeculator"], **keys,
+        "block_size": v.block, "draft_vocab_size": v.draft_vocab, "projector_type": "dflash",
+        "speculators_config": {"algorithm": kind}, "transformer_layer_config": layer,
+    }  # fmt: skip
+
+
+def weights_of(v: Variant, seed: int = 0) -> Weights:
+    """Random, under the published names."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int, size: float = 1.0) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * size / math.sqrt(shape[-1])
+
+    def gain(size: int) -> torch.Tensor:
+        return 1 + 0.3 * torch.randn(size, generator=generator)
+
+    width, fused = v.hidden, len(v.target_layers) * v.hidden
+    other = v.kind == "assistant"
+    found = {
+        "encoder.fc.weight" if other else "fc.weight": normal(width, fused),
+        "encoder.output_norm_enc.weight" if other else "hidden_norm.weight": gain(width),
+        "norm.weight": gain(width),
+    }
+    queries, keys = v.heads * v.head_dim, v.kv_heads * v.head_dim
+    for name in (f"layers.{i}" for i in range(v.layers)):
+        for key, rows, columns in (
+            ("q", queries, width), ("k", keys, width), ("v", keys, width), ("o", width, queries),
+        ):  # fmt: skip
+            found[f"{name}.self_attn.{key}_proj.weight"] = normal(rows, columns)
+            if v.bias:
+                found[f"{name}.self_attn.{key}_proj.bias"] = normal(rows)
+        found[f"{name}.self_attn.q_norm.weight"] = gain(v.head_dim)
+        found[f"{name}.self_attn.k_norm.weight"] = gain(v.head_dim)
+        found[f"{name}.mlp.gate_proj.weight"] = normal(v.inner, width)
+        found[f"{name}.mlp.up_proj.weight"] = normal(v.inner, width)
+        found[f"{name}.mlp.down_proj.weight"] = normal(width, v.inner)
+        found[f"{name}.input_layernorm.weight"] = gain(width)
+        found[f"{name}.post_attention_layernorm.weight"] = gain(width)
+    drawn = v.draft_vocab or v.vocab
+    if v.own:
+        found["embed_tokens.weight"] = normal(v.vocab, width, size=4)
+        found["lm_head.weight"] = normal(drawn, width, size=4)
+    if v.rank:
+        found["markov_head.markov_w1.weight"] = normal(v.vocab, v.rank, size=3)
+        found["markov_head.markov_w2.weight"] = normal(drawn, v.rank, size=3)
+        found["confidence_head.proj.weight"] = normal(1, width + v.rank)
+    if drawn < v.vocab:
+        # In no order: the head's rows are in that of these ids.
+        ids = torch.randperm(v.vocab, generator=generator)[:drawn]
+        found["d2t"] = ids - torch.arange(drawn)
+        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool).index_fill(0, ids, True)
+    return found
+
+
+def save(v: Variant, weights: Weights, place: Path, **changes: Any) -> Path:
+    """Write a checkpoint, with `changes` of its configuration."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "config.json").write_text(json.dumps({**config_of(v), **changes}))
+    save_file(weights, place / "model.safetensors")
+    return place
+
+
+def target_of(v: Variant, layers: int = 6) -> Any:
+    """Return a random target whose embeddings and output head the drafter may use."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=v.vocab, hidden_size=v.hidden, intermediate_size=8, num_hidden_layers=layers,
+        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p.normal_(0, 0.25)
+    return model
+
+
+class Reference:
+    """The forward pass of a drafter over one text.
+
+    Args:
+        weights: under the published names.
+        target: whose embeddings and output head it uses where it has none.
+    """
+
+    def __init__(self, v: Variant, weights: Weights, target: Any) -> None:
+        self.v = v
+        self.w = {
+            key.replace("encoder.fc", "fc").replace("encoder.output_norm_enc", "hidden_norm"): value
+            if value.dtype == torch.int64
+            else value.double()
+            for key, value in weights.items()
+        }
+        given = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        for key, weight in zip(("embed_tokens.weight", "lm_head.weight"), given, strict=True):
+            self.w.setdefault(key, weight.detach().double())
+
+    @torch.no_grad()
+    def draft(
+        self, text: Sequence[int], features: torch.Tensor, drafted: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the logits ``[n, V]`` that each of the `drafted` tokens is drawn from, -inf for
+        ids without an entry.
+
+        Args:
+            text: x_0 ... x_{N-1}.
+            features: ``[N - 1, F]``, the target's states of x_0 ... x_{N-2}.
+        """
+        v, w, values = self.v, self.w, self.v.values or {}
+        block = [text[-1], *[v.mask] * (v.block - 1)]
+        x = w["embed_tokens.weight"][block] * values.get("input_embedding_scale", 1.0)
+        context = self.norm(features.double() @ w["fc.weight"].T, "hidden_norm")
+        for i in range(v.layers):
+            name = f"layers.{i}"
+            given = self.norm(x, f"{name}.input_layernorm")
+            x = x + self.attention(given, context, i, len(text) - 1)
+            y = self.norm(x, f"{name}.post_attention_layernorm")
+            gate = y @ w[f"{name}.mlp.gate_proj.weight"].T
+            up = y @ w[f"{name}.mlp.up_proj.weight"].T
+            x = x + (gate * gate.sigmoid() * up) @ w[f"{name}.mlp.down_proj.weight"].T
+        logits = self.norm(x, "norm")[0 if v.anchored else 1 :] @ w["lm_head.weight"].T
+        logits = logits * values.get("output_multiplier", 1.0)
+        if cap := values.get("final_logit_softcapping"):
+            logits = cap * torch.tanh(logits / cap)
+        rows = []
+        for before, row in zip([text[-1], *drafted][: len(drafted)], logits, strict=False):
+            if v.rank:
+                inner = w["markov_head.markov_w1.weight"][before]
+                row = row + w["markov_head.markov_w2.weight"] @ inner
+            if "d2t" in w:
+                whole = torch.full((v.vocab,), -math.inf, dtype=torch.float64)
+                whole[torch.arange(len(row)) + w["d2t"]] = row
+                row = whole
+            rows.append(row)
+        return torch.stack(rows)
+
+    def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.w[f"{key}.weight"]
+
+    def project(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        out = x @ self.w[f"{key}.weight"].T
+        return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
+
+    def attention(
+        self, x: torch.Tensor, context: torch.Tensor, layer: int, begin: int
+    ) -> torch.Tensor:
+        v, name = self.v, f"layers.{layer}.self_attn"
+        whole = torch.cat([context, x])
+        q = self.project(x, f"{name}.q_proj").view(-1, v.heads, v.head_dim)
+        k = self.project(whole, f"{name}.k_proj").view(-1, v.kv_heads, v.head_dim)
+        values = self.project(whole, f"{name}.v_proj").view(-1, v.kv_heads, v.head_dim)
+        q = self.rotate(self.norm(q, f"{name}.q_norm"), begin)
+        k = self.rotate(self.norm(k, f"{name}.k_norm"), 0)
+        out = []
+        for i, query in enumerate(q):
+            seen = [n for n in range(len(whole)) if self.sees(begin + i, n, layer)]
+            for head, single in enumerate(query):
+                own = head // (v.heads // v.kv_heads)
+                weights = (k[seen, own] @ single / math.sqrt(v.head_dim)).softmax(0)
+                out.append(weights @ values[seen, own])
+        return self.project(torch.stack(out).view(len(x), -1), f"{name}.o_proj")
+
+    def sees(self, query: int, key: int, layer: int) -> bool:
+        v = self.v
+        sliding = bool(v.sliding) and v.sliding[layer]
+        causal = sliding and v.kind != "assistant" if v.causal is None else v.causal
+        if v.speculators:
+            causal = sliding and v.causal is not False
+        if causal and key > query:
+            return False
+        if not sliding:
+            return True
+        assert v.window is not None
+        return abs(query - key) < v.window + (v.kind == "assistant")
+
+    def rotate(self, x: torch.Tensor, begin: int) -> torch.Tensor:
+        half = self.v.head_dim // 2
+        speed = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = (begin + torch.arange(len(x), dtype=torch.float64))[:, None, None] * speed
+        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+            torch.ones_like(angles), angles
+        )
+        return torch.cat([turned.real, turned.imag], -1)
