@@ -13,6 +13,7 @@ import time
 from typing import Any, NamedTuple
 
 from benchmarks import machine, output
+from benchmarks import questions as asked
 from benchmarks.engines import llama_cpp
 from benchmarks.measuring import Contender, generate_call, measure, verdict
 from benchmarks.methods import load_level
@@ -25,11 +26,6 @@ from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
-CHAT = (
-    "Write a Python class for a stack with push, pop and peek, with a docstring for each method.",
-    "Describe a harbour town on a winter morning in two paragraphs.",
-    "A baker makes 12 trays of 8 rolls each and sells 70 rolls. How many are left? Show each step.",
-)
 
 
 class Models(NamedTuple):
@@ -69,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     is_shipped = args.target is None
     if is_shipped and (args.draft or args.gguf):
         raise ValueError("--draft, --gguf: expected a --target with them")
-    questions = list(tiny.QUESTIONS if is_shipped else CHAT)
+    packaged = [question.turns[0] for question in asked.read(asked.PACKAGED)]
+    questions = list(tiny.QUESTIONS) if is_shipped else packaged
     if (args.prompts or 0) > len(questions):
         raise ValueError(f"--prompts: expected at most {len(questions)}, given {args.prompts}")
-    questions = questions[: args.prompts or 6]  # as many as two minutes are enough for
+    # As many as two minutes are enough for.
+    questions = questions[: args.prompts or (6 if is_shipped else 3)]
     args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
     progress.phase("loading the models, and timing how they run fastest here")
     models = shipped(questions) if is_shipped else users(args, questions)

@@ -269,7 +269,7 @@ class Chain:
     @classmethod
     def from_plan(cls, path: str | Path) -> Chain:
         """Return the chain of a file that ``plan --save`` or `Plan.save` wrote, with the data
-        types and packed weights of its levels as they were planned. Nothing is timed.
+        types, devices and packed weights of its levels as they were planned. Nothing is timed.
 
         Raises:
             TypeError, ValueError: no path, no such file, or one of another form; as of `Chain`,
@@ -280,7 +280,7 @@ class Chain:
         for number, one in enumerate(saved.elements):
             name = f"levels[{number}]"
             dtype = arguments.loaded_dtype(f"{name}: dtype", one.dtype)
-            options = Options(name, tuple(elements), dtype, None, one.pack)
+            options = Options(name, tuple(elements), dtype, one.device, one.pack)
             elements.append(ELEMENTS.resolve(one.source, options))
         chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
         chain.prediction = Prediction(*saved.prediction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ class Element:
         source: a path, an id or a word.
         dtype: of its weights, by name; None: it has none, or that of its checkpoint.
         pack: as of `HuggingFaceLevel`.
+        device: of its weights, by name; None: the CPU.
     """
 
     source: str
     dtype: str | None = None
     pack: bool = False
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,16 @@ def read(name: str, path: Path) -> ChainFile:
             _require(one, "source", lambda value: isinstance(value, str), "a string")
             _require(one, "dtype", lambda value: isinstance(value, str | None), "a string or null")
             _require(one, "pack", lambda value: isinstance(value, bool), "true or false")
+            one.setdefault("device", None)  # files of earlier versions
+            _require(one, "device", lambda value: isinstance(value, str | None), "a string or null")
         for key in ("window", "rounds"):
             _require(data, key, lambda value: isinstance(value, list), "a list")
         _require(data, "rule", lambda value: isinstance(value, str), "a string")
         _require(data, "tail", _is_number, "a number")
         _require(data, "prediction", _are_three_numbers, "three numbers")
-        # (Files of earlier versions say more of an element.)
-        elements = [Element(one["source"], one["dtype"], one["pack"]) for one in data["elements"]]
+        # Files of earlier versions say more of an element.
+        names = [field.name for field in fields(Element)]
+        elements = [Element(*(one[name] for name in names)) for one in data["elements"]]
         return ChainFile(
             elements,
             **{

@@ -1,4 +1,5 @@
-"""Files that are replaced as a whole, and the folder for those that are kept between processes."""
+"""Paths that users name, files that are replaced as a whole, and the folder for those that are kept
+between processes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+GGUF_MAGIC = b"GGUF"
 _OLD = 24 * 3600  # seconds after which nobody writes a file any more
+
+
+def path_of(place: str | Path) -> Path:
+    """Return a path, in the user's folder where it begins with a tilde."""
+    path = Path(place)
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no such user
+        return path
+
+
+def begins(path: Path, first: bytes) -> bool:
+    """Return whether these are the first bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(first)) == first
+    except OSError:
+        return False
+
+
+def is_gguf(place: object) -> bool:
+    """Return whether a path is that of a GGUF file, by its name or its first bytes."""
+    if not isinstance(place, str | Path):
+        return False
+    path = path_of(place)
+    return path.is_file() and (path.suffix.lower() == ".gguf" or begins(path, GGUF_MAGIC))
 
 
 @contextmanager

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import types
 from typing import TYPE_CHECKING, Any
+
+from transformers import GenerationConfig
 
 from .transformers import custom_generate
 from .transformers_checks import require_chain
@@ -82,6 +86,30 @@ def detach(model: PreTrainedModel) -> None:
     attached[-1].detach()
 
 
+class _NoStopStrings(GenerationConfig):  # type: ignore[misc]
+    """A configuration that never has stop strings: for them `generate` asks for a tokenizer, which
+    it keeps from a custom loop."""
+
+    stop_strings = property(lambda _: None, lambda *_: None)
+
+
+def _stop_strings_of(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the stop strings of the configuration of a call, and the arguments of `generate`
+    without them."""
+    config = options.get("generation_config")
+    stops = getattr(config, "stop_strings", None) or model.generation_config.stop_strings
+    if stops:
+        options = dict(options)
+        if config is None:  # `generate` warns of a configuration beside arguments
+            config = GenerationConfig()
+            options = config.update(**options)
+        config = copy.deepcopy(config)
+        vars(config).pop("stop_strings", None)
+        config.__class__ = _NoStopStrings
+        options["generation_config"] = config
+    return stops, options
+
+
 def _attached(model: Any) -> list[Attachment] | None:
     attached: list[Attachment] | None = getattr(vars(model).get("generate"), "attached", None)
     return attached
@@ -90,6 +118,7 @@ def _attached(model: Any) -> list[Attachment] | None:
 def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
     """Return a method `generate` of `owner` that runs the last of the attached chains."""
     plain = owner.generate
+    signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def generate(self: Any, *args: Any, **options: Any) -> Any:
@@ -99,12 +128,13 @@ def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
             return plain(*args, **options)
         # transformers keeps its own streamer and tokenizer from a custom loop.
         own: dict[str, Any] = {"chain": attached[-1].chain, "tokenizer": options.get("tokenizer")}
+        options = {**signature.bind_partial(*args).arguments, **options}
+        if "stop_strings" not in options:
+            own["stop_strings"], options = _stop_strings_of(self, options)
         if self.config.is_encoder_decoder:
-            ids = options.get("input_ids", options.get("inputs", args[0] if args else None))
+            ids = options.get("input_ids", options.get("inputs"))
             options = {"encoder_input_ids": ids, **options}
-        return plain(
-            *args, **{**options, "custom_generate": functools.partial(custom_generate, **own)}
-        )
+        return plain(**{**options, "custom_generate": functools.partial(custom_generate, **own)})
 
     generate.attached, generate.before = attached, vars(owner).get("generate")  # type: ignore[attr-defined]
     return types.MethodType(generate, owner)

@@ -224,7 +224,7 @@ def factory(
     return Factory(name, lambda *_: DynamicCache(), False)
 
 
-_OPTIONS = ("capacity", "step", "bucket")  # of the default cache
+_OPTIONS = ("capacity", "step", "bucket", "kv_bits")  # of the default cache
 _WINDOW = ("window", "sinks", "slack")  # of one that streams
 
 

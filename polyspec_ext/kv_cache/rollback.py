@@ -27,7 +27,7 @@ from ..ops import kv as cache_ops
 from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
-from .layers import RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
+from .layers import Int8Layer, RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
 from .lengths import Rows, round_up
 from .state import SequenceState
 
@@ -80,6 +80,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
             can be rolled back: where the host knows the lengths, more are refused.
+        kv_bits: 8 keeps keys and values in 8 bits and a scale for each 32 numbers, about half the
+            memory of bfloat16. Logits are those of the rounded keys and values, the same for any
+            split of a text into passes. None: as the model computes them.
 
     Raises:
         TypeError, ValueError: an argument is none of these, or the model keeps another state than
@@ -101,6 +104,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         step: int = 256,
         bucket: int = 1,
         slack: int | None = None,
+        kv_bits: int | None = None,
     ) -> None:
         batch_size, capacity, step, bucket = (
             arguments.integer(name, value, arguments.SIZE_MAX, 1)
@@ -113,6 +117,12 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         )
         if slack is not None:
             slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
+        if kv_bits is not None and (
+            arguments.integer("kv_bits", kv_bits) != 8 or slack is not None
+        ):
+            raise ValueError(
+                f"kv_bits: expected 8 in a cache without slack, or None, given {kv_bits}"
+            )
         if not callable(getattr(config, "get_text_config", None)):
             raise TypeError(
                 "config: expected the configuration of a model of transformers, given "
@@ -128,7 +138,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows = Rows(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
         super().__init__(
-            layers=[self._layer(i, t, window, slack) for i, t in enumerate(self.types)]
+            layers=[self._layer(i, t, window, slack, kv_bits) for i, t in enumerate(self.types)]
         )
         self._moved: dict[tuple[int, ...], torch.Tensor] = {}
         # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
@@ -206,18 +216,18 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self._longest = [0] * self.rows.batch  # that each row has been
         self._grown = 0  # the capacity that all layers have
         self.keeps_all = not any(isinstance(layer, RingLayer) for layer in self.layers)
-        self.takes_rows = all(type(layer) is RollbackLayer for layer in self.layers)
+        self.takes_rows = all(layer.takes_rows for layer in self.layers)
         self.longest_pass = min(layer.longest_pass for layer in self.layers)
         self.is_sliding = [layer.is_sliding for layer in self.layers]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
 
-    def _layer(self, index: int, kind: str, window: int | None, slack: int | None) -> RollbackLayer:
+    def _layer(
+        self, index: int, kind: str, window: int | None, slack: int | None, kv_bits: int | None
+    ) -> RollbackLayer:
         window = None if kind == _FULL else window
-        if window is None:
-            return RollbackLayer(self.rows, index)
-        if slack is None:
-            return RollbackLayer(self.rows, index, window)
-        return RingLayer(self.rows, index, window, slack)
+        if window is not None and slack is not None:
+            return RingLayer(self.rows, index, window, slack)
+        return (RollbackLayer if kv_bits is None else Int8Layer)(self.rows, index, window)
 
     @property
     def lengths(self) -> torch.Tensor:
@@ -564,10 +574,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """
         mine, theirs = self.rows, other.rows
         kinds = {type(layer) for layer in (*self.layers, *other.layers)}
-        if kinds != {RollbackLayer} or mine.host is None or theirs.host is None:
+        same = len(kinds) == 1 and self.takes_rows
+        if not same or mine.host is None or theirs.host is None:
             raise ValueError(
-                "expected caches of RollbackLayer whose lengths the host knows, given layers of "
-                f"{', '.join(sorted(kind.__name__ for kind in kinds))}"
+                "expected two caches of RollbackLayer or of Int8Layer, whose lengths the host "
+                f"knows, given layers of {', '.join(sorted(kind.__name__ for kind in kinds))}"
             )
         lengths = list(mine.host)
         for row, length in zip(rows, theirs.host, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..files import is_gguf
 from ..tensors import RowCounts
 from .base import (
     Admitting,
@@ -16,7 +17,6 @@ from .base import (
     batched,
 )
 from .elements import ELEMENTS, Level, Loader, ModelSource, Options, Registry, load
-from .gguf import is_gguf
 from .hugging_face import HuggingFaceLevel
 from .sources import load_model, tokenizer_at
 

@@ -20,7 +20,6 @@ from .. import arguments
 from ..arguments import shown
 from ..kv_cache.factory import device_of, is_stateful
 from . import base
-from .gguf import GgufFile, has_blocks
 from .hugging_face import HuggingFaceLevel, level_of
 from .models import ModelLevel, is_encoder_decoder
 from .sources import found, load_model
@@ -275,7 +274,7 @@ class _Path(Loader):
                     "an adapter, whose layers are not packed: pack=False, or merge it "
                     "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
                 )
-            in_blocks = source.file is not None and has_blocks(GgufFile(source.file))
+            in_blocks = source.in_blocks
         if options.choose is None or (device is not None and device.type != "cpu"):
             return level(options.dtype, options.pack)
         if in_blocks:  # whose weights are what they are

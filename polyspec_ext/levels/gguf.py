@@ -25,6 +25,7 @@ from torch import nn
 
 from .. import progress
 from ..arguments import shown
+from ..files import GGUF_MAGIC
 from ..ops import blocks, decoder
 from ..ops.decoder import Matrix
 from .products import QuantizedLinear, in_huge_pages, is_plain, replaced
@@ -38,36 +39,8 @@ _ALIGNMENT = 32  # of tensors, unless the header says another
 _VERSIONS = (2, 3)
 _AXES = 4
 _AT_ONCE = 1 << 20  # weights that are dequantised together: what they become meanwhile fits a cache
-MAGIC = b"GGUF"
-_SUFFIX = ".gguf"
 # Files of a model that was split, NAME-00001-of-00003.gguf.
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
-
-
-def path_of(place: str | Path) -> Path:
-    """Return a path, in the user's folder where it begins with a tilde."""
-    path = Path(place)
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no such user
-        return path
-
-
-def begins(path: Path, first: bytes) -> bool:
-    """Return whether these are the first bytes of a file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(first)) == first
-    except OSError:
-        return False
-
-
-def is_gguf(place: object) -> bool:
-    """Return whether a path is that of a GGUF file, by its name or its first bytes."""
-    if not isinstance(place, str | Path):
-        return False
-    path = path_of(place)
-    return path.is_file() and (path.suffix.lower() == _SUFFIX or begins(path, MAGIC))
 
 
 @dataclass(frozen=True)
@@ -195,7 +168,7 @@ class _OneFile:
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
         self._view, self._at = self._bytes.data, 0
         try:
-            if bytes(self._view[:4]) != MAGIC:
+            if bytes(self._view[:4]) != GGUF_MAGIC:
                 raise ValueError(f"expected a GGUF file, given {path}, which begins otherwise")
             self._at = 4
             version, tensors, values = self._take("IQQ")

@@ -83,7 +83,8 @@ class HuggingFaceLevel(ModelLevel):
             pass of several tokens then costs hardly more than one of a single token, on others
             every pass takes longer: `Chain(pack="auto")` measures. They take their memory again, a
             later change of the model's is an error, and logits may round differently.
-        cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
+        cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
+            ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
 
     Attributes:
         supports_batches: whether it takes several rows: it has what they need, and a few short
@@ -220,6 +221,12 @@ class HuggingFaceLevel(ModelLevel):
                 f"ask for, given one at a time: {self.one_at_a_time}"
             )
         require_continued(probe.single(), self.model, self.name)
+        if (failure := probe.prepared()) is not None:
+            raise ValueError(
+                f"{self.name}: expected a model that `generate` calls with ids, positions and a "
+                f"mask; {kind}.prepare_inputs_for_generation adds what changes the logits "
+                f"({failure})"
+            )
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)

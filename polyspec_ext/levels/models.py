@@ -491,6 +491,25 @@ class Probe:
         """Return why a tree of tokens cannot be read; None: it can."""
         return self._checked(self._worst_of_tree)
 
+    def prepared(self) -> str | None:
+        """Return what the inputs of the model's own `prepare_inputs_for_generation` change in a
+        pass over ids alone; None: nothing."""
+        from transformers import GenerationMixin
+
+        model, name = self._level.model, "prepare_inputs_for_generation"
+        if getattr(type(model), name) is getattr(GenerationMixin, name):
+            return None
+
+        def differ() -> float:
+            ids = self._text[None].to(self._level.device)
+            inputs = model.prepare_inputs_for_generation(
+                ids, attention_mask=torch.ones_like(ids), use_cache=False, is_first_iteration=True
+            )
+            logits = model(**{**inputs, "return_dict": True}).logits[0]
+            return max(map(relative_difference, logits, self._reference))
+
+        return self._checked(differ)
+
     @torch.inference_mode()
     def _checked(self, differ: Callable[[], float]) -> str | None:
         if not self._informative:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .. import arguments, progress
-from .gguf import GgufFile, begins, config_of, first_part, gguf_model, has_blocks, is_gguf, path_of
+from ..files import begins, is_gguf, path_of
 
 # What is to be done with a file that is none of a model, by how its name ends.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
@@ -58,11 +58,22 @@ class Source:
         folder = Path(self.place)
         return folder.is_dir() and not (folder / "config.json").is_file()
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether it is a GGUF file with blocks of weights that levels multiply as they are."""
+        if self.file is None:
+            return False
+        from .gguf import GgufFile, has_blocks
+
+        return has_blocks(GgufFile(self.file))
+
     def config(self) -> Any:
         """Return the model's configuration."""
         from transformers import AutoConfig
 
         if self.file is not None:
+            from .gguf import GgufFile, config_of
+
             return config_of(GgufFile(self.file), torch.float32)
         return AutoConfig.from_pretrained(self.place)
 
@@ -137,6 +148,8 @@ def model_source(name: str, place: str | Path) -> Source:
     if path.is_file():
         _require_weights(name, path)
     if is_gguf(path):
+        from .gguf import first_part
+
         return Source(str(path), first_part(path))
     try:
         validate_repo_id(text)
@@ -234,6 +247,8 @@ def load_model(
     wanted = arguments.loaded_dtype("dtype", dtype) or default
     with found(name, place) as source, progress.loading():
         if source.file is not None:
+            from .gguf import GgufFile, gguf_model, has_blocks
+
             file = GgufFile(source.file)
             blocks = blocks and where.type == "cpu"
             as_blocks = blocks and has_blocks(file)
@@ -264,6 +279,8 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
     path = path_of(place)
     try:
         if is_gguf(path):
+            from .gguf import first_part
+
             file = first_part(path)
             about = file.stat()
             return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
@@ -281,6 +298,7 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     # It takes seconds to make.
+    from .gguf import GgufFile
     from .gguf_tokenizer import tokenizer_of
 
     return tokenizer_of(GgufFile(file))

@@ -151,7 +151,9 @@ class Plan:
             level = self.parts[n].thing
             dtype = getattr(getattr(level, "model", None), "dtype", None)
             packed = bool(getattr(level, "pack", False))
-            saved.append(Element(source, dtype and str(dtype).removeprefix("torch."), packed))
+            dtype_name = dtype and str(dtype).removeprefix("torch.")
+            device = str(getattr(level, "device", "cpu"))
+            saved.append(Element(source, dtype_name, packed, None if device == "cpu" else device))
         prediction = (best.predicted_tokens_per_second, best.uncertainty, self.request.batch)
         ChainFile(
             saved, list(best.windows), list(best.rounds), best.tail, best.rule, prediction

@@ -178,7 +178,7 @@ def test_models_of_ones_own(
     ("words", "wrong"),
     [
         (["--draft", DRAFTER], "--draft, --gguf: expected a --target"),
-        (["--target", TARGET, "--prompts", "4"], "--prompts: expected at most 3, given 4"),
+        (["--target", TARGET, "--prompts", "25"], "--prompts: expected at most 24, given 25"),
         (["--target", "nowhere/at/all"], "--target: expected a model id, the directory"),
         (["--target", TARGET, "--gguf", "x.gguf"], "--gguf: expected --llama PROGRAM"),
     ],

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextIteratorStreamer, pipeline
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    TextIteratorStreamer,
+    pipeline,
+)
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
@@ -79,6 +85,32 @@ def test_generate(model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer
             model.generate(**inputs, assistant_model=model)
     assert torch.equal(model.generate(**inputs, do_sample=False, **stops), stopped)
     assert verified(chain, lambda: model.generate(**inputs, **OPTIONS))[1] == 0
+
+
+@pytest.mark.parametrize("owner", ["model", "call", "positional"])
+def test_stop_strings_of_the_configuration(
+    model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer: Any, owner: str
+) -> None:
+    """As the plain model: `generate` itself keeps its tokenizer from a custom loop."""
+    before = copy.deepcopy(model.generation_config)
+    args, options = (inputs["input_ids"],), {"tokenizer": tokenizer, **OPTIONS}
+    config = model.generation_config
+    if owner != "model":
+        config = GenerationConfig(**OPTIONS)
+        options = {"tokenizer": tokenizer, "generation_config": config}
+    if owner == "positional":
+        args, options = (*args, config), {"tokenizer": tokenizer}
+    config.stop_strings = ["8"]
+    try:
+        wanted = model.generate(*args, **options)
+        with ps.attach(model, chain):
+            out, calls = verified(chain, lambda: model.generate(*args, **options))
+        assert config.stop_strings == ["8"]
+    finally:
+        model.generation_config = before
+    assert torch.equal(out, wanted)
+    assert calls == 1
+    assert out.shape[1] < model.generate(**inputs, **OPTIONS).shape[1]
 
 
 def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:

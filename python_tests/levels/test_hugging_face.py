@@ -4,6 +4,7 @@ and the data type where none is named."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,6 +101,29 @@ def test_models_that_are_no_level() -> None:
         ps.Chain([make("llama").train()], [])
     with pytest.raises(TypeError, match="given Linear"):
         ps.Chain([torch.nn.Linear(2, 2)])
+
+
+class OwnInputs(hf.LlamaForCausalLM):
+    """Calls itself within `generate` with twice the position."""
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **options: Any) -> Any:
+        inputs = super().prepare_inputs_for_generation(input_ids, **options)
+        positions = torch.arange(input_ids.shape[1])[None]
+        return {**inputs, "position_ids": positions * self.config.step}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_inputs_that_generate_adds(step: int) -> None:
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, initializer_range=0.5, step=step,
+    )  # fmt: skip
+    model = OwnInputs(config).eval()
+    if step == 1:
+        assert ps.HuggingFaceLevel(model).supports_batches
+    else:
+        with pytest.raises(ValueError, match=r"OwnInputs\.prepare_inputs_for_generation adds what"):
+            ps.HuggingFaceLevel(model)
 
 
 def test_context_too_long() -> None:

@@ -134,6 +134,20 @@ def test_a_saved_chain_is_the_planned_one(planned: ps.Plan, tmp_path: Path) -> N
         assert out.sequences.tolist() == expected.generate([1, 2, 3], 6).sequences.tolist()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the plan's device is here")
+def test_a_chain_keeps_its_device(planned: ps.Plan, tmp_path: Path) -> None:
+    file = tmp_path / "chain.json"
+    planned.save(file)
+    data = json.loads(file.read_text())
+    assert {one.pop("device") for one in data["elements"]} == {None}
+    file.write_text(json.dumps(data))  # as earlier versions wrote it
+    assert ps.Chain.from_plan(file).levels[0].device.type == "cpu"
+    data["elements"][0]["device"] = "cuda:0"
+    file.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="device: expected a device of this machine, given cuda:0"):
+        ps.Chain.from_plan(file)
+
+
 def test_a_python_object_cannot_be_saved(untrained: Path, tmp_path: Path) -> None:
     level = ps.Level(untrained / "target", dtype="float32")
     plan = ps.plan([level], [[1, 2, 3]], 4, seconds=0)
