@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from polyspec_ext.integrations.vllm import Options
 
+# What vLLM learns of a kind of model, for which it starts an interpreter, stays in its environment.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "cache"))
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
