@@ -317,7 +317,7 @@ class Chain:
             self.tail,
         )
         devices = {level.device for level in levels}
-        if drafter is not None:
+        if drafter is not None and not isinstance(drafter, ProposalDrafter):  # reads on the host
             devices.add(drafter.device)
         self.engine = Engine(
             config,

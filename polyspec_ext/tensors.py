@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -180,21 +181,32 @@ class Place:
         owner: whose memory it is. Equal addresses of another owner are another place.
         tensors: all of it.
         form: what else the step's operators depend on, such as sizes that the host knows.
+        span: slots that attention reads. Steps that differ in it alone set up nothing anew.
 
     Attributes:
         owner: a weak reference.
         tensors: address, shape, strides and data type of each.
     """
 
-    __slots__ = ("_hash", "form", "owner", "tensors")
+    __slots__ = ("_hash", "form", "owner", "span", "tensors")
 
     def __init__(
-        self, owner: object, tensors: Iterable[torch.Tensor], form: Hashable = None
+        self,
+        owner: object,
+        tensors: Iterable[torch.Tensor],
+        form: Hashable = None,
+        span: int | None = None,
     ) -> None:
         self.owner = weakref.ref(owner)
         self.tensors = tuple((x.data_ptr(), x.shape, x.stride(), x.dtype) for x in tensors)
-        self.form = form
-        self._hash = hash((self.tensors, form))
+        self.form, self.span = form, span
+        self._hash = hash((self.tensors, form, span))
+
+    def of_any_span(self) -> Place:
+        """Return the same memory, whatever the span."""
+        other = copy.copy(self)
+        other.span, other._hash = None, hash((self.tensors, self.form, None))
+        return other
 
     def __hash__(self) -> int:
         return self._hash
@@ -204,5 +216,5 @@ class Place:
             isinstance(other, Place)
             and self._hash == other._hash
             and self.owner() is other.owner()
-            and (self.form, self.tensors) == (other.form, other.tensors)
+            and (self.form, self.span, self.tensors) == (other.form, other.span, other.tensors)
         )

@@ -1,5 +1,7 @@
 // The operator of polyspec/attention.hpp for torch's dispatcher, on the LibTorch stable ABI (target
 // 2.11).
+#include <algorithm>
+
 #include "key_spans.hpp"
 #include "polyspec/attention.hpp"
 #include "stable.hpp"
@@ -30,9 +32,10 @@ void set_strides(const Tensor& tensor, int64_t (&strides)[3]) {
   for (int64_t axis = 0; axis < 3; ++axis) strides[axis] = tensor.stride(axis);
 }
 
-// query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n].
+// query [b, h, t, d], key [b, groups, n, d], value [b, groups, n, e], mask [b or 1, 1, t, n],
+// lengths [b].
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
-                 double scale, bool causal) {
+                 double scale, bool causal, const OptTensor& lengths) {
   expect_four(query, "query");
   expect_four(key, "key");
   expect_four(value, "value");
@@ -58,6 +61,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
                   "key: expected at least the tokens of query in dimension 2 where causal, ",
                   params.tokens, ", got ", params.length);
   params.causal = causal;
+  params.lengths = integers(lengths, "lengths", place, {params.batch});
   const int32_t dtype = dtype_of(query);
   params.dtype = wide_float_type(query, "query");
   params.scale = static_cast<float>(scale);
@@ -79,12 +83,14 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
       empty(place, {params.batch, params.tokens, params.heads, params.value_width}, dtype);
   params.out = out.mutable_data_ptr();
   std::optional<Tensor> workspace;
-  if (spreads_keys(params.length, params.tokens, params.batch * params.groups)) {
-    workspace =
-        empty(place, {polyspec::attention_workspace_bytes(params)}, aoti_torch_dtype_uint8());
+  const bool needed = place.cuda() && params.length > polyspec::kAttentionSpan;
+  if (needed || spreads_keys(params.length, params.tokens, params.batch * params.groups)) {
+    // (Less than none where the call will be refused.)
+    const int64_t bytes = std::max<int64_t>(polyspec::attention_workspace_bytes(params), 0);
+    workspace = empty(place, {bytes}, aoti_torch_dtype_uint8());
     params.workspace = workspace->mutable_data_ptr();
   }
-  run_on_cpu<1>(&polyspec::attention, params);
+  run<1>(&polyspec::attention, params, place);
   return out;
 }
 
@@ -92,9 +98,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal) "
-      "-> "
-      "Tensor");
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal, "
+      "Tensor? lengths) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) { m.impl("attention", TORCH_BOX(&attention)); }
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) { m.impl("attention", TORCH_BOX(&attention)); }

@@ -35,7 +35,7 @@ std::tuple<Tensor, Tensor> norm(const Tensor& x, const Tensor* residual, const T
     params.sum = sum.mutable_data_ptr();
   }
   params.y = y.mutable_data_ptr();
-  run_on_cpu<1>(&polyspec::rms_norm, params);
+  run<1>(&polyspec::rms_norm, params, place);
   return {sum, y};
 }
 
@@ -48,13 +48,12 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
   return norm(x, &residual, weight, epsilon);
 }
 
-// x [b t, (heads + 2 groups) d], bias [(heads + 2 groups) d], cosine and sine [b or 1, t, d], norms
-// [d].
-std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias,
-                                          const Tensor& cosine, const Tensor& sine, int64_t batch,
-                                          int64_t heads, int64_t groups,
-                                          const OptTensor& query_norm, const OptTensor& key_norm,
-                                          double epsilon) {
+// Fills all of RotaryParams but the outputs. x [b t, (heads + 2 groups) d],
+// bias [(heads + 2 groups) d], cosine and sine [b or 1, t, d], norms [d].
+polyspec::RotaryParams rotary_params(const Tensor& x, const OptTensor& bias, const Tensor& cosine,
+                                     const Tensor& sine, int64_t batch, int64_t heads,
+                                     int64_t groups, const OptTensor& query_norm,
+                                     const OptTensor& key_norm, double epsilon) {
   expect_matrix(x);
   STD_TORCH_CHECK(cosine.dim() == 3, "cosine: expected 3 dimensions, got ", cosine.dim());
   STD_TORCH_CHECK(batch >= 0 && heads >= 1 && groups >= 1,
@@ -84,14 +83,68 @@ std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias
   params.cosine =
       contiguous_data(cosine, "cosine", place, {rows, params.tokens, params.width}, dtype);
   params.sine = contiguous_data(sine, "sine", place, {rows, params.tokens, params.width}, dtype);
+  return params;
+}
+
+std::tuple<Tensor, Tensor, Tensor> rotary(const Tensor& x, const OptTensor& bias,
+                                          const Tensor& cosine, const Tensor& sine, int64_t batch,
+                                          int64_t heads, int64_t groups,
+                                          const OptTensor& query_norm, const OptTensor& key_norm,
+                                          double epsilon) {
+  polyspec::RotaryParams params =
+      rotary_params(x, bias, cosine, sine, batch, heads, groups, query_norm, key_norm, epsilon);
+  const Place place(x);
+  const int32_t dtype = dtype_of(x);
   const Tensor query = empty(place, {batch, heads, params.tokens, params.width}, dtype);
   const Tensor key = empty(place, {batch, groups, params.tokens, params.width}, dtype);
   const Tensor value = empty(place, {batch, groups, params.tokens, params.width}, dtype);
   params.query = query.mutable_data_ptr();
   params.key = key.mutable_data_ptr();
   params.value = value.mutable_data_ptr();
-  run_on_cpu<1>(&polyspec::rotary, params);
+  run<1>(&polyspec::rotary, params, place);
   return {query, key, value};
+}
+
+// A cache of keys or values [b, groups, c, d], of the size of `like`.
+polyspec::KvCache cache_of(const Tensor& tensor, const char* name, const Tensor& x,
+                           const Tensor& like) {
+  STD_TORCH_CHECK(tensor.dim() == 4, name, ": expected 4 dimensions, got ", tensor.dim());
+  expect(tensor, name, Place(x), {like.size(0), like.size(1), like.size(2), like.size(3)});
+  STD_TORCH_CHECK(dtype_of(tensor) == dtype_of(x), name, ": expected the dtype of x");
+  expect_unit_stride(tensor, name);
+  polyspec::KvCache cache;
+  cache.data = tensor.mutable_data_ptr();
+  for (int axis = 0; axis < 3; ++axis) cache.stride[axis] = tensor.stride(axis);
+  return cache;
+}
+
+// The same with caches [b, groups, c, d] in place of batch, groups and the outputs of keys and
+// values; lengths and counts [b].
+std::tuple<Tensor, Tensor> rotary_append(const Tensor& x, const OptTensor& bias,
+                                         const Tensor& cosine, const Tensor& sine,
+                                         const Tensor& cache_keys, const Tensor& cache_values,
+                                         const Tensor& lengths, const OptTensor& counts,
+                                         int64_t heads, const OptTensor& query_norm,
+                                         const OptTensor& key_norm, double epsilon) {
+  const Place place(x);
+  polyspec::RotaryAppendParams params;
+  params.keys = cache_of(cache_keys, "cache_keys", x, cache_keys);
+  params.values = cache_of(cache_values, "cache_values", x, cache_keys);
+  const int64_t batch = cache_keys.size(0);
+  params.turn = rotary_params(x, bias, cosine, sine, batch, heads, cache_keys.size(1), query_norm,
+                              key_norm, epsilon);
+  STD_TORCH_CHECK(cache_keys.size(3) == params.turn.width, "cache_keys: expected size ",
+                  params.turn.width, " in dimension 3, got ", cache_keys.size(3));
+  params.capacity = cache_keys.size(2);
+  params.lengths = integers<int64_t>(lengths, "lengths", place, {batch});
+  params.counts = integers(counts, "counts", place, {batch});
+  const Tensor query =
+      empty(place, {batch, heads, params.turn.tokens, params.turn.width}, dtype_of(x));
+  const Tensor status = empty(place, {batch}, aoti_torch_dtype_int32());
+  params.turn.query = query.mutable_data_ptr();
+  params.status = static_cast<int32_t*>(status.mutable_data_ptr());
+  run<1>(&polyspec::rotary_append, params, place);
+  return {query, status};
 }
 
 // x [m, 2 n].
@@ -107,7 +160,7 @@ Tensor gated(const Tensor& x) {
   params.x = contiguous_data(x, "x", place, {params.tokens, x.size(1)}, dtype);
   const Tensor y = empty(place, {params.tokens, params.width}, dtype);
   params.y = y.mutable_data_ptr();
-  run_on_cpu<1>(&polyspec::gated, params);
+  run<1>(&polyspec::gated, params, place);
   return y;
 }
 
@@ -122,6 +175,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
       "rotary(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, int batch, int heads, "
       "int groups, Tensor? query_norm, Tensor? key_norm, float epsilon) -> (Tensor query, Tensor "
       "key, Tensor value)");
+  m.def(
+      "rotary_append(Tensor x, Tensor? bias, Tensor cosine, Tensor sine, Tensor(a!) cache_keys, "
+      "Tensor(b!) cache_values, Tensor lengths, Tensor? counts, int heads, Tensor? query_norm, "
+      "Tensor? key_norm, float epsilon) -> (Tensor query, Tensor status)");
   m.def("gated(Tensor x) -> Tensor");
 }
 
@@ -129,5 +186,14 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("rms_norm", TORCH_BOX(&rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
   m.impl("rotary", TORCH_BOX(&rotary));
+  m.impl("rotary_append", TORCH_BOX(&rotary_append));
+  m.impl("gated", TORCH_BOX(&gated));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
+  m.impl("rotary", TORCH_BOX(&rotary));
+  m.impl("rotary_append", TORCH_BOX(&rotary_append));
   m.impl("gated", TORCH_BOX(&gated));
 }

@@ -25,10 +25,14 @@ target_compile_options(cuda_stand_in PRIVATE ${POLYSPEC_CXX_FLAGS} -O2)
 function(polyspec_add_kernels name)
   cmake_parse_arguments(PARSE_ARGV 1 kernels "" "PLANTED" "SOURCES;DEFINE;OPTIONS")
   set(copies "")
+  set(folder "${CMAKE_BINARY_DIR}/cuda_on_cpu")
+  if(kernels_PLANTED)
+    set(folder "${kernels_PLANTED}")
+  endif()
   foreach(source IN LISTS kernels_SOURCES)
     # To CMake a .cu is CUDA's in the whole folder, or nobody's.
     get_filename_component(file "${source}" NAME_WE)
-    set(copy "${CMAKE_BINARY_DIR}/cuda_on_cpu/${file}.cpp")
+    set(copy "${folder}/${file}.cpp")
     file(CONFIGURE OUTPUT "${copy}" CONTENT "#include \"${source}\"\n" @ONLY)
     list(APPEND copies "${copy}")
   endforeach()
@@ -96,6 +100,10 @@ if(POLYSPEC_BUILD_PYTHON)
       ${runtime}/test_batches.py
       "${runtime}/test_device_rounds.py::test_caches_hold_what_they_hold_step_by_step"
       "${runtime}/test_device_trees.py::test_its_steps_are_captured[third tree]"
+      python_tests/ops/test_layer.py::test_heads_are_appended_as_by_themselves
+      python_tests/ops/test_layer.py::test_is_the_norm
+      python_tests/ops/test_attention.py::test_lengths_are_what_their_mask_is
+      python_tests/levels/test_cuda_layers.py::test_operators_one_by_one_have_the_bits_of_one_call
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
   set(support "${CMAKE_CURRENT_SOURCE_DIR}:${CMAKE_CURRENT_SOURCE_DIR}/python_tests/support")
   set_tests_properties(
@@ -123,11 +131,22 @@ polyspec_add_cuda_program(races_test csrc/tests/cuda_on_cpu/random_calls_test.cp
 add_test(NAME cuda_on_cpu.races COMMAND races_test 8 5000)
 set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer}")
 
-# polyspec_plant(<name> <header of csrc/src> <text> <in its place> <what is to be said>): a program of which one source
-# has the fault, and a test that passes when it is found.
-list(FILTER cuda_sources EXCLUDE REGEX "/verify_f32.cu$")
+# polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
+# which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
+# <kernels>: verify_f32, layer or attention.
+list(FILTER cuda_sources EXCLUDE REGEX "/(verify_f32|layer|attention).cu$")
 polyspec_add_kernels(kernels_watched_others SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+foreach(kernels IN ITEMS verify_f32 layer attention)
+  polyspec_add_kernels(kernels_watched_${kernels} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu"
+                       DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+endforeach()
 function(polyspec_plant name header text planted found)
+  set(kernels verify_f32)
+  set(arguments 120 9000 verify_f32)
+  if(ARGC GREATER 5)
+    set(kernels ${ARGV5})
+    set(arguments ${ARGV6} 0 layers)
+  endif()
   set(source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/${header}")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
   file(READ "${source}" content)
@@ -137,12 +156,20 @@ function(polyspec_plant name header text planted found)
   endif()
   set(folder "${CMAKE_BINARY_DIR}/cuda_on_cpu/${name}")
   file(CONFIGURE OUTPUT "${folder}/${header}" CONTENT "${changed}" @ONLY)
+  set(kernel_source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu")
+  if(kernel_source STREQUAL source)
+    set(kernel_source "${folder}/${header}")
+  endif()
+  set(others verify_f32 layer attention)
+  list(REMOVE_ITEM others ${kernels})
+  list(TRANSFORM others PREPEND kernels_watched_)
   # The planted one comes first: of what other sources have, too, the linker takes the first.
-  polyspec_add_kernels(planted_${name} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/verify_f32.cu"
-                       DEFINE ${small_ctas} OPTIONS -fsanitize=thread PLANTED "${folder}")
+  polyspec_add_kernels(planted_${name} SOURCES "${kernel_source}" DEFINE ${small_ctas} OPTIONS -fsanitize=thread
+                       PLANTED "${folder}")
   polyspec_add_cuda_program(planted_${name}_test csrc/tests/cuda_on_cpu/random_calls_test.cpp
-                            KERNELS planted_${name} kernels_watched_others DEFINE ${small_ctas} LINK -fsanitize=thread)
-  add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test 120 9000 verify_f32)
+                            KERNELS planted_${name} ${others} kernels_watched_others DEFINE ${small_ctas}
+                            LINK -fsanitize=thread)
+  add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test ${arguments})
   set_tests_properties(cuda_on_cpu.planted.${name} PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer} halt_on_error=1"
                        PASS_REGULAR_EXPRESSION "${found}")
 endfunction()
@@ -170,3 +197,12 @@ polyspec_plant(buffers_used_again cuda/row_tickets.cuh "    group.sync();  // it
 polyspec_plant(marks_left cuda/row_tickets.cuh "tickets->marks[request] = 0;" ";" "check failed")
 polyspec_plant(one_vector_more cuda/row_reader.cuh "v + u * lanes < split.vectors" "v + u * lanes <= split.vectors"
                "SEGV|check failed")
+polyspec_plant(squares_not_awaited cuda/layer.cu "  __syncthreads();  // all squares are there\n" "" "data race" layer 20)
+polyspec_plant(lanes_not_awaited cuda/layer.cu "  __syncthreads();  // all lanes are there\n" "" "data race" layer 20)
+polyspec_plant(squares_overwritten cuda/layer.cu "    if (begin > 0) __syncthreads();  // the squares before are added up\n" "" "data race" layer 40)
+polyspec_plant(padding_appended cuda/layer.cu "token < plan.count" "plan.count > 0" "check failed|SEGV" layer 40)
+polyspec_plant(keys_not_awaited cuda/attention.cu "    __syncthreads();  // the chunk is there\n" "" "data race" attention 20)
+polyspec_plant(keys_overwritten cuda/attention.cu "    __syncthreads();  // the chunk is read\n" "" "data race" attention 20)
+polyspec_plant(scores_not_awaited cuda/attention.cu "  __syncthreads();  // the scores are there\n" "" "data race" attention 20)
+polyspec_plant(weights_not_awaited cuda/attention.cu "    __syncthreads();  // the weights are there\n" "" "data race" attention 20)
+polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)

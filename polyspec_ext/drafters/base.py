@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from ..levels.base import LevelCapabilities, PromptBatch
+from ..levels.base import BatchedLevel, InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from ..sampling import Sampling
 from ..tensors import RowCounts, RowParameters
 
@@ -99,6 +99,7 @@ class DraftInput:
         hidden: new states of the verifiers. Rows without a part get them again. None: the drafter
             reads none.
         vocab_size: ids of the level above, and so of draft tokens, are below it.
+        forward: runs a pass of the level at hand, by a CUDA graph; None: its `forward`.
     """
 
     tokens: torch.Tensor
@@ -117,6 +118,7 @@ class DraftInput:
     text: Callable[[int], torch.Tensor] | None = None
     hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1
+    forward: Callable[[BatchedLevel, InputBlock], LevelOutput] | None = None
 
 
 @dataclass(slots=True)

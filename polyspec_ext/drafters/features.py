@@ -14,6 +14,7 @@ from torch import nn
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
+from ..kv_cache.lengths import DEVICE_BUCKET
 from ..levels.base import PromptBatch
 from ..levels.cpu import pack_layers
 from ..levels.models import ModelLevel
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 LAST = -1  # the last hidden state of a model, after its final norm
 _STEP = 256  # pairs per row that the cache grows by
-_BUCKET = 128  # slots that attention reads a multiple of, off the CPU
 
 # Appends pairs: from tokens [B, W] int64, features [B, W, F] and the pairs of each row to the state
 # behind each row's last pair, [B, 1, H].
@@ -90,7 +90,7 @@ class FeatureCache:
                 device=self.device,
                 capacity=-(-max(capacity, 1) // _STEP) * _STEP,
                 step=_STEP,
-                bucket=1 if self.device.type == "cpu" else _BUCKET,
+                bucket=1 if self.device.type == "cpu" else DEVICE_BUCKET,
             )
 
     def admit(self, rows: Sequence[int]) -> None:

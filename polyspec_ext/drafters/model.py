@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -185,7 +186,10 @@ class DraftModel:
         Raises:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
-        what = self._level.forward, self._ids, self.vocab_size, self._draw
+        forward = self._level.forward
+        if inputs.forward is not None:
+            forward = partial(inputs.forward, self._level)
+        what = forward, self._ids, self.vocab_size, self._draw
         if self.paths == 1:
             block = draw_chain(inputs, *what)
             self.num_forward_passes += block.tokens.shape[1]

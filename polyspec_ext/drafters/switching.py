@@ -81,8 +81,6 @@ class SwitchingDrafter:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
             if one.capabilities.trees:
                 raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
-            if id_map_of(one).drawn is not None:
-                raise ValueError(f"{one.name}: expected a drafter of all ids, given one of a part")
             caches = levels_of(one)
             if any(cache is other for cache in caches for other in used):
                 raise ValueError(
@@ -152,6 +150,11 @@ class SwitchingDrafter:
         rows = self._rows[self.active]
         block = member.draft(replace(inputs, tokens=tokens, counts=RowCounts(counts), rows=rows))
         self._rows[self.active] = block.rows
+        if block.rows is not None and id_map_of(member).drawn is not None:
+            # Others draw other ids: the level above takes rows of all.
+            size = min(self.vocab_size, inputs.vocab_size)
+            whole = id_map_of(member).spread(block.rows.logits, size)
+            block = replace(block, rows=RowBuffer(whole, None))
         drafted = block.counts.tolist() if block.counts is not None else lengths
         for b, ids in enumerate(block.tokens.tolist()):
             if counts[b]:

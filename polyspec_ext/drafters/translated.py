@@ -1,14 +1,15 @@
-"""A draft model with another tokenizer than the target's.
+"""A model with another tokenizer than the target's, as a level of a chain.
 
-It draws among the ids whose text both vocabularies have (token-level intersection: Timor et al.
-2025, arXiv 2502.05202), and hands up exactly the distribution that it has drawn from. The text that
-it reads is encoded anew where a token has no equal id.
+It draws and verifies the ids whose text both vocabularies have (token-level intersection: Timor et
+al. 2025, arXiv 2502.05202), with the distribution renormalised over them. The text that it reads is
+encoded anew where a token has no equal id.
 """
 
 from __future__ import annotations
 
+import codecs
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,35 +27,77 @@ from ..levels.base import (
 )
 from ..tensors import RowCounts, common_prefix, padded
 
+SPECIAL = b"\xff"  # begins the bytes of special tokens; no text has it
 _WORD = "\u2581"  # stands for a space in SentencePiece
 _UNFINISHED = "\ufffd"  # what a tokenizer makes of the first bytes of a character
+_LONGEST = 4  # bytes of a character, and so tokens that may hold its beginning
 
 
 @dataclass(slots=True)
-class _Text:
-    """A text in both vocabularies.
+class Text:
+    """A row's text in both vocabularies.
 
     Attributes:
-        tokens: ids of the target; translated: those of the draft model for some of the first.
-        ends: by number of the target's tokens, how many of `translated` say the same.
-        cached: ids in the draft model's cache.
+        tokens: ids of the target.
+        ids: the first `known` tokens in the ids of the model; 0: none are known.
+        lacks: first bytes of a character at the end of `tokens`, which `ids` cannot say.
+        cached: ids in the model's cache.
     """
 
     tokens: list[int] = field(default_factory=list)
-    translated: list[int] = field(default_factory=list)
-    ends: dict[int, int] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    known: int = 0
+    lacks: bytes = b""
     cached: list[int] = field(default_factory=list)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        del self.tokens[length:]
+        if length < self.known:
+            self.known = 0
+
+
+class Vocabulary:
+    """The bytes of each id of a tokenizer, of those below `size`.
+
+    Attributes:
+        bytes_of: by id; of special tokens `SPECIAL` and their word.
+        ids: by bytes.
+    """
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer = tokenizer
+        self.bytes_of = {
+            token: text for token, text in sorted(_texts(tokenizer).items()) if token < size
+        }
+        self.ids = {text: token for token, text in self.bytes_of.items()}
+
+    def is_text(self, token: int) -> bool:
+        """Return whether an id stands for bytes of a text."""
+        return not self.bytes_of.get(token, SPECIAL).startswith(SPECIAL)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without special ones around it."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class TranslatedLevel:
-    """A level that reads a text in another vocabulary, to draft at the end of a chain.
+    """A level that reads and draws the ids of another vocabulary, below a target.
+
+    Its distribution behind a text is the model's, over the common ids alone. A draft token that is
+    none of them has probability 0 there.
 
     Args:
-        level: the draft model, with a tokenizer.
+        level: the model, with a tokenizer. Windows above it may have a quarter of its longest
+            context.
         target: a level with the chain's tokenizer.
 
     Attributes:
-        id_map: the ids of the target that it draws: those whose text is a token of both.
+        id_map: the ids of the target that it draws: those whose text is a token of both, and the
+            end of a text.
+        common: the model's ids of these.
+        vocabulary, model_vocabulary: the target's and the model's.
+        texts: of the rows at hand.
 
     Raises:
         TypeError: no levels.
@@ -72,121 +115,171 @@ class TranslatedLevel:
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
         self.level, self._level = level, batched(level)
         self.name, self.device = self._level.name, self._level.device
-        self._tokenizer, self._draft_tokenizer = _tokenizer(target), _tokenizer(level)
         self.vocab_size = int(target.vocab_size)
-        drawn, self._entries = _common(
-            self._tokenizer, self._draft_tokenizer, self.vocab_size, self._level.vocab_size
-        )
-        if not drawn:
+        self.vocabulary = Vocabulary(_tokenizer(target), self.vocab_size)
+        self.model_vocabulary = Vocabulary(_tokenizer(level), self._level.vocab_size)
+        self.common = _common(self.vocabulary, self.model_vocabulary)
+        if not self.common:
             raise ValueError(f"{self.name}: expected tokens that the target has too, given none")
-        self._translation = dict(zip(drawn, self._entries.tolist(), strict=True))
-        self.id_map = IdMap(self.vocab_size, torch.tensor(drawn).to(self.device))
-        self._entries = self._entries.to(self.device)
-        self._begin = _begin(self._draft_tokenizer)
+        self._pieces = {token: [below] for token, below in self.common.items()}
+        self.id_map = IdMap(self.vocab_size, torch.tensor(list(self.common)).to(self.device))
+        self._entries = torch.tensor(list(self.common.values())).to(self.device)
+        self._begin = _begin(self.model_vocabulary.tokenizer)
         can = self._level.capabilities
         self.capabilities = LevelCapabilities(
             batches=can.batches, reads_apart=can.reads_apart, checked=True, id_map=self.id_map
         )
-        self._texts: list[_Text] = []
+        self.texts: list[Text] = []
 
     @property
     def one_at_a_time(self) -> Any:
-        """Why the draft model takes no batches, or None."""
+        """Why the model takes no batches, or None."""
         return getattr(self._level, "one_at_a_time", None)
 
     @property
     def model(self) -> Any:
-        """The draft model, for statistics."""
+        """The model, for statistics."""
         return getattr(self.level, "model", None)
 
     def tokenizer(self) -> Any:
         """Return the tokenizer of the ids that it reads, the target's."""
-        return self._tokenizer
+        return self.vocabulary.tokenizer
 
     def prefill(self, prompts: PromptBatch) -> None:
         rows: list[list[int]] = prompts.tokens.tolist()
         counts = prompts.counts or map(len, rows)
-        self._texts = [_Text(row[:count]) for row, count in zip(rows, counts, strict=True)]
+        self.texts = [Text(row[:count]) for row, count in zip(rows, counts, strict=True)]
         nothing = prompts.tokens.new_zeros(len(rows), 0)
         self._level.prefill(PromptBatch(nothing, capacity=prompts.capacity))
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        for text, row, count in zip(self._texts, tokens.tolist(), counts, strict=True):
+        for text, row, count in zip(self.texts, tokens.tolist(), counts, strict=True):
             text.tokens += row[:count]
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        tokens, (batch, width) = block.tokens, block.tokens.shape
-        if block.keep != 1 or block.parents is not None:
-            raise ValueError(f"{self.name}: expected one row of logits, since it can only draft")
+        if block.parents is not None:
+            raise ValueError(f"{self.name}: expected a chain of tokens: {self.no_trees}")
+        tokens, (batch, width), keep = block.tokens, block.tokens.shape, block.keep
         counts = [width] * batch if block.counts is None else list(block.counts)
-        self.read(tokens, counts)
-        wanted = [
-            self._shortened(self._translate(text)) if count else text.cached
-            for text, count in zip(self._texts, counts, strict=True)
-        ]
-        kept = [
-            min(common_prefix(text.cached, ids), len(ids) - bool(count))
-            for text, ids, count in zip(self._texts, wanted, counts, strict=True)
-        ]
-        kept = list(self._level.rollback(RowCounts(kept)))
-        rest = [
-            ids[length:] if count else []
-            for ids, length, count in zip(wanted, kept, counts, strict=True)
-        ]
-        for text, ids, length in zip(self._texts, wanted, kept, strict=True):
-            text.cached = ids[:length]
-        input_ids, lengths = padded(rest, self.device)
-        known = RowCounts(lengths)
-        even = known.all(input_ids.shape[1])
-        first = None if even else RowCounts([max(length - 1, 0) for length in lengths])
-        made = self._level.forward(InputBlock(input_ids, 1, None if even else known, first))
-        for text, more in zip(self._texts, rest, strict=True):
-            text.cached += more
-        return LevelOutput(made.logits.index_select(2, self._entries))
+        first = [width - keep] * batch if block.first is None else list(block.first)
+        contexts: list[list[int] | None] = []
+        pieces = []
+        # The first row of logits is behind the context. Its ids depend on no draft token, and so
+        # neither does the distribution of one.
+        for text, row, count, begin in zip(self.texts, tokens.tolist(), counts, first, strict=True):
+            text.tokens += row[: min(begin + 1, count)]
+            contexts.append(self.translate(text) if count else None)
+            text.tokens += row[begin + 1 : count]
+            pieces.append([self._piece(token) for token in row[begin + 1 : count]])
+        logits = self.logits_behind(contexts, pieces, keep)
+        return LevelOutput(logits.index_select(2, self._entries))
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        for text, length in zip(self._texts, lengths, strict=True):
-            del text.tokens[length:]
-            text.ends = {n: end for n, end in text.ends.items() if n <= length}
+        for text, length in zip(self.texts, lengths, strict=True):
+            text.cut(length)
         return lengths
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
-        self._texts = [self._texts[row] for row in rows]
+        self.texts = [self.texts[row] for row in rows]
         self._level.select(rows)
 
-    # ---- translations ----------------------------------------------------------------------------
+    # ---- in the model's ids ----------------------------------------------------------------------
 
-    def _translate(self, text: _Text) -> list[int]:
-        """Bring `translated` to the end of the text: token by token, as far as each has an equal
-        id, else by encoding the whole text."""
-        known = max(text.ends, default=0)
-        more = [self._translation.get(token) for token in text.tokens[known:]]
-        if known and None not in more:
-            del text.translated[text.ends[known] :]
-            for token in more:
-                assert token is not None
-                text.translated.append(token)
-                known += 1
-                text.ends[known] = len(text.translated)
-        else:
-            words = self._tokenizer.decode(text.tokens, skip_special_tokens=False)
-            ids = self._draft_tokenizer.encode(words.rstrip(_UNFINISHED), add_special_tokens=False)
-            if ids[: len(self._begin)] != self._begin:
-                ids = [*self._begin, *ids]
-            text.translated = ids or [0]
-            text.ends = {len(text.tokens): len(text.translated)}
-        return text.translated
+    def logits_behind(
+        self,
+        contexts: Sequence[list[int] | None],
+        pieces: Sequence[Sequence[Sequence[int]]],
+        keep: int,
+    ) -> torch.Tensor:
+        """Have the model read texts in its ids.
+
+        Args:
+            contexts: of each row, as `translate` returns them; None: a row without a part.
+            pieces: what follows each context.
+
+        Returns:
+            ``[B, keep, Vd]``: logits j of a row are behind its context and j pieces. Those behind
+            its last piece come again where it has fewer.
+        """
+        wanted, kept, offsets = [], [], []
+        for text, context, more in zip(self.texts, contexts, pieces, strict=True):
+            ends = list(itertools.accumulate(map(len, more), initial=0))
+            ids = text.cached if context is None else self._shortened(context)
+            wanted.append([*ids, *itertools.chain.from_iterable(more)])
+            most = len(ids) - (context is not None)
+            kept.append(min(common_prefix(text.cached, wanted[-1]), most))
+            offsets.append([*ends, *[ends[-1]] * keep][:keep])
+        kept = list(self._level.rollback(RowCounts(kept)))
+        rest = [
+            [] if context is None else ids[length:]
+            for context, ids, length in zip(contexts, wanted, kept, strict=True)
+        ]
+        for text, ids, length in zip(self.texts, wanted, kept, strict=True):
+            text.cached = ids[:length]
+        input_ids, lengths = padded(rest, self.device)
+        rows = 1 + max(map(max, offsets))
+        first = [
+            max(len(ids) - 1 - sum(map(len, more)), 0)
+            for ids, more in zip(rest, pieces, strict=True)
+        ]
+        even = set(lengths) == {input_ids.shape[1]} and set(first) == {lengths[0] - rows}
+        by_row = () if even else (RowCounts(lengths), RowCounts(first))
+        logits = self._level.forward(InputBlock(input_ids, rows, *by_row)).logits
+        for text, more_ids in zip(self.texts, rest, strict=True):
+            text.cached += more_ids
+        if all(each == list(range(rows)) for each in offsets):
+            return logits
+        index = torch.tensor(offsets, device=logits.device)[:, :, None]
+        return logits.gather(1, index.expand(-1, -1, logits.shape[2]))
+
+    def translate(self, text: Text) -> list[int]:
+        """Return the ids of a text, at least one: token by token behind those that are known, as
+        far as each has an equal id; else the whole text is encoded."""
+        more = [self.common.get(token) for token in text.tokens[text.known :]]
+        if not text.known or None in more:
+            self._encode(text)
+            return list(text.ids)
+        return [*text.ids, *(token for token in more if token is not None)]
+
+    def _encode(self, text: Text) -> None:
+        words = self.vocabulary.tokenizer.decode(text.tokens, skip_special_tokens=False)
+        bytes_of = self.vocabulary.bytes_of
+        text.lacks = unfinished(bytes_of.get(token, b"") for token in text.tokens[-_LONGEST:])
+        begun = [self.model_vocabulary.ids.get(bytes([byte])) for byte in text.lacks]
+        ids = self.model_vocabulary.encode(words.rstrip(_UNFINISHED) if text.lacks else words)
+        if ids[: len(self._begin)] != self._begin:
+            ids = [*self._begin, *ids]
+        text.known = 0
+        if None not in begun:
+            ids += [token for token in begun if token is not None]
+            text.known, text.lacks = len(text.tokens), b""
+        text.ids = ids or [0]
+
+    def _piece(self, token: int) -> list[int]:
+        if token not in self._pieces:  # one that it would not have drawn
+            word = self.vocabulary.bytes_of.get(token, b"").removeprefix(SPECIAL)
+            ids = self.model_vocabulary.encode(word.decode(errors="ignore"))
+            self._pieces[token] = ids or [0]
+        return self._pieces[token]
 
     def _shortened(self, ids: list[int]) -> list[int]:
-        # From a place that stays for a while, so that the cache does.
+        # From a position that stays for a while, so that the cache does. The quarter left is for
+        # draft tokens, whose number may not decide: it may depend on their values.
         longest = self._level.max_length
-        if longest is None or len(ids) <= longest:
-            return list(ids)
+        if longest is None or len(ids) <= longest - longest // 4:
+            return ids
         step = max(longest // 4, 1)
-        return ids[-(-(len(ids) - longest) // step) * step :]
+        return ids[-(-(len(ids) - longest + step) // step) * step :]
+
+
+def unfinished(pieces: Iterable[bytes]) -> bytes:
+    """Return the first bytes of a character that a text ends in the middle of."""
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder.decode(b"".join(pieces))
+    return bytes(decoder.getstate()[0])
 
 
 def _tokenizer(level: Any) -> Any:
@@ -203,18 +296,21 @@ def _begin(tokenizer: Any) -> list[int]:
     return first if first and first[0] == tokenizer.bos_token_id else []
 
 
-def _common(one: Any, other: Any, size: int, other_size: int) -> tuple[list[int], torch.Tensor]:
-    # In increasing order, with the ids of the same bytes there.
-    there = {text: token for token, text in _texts(other).items() if token < other_size}
-    here = sorted((token, text) for token, text in _texts(one).items() if token < size)
-    pairs = [(token, there[text]) for token, text in here if text in there]
-    return [token for token, _ in pairs], torch.tensor([token for _, token in pairs])
+def _common(target: Vocabulary, model: Vocabulary) -> dict[int, int]:
+    # In increasing order. The end of a text is one token, whatever its words.
+    pairs = {token: model.ids[text] for token, text in target.bytes_of.items() if text in model.ids}
+    ends = target.tokenizer.eos_token_id, model.tokenizer.eos_token_id
+    known = ends[0] in target.bytes_of and ends[1] in model.bytes_of
+    if known and ends[0] not in pairs and ends[1] not in pairs.values():
+        pairs[ends[0]] = ends[1]
+    return dict(sorted(pairs.items()))
 
 
 def _texts(tokenizer: Any) -> dict[int, bytes]:
-    """Return the bytes of each id of a tokenizer; special tokens begin with a byte that no text
-    has, so that they equal special tokens alone."""
-    special = set(tokenizer.all_special_ids)
+    """Return the bytes of each id of a tokenizer; of special tokens with `SPECIAL` in front, so
+    that they equal special tokens alone. The words of added tokens are text as it is."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {*tokenizer.all_special_ids, *(token for token in added if added[token].special)}
     vocabulary = tokenizer.get_vocab()
     of_bytes = _byte_alphabet()
     whole = "".join(itertools.islice(vocabulary, 4096))
@@ -222,7 +318,9 @@ def _texts(tokenizer: Any) -> dict[int, bytes]:
     texts = {}
     for word, token in vocabulary.items():
         if token in special:
-            texts[token] = b"\xff" + word.encode()
+            texts[token] = SPECIAL + word.encode()
+        elif token in added:
+            texts[token] = word.encode()
         elif by_bytes and all(letter in of_bytes for letter in word):
             texts[token] = bytes(of_bytes[letter] for letter in word)
         elif len(word) == 6 and word.startswith("<0x") and word.endswith(">"):

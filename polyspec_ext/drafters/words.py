@@ -88,16 +88,9 @@ def _load_trimmed(thing: str, options: Options) -> Any:
 
 
 def _load_translated(thing: str, options: Options) -> Any:
-    from .translated import TranslatedLevel
+    from .retokenized import load
 
-    if not options.above:
-        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
-    place = thing.partition(":")[2]
-    level = ELEMENTS.resolve(place, options)
-    try:
-        return TranslatedLevel(level, options.above[0])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{options.name}: {error}") from error
+    return load(thing, options)
 
 
 def _load_paths(thing: str, options: Options) -> Any:
@@ -220,11 +213,11 @@ for _kind in (
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
     ),
     _Kind(
-        "'translated:' in front of an id or path",
-        (Level,),
-        _matcher(r"translated:.+"),
+        "'translated:' or 'retokenized:' in front of an id or path",
+        (Level, BatchedDrafter),
+        _matcher(r"(translated|retokenized):.+"),
         _load_translated,
-        ("'translated:MODEL', a draft model with another tokenizer",),
+        ("'translated:MODEL'", "'retokenized:MODEL', a draft model with another tokenizer"),
     ),
 ):
     ELEMENTS.register(_kind)

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .. import arguments
+from .lengths import DEVICE_BUCKET
 from .rollback import RollbackCache
 from .state import CroppedState, SequenceState
 
@@ -191,7 +192,7 @@ def factory(
         return Factory(name, lambda rows, _: made(rows) if takes else made(), batches=takes)
     step = int(options.get("step", _STEP))
     # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
-    bucket = 1 if device_of(model).type == "cpu" else _BUCKET
+    bucket = 1 if device_of(model).type == "cpu" else DEVICE_BUCKET
 
     def sized(capacity: int) -> dict[str, Any]:
         least = max(capacity, int(options.get("capacity", 1)))
@@ -241,4 +242,3 @@ def _window(streaming: Any) -> dict[str, int]:
 
 
 _STEP = 256  # tokens per row that a cache grows by
-_BUCKET = 128

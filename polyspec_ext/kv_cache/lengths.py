@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
-from ..tensors import RowCounts
+from ..tensors import RowCounts, on_device
+
+# Slots that attention reads on a device: so many, or twice, four times, ... as many.
+DEVICE_BUCKET = 512
 
 
 def round_up(n: int, step: int) -> int:
@@ -38,8 +42,9 @@ class Rows:
         grow: whether layers have to look if they do; not where the cache has seen to it.
         moves: how often keys and values of a layer have come to lie elsewhere.
         on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
-            Otherwise they are written at once and in place, so that a captured graph finds the
-            writing in it. Set before the first pass.
+            Otherwise passes write them at once and in place, so that a captured graph finds the
+            writing in it. Set before the first pass. A cut that the host knows is written when the
+            lengths are asked for next, behind other cuts.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Rows:
         self._lengths: torch.Tensor | None
         self._base: torch.Tensor | None
         self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
+        self._cut = False  # on a device: `host` is ahead of `_lengths`
 
     def reset(self) -> None:
         for whole in self._memory:
@@ -90,6 +96,13 @@ class Rows:
     def lengths(self) -> torch.Tensor:
         if self._lengths is None:
             self._lengths = torch.tensor(self.host)
+        elif self._cut:
+            known = cast(list[int], self.host)
+            if self.ragged:
+                self._lengths.copy_(on_device(known, torch.int64, self.device))
+            else:  # a kernel's argument, which is no upload
+                self._lengths.fill_(known[0])
+            self._cut = False  # last: an interrupt before it has the lengths written again
         return self._lengths
 
     @property
@@ -137,7 +150,7 @@ class Rows:
             self.bound = self.bound + new if self.limit is None else self.limit
         self.peak = max(self.peak, self.base_bound + new)
         if self.bound > self.capacity:
-            self.capacity = round_up(self.bound, self.step)
+            self.make_room(self.bound)
         begins = before is not None and not any(before) and self.limit is None
         self.first = begins and self.bound == new
         if self.first:
@@ -151,13 +164,21 @@ class Rows:
         self.seen.clear()
 
     def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Return the slots that attention reads while no row is longer than so many tokens: a
-        multiple of `bucket`, which doubles with the length beyond 8 of them, so that texts of any
-        length see few spans. At most a quarter of the slots is read in vain then."""
-        step, longest = bucket or self.bucket, max(longest, 1)
-        if step > 1:
-            step <<= (longest // (4 * step)).bit_length() - 1 if longest >= 8 * step else 0
-        return min(round_up(longest, step), self.capacity)
+        """Return the slots that attention reads while no row is longer than so many tokens:
+        `bucket`, twice as many, and so on, so that a text sees few spans. With a bucket of 1 these
+        are as many as there are tokens."""
+        span, longest = bucket or self.bucket, max(longest, 1)
+        if span == 1:
+            return min(longest, self.capacity)
+        span <<= ((longest - 1) // span).bit_length()
+        return min(span, self.capacity)
+
+    def make_room(self, tokens: int) -> None:
+        """Have every full layer hold so many tokens of a row. Where attention reads spans, the
+        capacity at least doubles: keys that move have all graphs captured anew."""
+        if tokens > self.capacity:
+            doubled = 0 if self.bucket == 1 else 2 * self.capacity
+            self.capacity = round_up(max(tokens, doubled), self.step)
 
     def cut(self, lengths: RowCounts, bound: int | None) -> None:
         """Keep at most ``lengths[b]`` tokens of row b."""
@@ -169,9 +190,11 @@ class Rows:
                 )
             self.bound = min(self.bound, max(known, default=0))
         left = None if known is None or self.host is None else list(map(min, self.host, known))
-        if left is None or not self.on_cpu:
+        if left is None:
             now = self.lengths
             torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
+        elif not self.on_cpu:
+            self._cut = self._cut or left != self.host
         self.host = left
         if left is not None:
             self._lengths = None if self.on_cpu else self._lengths

@@ -28,7 +28,7 @@ from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
 from .layers import Int8Layer, RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
-from .lengths import Rows, round_up
+from .lengths import Rows
 from .state import SequenceState
 
 __all__ = ["RollbackCache"]
@@ -75,8 +75,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         capacity: tokens per row to allocate at first.
         step: the capacity grows to a multiple of this when a row outruns it. Growing copies;
             nothing else does.
-        bucket: attention reads a multiple of so many slots (`Rows.span_of`). 1 reads no slot in
-            vain; larger values give captured graphs few shapes.
+        bucket: attention reads so many slots, or twice as many, and so on (`Rows.span_of`). 1
+            reads no slot in vain; larger values give captured graphs few shapes.
         slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
             any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
             can be rolled back: where the host knows the lengths, more are refused.
@@ -288,6 +288,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         *,
         parents: torch.Tensor | None = None,
         depth: int | None = None,
+        masked: bool = True,
     ) -> dict[str, Any]:
         """Prepare a forward pass of ``[B, tokens]`` ids, and give its attention mask and positions.
 
@@ -300,6 +301,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 what the row holds in front of them. Their positions are those in the text that
                 leads to them. `keep_path` comes next, behind the last pass of the tree.
             depth: no path of the tree has more tokens; None: T.
+            masked: False: who reads them hides by itself what lies behind a token of a chain, so
+                that there is a mask where a window hides more or the tokens are a tree's only.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
@@ -319,7 +322,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                     places = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
                     places = self._positions = places[None]
                 # One new token sees everything.
-                causal = None if tokens == 1 else self._causal_mask(base, tokens)
+                hidden = masked and tokens > 1
+                causal = self._causal_mask(base, tokens) if hidden else None
                 return {"attention_mask": causal, "position_ids": places.narrow(1, base, tokens)}
         tree = None
         if parents is None:
@@ -335,6 +339,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
                 last = (rows.base - 1).clamp_min(0)
                 positions = torch.where(inside, positions, last[:, None])
+        if not masked and tree is None and rows.span <= self._near:
+            return {"attention_mask": None, "position_ids": positions}
         by_type: dict[str, torch.Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
@@ -403,12 +409,12 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
         Returns:
             Keys and values of each, ``[B, H, C, D]``. None, and nothing done: the cache's layers do
-            not all have one run of slots per row, on the CPU and allocated, or other passes than
+            not all have one run of slots per row, allocated and on one device, or other passes than
             the prepared one may come.
         """
         rows = self.rows
         if self._slots[0] != rows.moves:
-            self._slots = rows.moves, {} if rows.on_cpu and self.in_one_place else None
+            self._slots = rows.moves, {} if self.in_one_place else None
         known = self._slots[1]
         if known is None or rows.grow or rows.seen:
             return None
@@ -557,7 +563,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         assert rows.host is not None, "the length is on the device"
         begin = rows.host[0]
         end = begin + saved[0][0].shape[1]
-        rows.capacity = max(rows.capacity, round_up(end, rows.step))
+        rows.make_room(end)
         for layer, (keys, values) in zip(self.layers, saved, strict=True):
             layer.put(keys, values, begin)
         rows.place(RowCounts([end]))
@@ -583,7 +589,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         lengths = list(mine.host)
         for row, length in zip(rows, theirs.host, strict=True):
             lengths[row] = length
-        mine.capacity = max(mine.capacity, round_up(max(lengths), mine.step))
+        mine.make_room(max(lengths))
         mine.peak = max(mine.peak, *lengths)
         index = torch.tensor(list(rows))
         for layer, filled in zip(self.layers, other.layers, strict=True):
@@ -639,8 +645,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         states = [x for layer in self.layers for x in (layer.keys, layer.values)]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
-        form = (rows.capacity, rows.span_of(tokens), more)
-        return Place(self, [rows.lengths, rows.base, rows.status, *states, *tensors], form)
+        used = [rows.lengths, rows.base, rows.status, *states, *tensors]
+        return Place(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Note the lengths that the rows have reached without the host."""

@@ -30,7 +30,7 @@ class Level(Protocol):
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
     `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
     `reserve(tokens)` (before `prefill`: the longest row that the batch will have), `id_map` (an
-    `IdMap` with the ids that it draws, and has logits of; only the chain's last level may have
+    `IdMap` with the ids that it draws, and has logits of; the target may not have
     one).
     """
 
@@ -661,8 +661,7 @@ def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
                 raise ValueError(
                     f"tokenizer of {name}: expected that of the target {names[0]}, given one that "
                     f"differs in {len(differ)} of {common} ids (first: id {i} is {drafts[i]!r} and "
-                    f'not {wanted[i]!r}); "translated:MODEL" at the end of a chain draws the '
-                    "tokens that both have"
+                    f'not {wanted[i]!r}); "translated:MODEL" draws the tokens that both have'
                 )
 
 

@@ -1,10 +1,12 @@
-"""Passes of a model on the CPU over packed products (`levels.products`): attention that reads
-grouped keys as they lie, fused decoder layers of known families, and all of them in one call.
+"""Passes of a model over packed products (`levels.products`): attention that reads grouped keys as
+they lie, fused decoder layers of known families, and all of them in one call.
 
-Eager, there are some 60 small operators between the products of a layer, which take as long as the
-products of a pass of one token. All these give a token the same bits whatever stands beside it:
-alone, in a verification, in a batch and in its prompt. They run on a copy of the modules. A model
-that is run as the user gave it keeps its attention, whose rounding is part of its distribution.
+Eager, there are some 60 small operators between the products of a layer, which on the CPU take as
+long as the products of a pass of one token. On CUDA there are some 40 launches, and fused at most
+10. All these give a token the same bits whatever stands beside it: alone, in a verification, in a
+batch and in its prompt (on CUDA torch's products do not). They run on a copy of the modules. A
+model that is run as the user gave it keeps its attention, whose rounding is part of its
+distribution.
 """
 
 from __future__ import annotations
@@ -24,9 +26,16 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..kv_cache import RollbackCache
+from ..kv_cache.factory import device_of
 from ..ops import attention as cache_attention
 from ..ops import layer as operators
-from ..ops.decoder import DecoderLayers, LayerWeights
+from ..ops.decoder import (
+    DecoderLayers,
+    LayerOperators,
+    LayerProducts,
+    LayerWeights,
+    Product,
+)
 from .base import LevelOutput
 from .models import gather
 from .products import (
@@ -265,7 +274,7 @@ def _runs(module: nn.Module, kind: type) -> bool:
 
 
 def _fits_norm(module: Any) -> bool:
-    return bool(module.weight.device.type == "cpu")
+    return module.weight.device.type in ("cpu", "cuda")
 
 
 def _fits_mlp(module: Any) -> bool:
@@ -311,11 +320,13 @@ class StackedPass:
 
     Args:
         model: whose modules are a copy.
-        native: its layers as the operator has them.
+        native: its layers as the operators have them.
     """
 
-    def __init__(self, model: Any, native: DecoderLayers) -> None:
+    def __init__(self, model: Any, native: DecoderLayers | LayerOperators) -> None:
         self.model, self.native = model, native
+        # Queries look up how many slots they see, so that a chain of tokens needs no mask.
+        self.by_lengths = isinstance(native, LayerOperators)
         layers: list[Any] = list(model.model.layers)
         self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
         # Looked at by every pass. The tables and parameters stay these objects, whatever is hung
@@ -326,6 +337,19 @@ class StackedPass:
             for table in (module._forward_hooks, module._forward_pre_hooks)
         ]
         self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
+
+    def needs_mask(self, cache: Any, width: int) -> bool:
+        """Return whether a pass of `width` tokens of a chain has to be given a mask: it may come to
+        be one for the model itself."""
+        if not self.by_lengths or width > cache_attention.FEW_TOKENS:
+            return True
+        return not (isinstance(cache, RollbackCache) and cache.in_one_place and self._is_as_made())
+
+    def _is_as_made(self) -> bool:
+        # The norms are the user's model's, and may have been moved or converted.
+        return not any(self._hooks) and all(
+            map(torch.Tensor.is_set_to, self._norms, self.native.norms)
+        )
 
     def __call__(
         self,
@@ -349,13 +373,14 @@ class StackedPass:
         model, body = self.model, self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
-        # The norms are the user's model's, and may have been moved or converted.
-        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
-            return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
+        if isinstance(mask, dict) or not self._is_as_made():
+            return None
+        if self.by_lengths and width > cache_attention.FEW_TOKENS:
+            return None
         # Several tokens without a mask are the first of a text.
         causal = mask is None and width > 1
-        if (causal and rows.span != width) or isinstance(mask, dict):
+        if causal and rows.span != width and not self.by_lengths:
             return None
         slots = cache.begin_layers(self.numbers)
         if slots is None:
@@ -379,8 +404,12 @@ class StackedPass:
         return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
 
 
-def stacked_pass(model: Any) -> StackedPass | None:
-    """Return the pass of a model with fused layers, all alike; None: of another."""
+def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
+    """Return the pass of a model with fused layers, all alike; None: of another.
+
+    Args:
+        native: on the CPU, all layers in one call; else by operators one by one, as on CUDA.
+    """
     body = getattr(model, "model", None)
     if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
         return None
@@ -390,13 +419,22 @@ def stacked_pass(model: Any) -> StackedPass | None:
     if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
         return None
     shapes = {_shape(layer) for layer in layers}
-    weights = [each for each in map(_weights, layers) if each is not None]
     norms = [[norm.weight for norm in _norms_of(layer)] for layer in layers]
     kinds = {(weight.dtype, weight.is_contiguous()) for of_layer in norms for weight in of_layer}
     sizes = {tuple(map(len, of_layer)) for of_layer in norms}
-    if len(weights) != len(layers) or {len(shapes), len(kinds), len(sizes)} != {1}:
+    devices = {weight.device for of_layer in norms for weight in of_layer}
+    if {len(shapes), len(kinds), len(sizes), len(devices)} != {1}:
         return None
-    return StackedPass(model, DecoderLayers(weights, *shapes.pop()))
+    if any(len({norm.variance_epsilon for norm in _norms_of(layer)}) != 1 for layer in layers):
+        return None
+    heads, groups, gated_width, epsilon, scale = shapes.pop()
+    if not native or devices.pop().type == "cuda":
+        operators = LayerOperators(list(map(_products, layers)), heads, groups, epsilon, scale)
+        return StackedPass(model, operators)
+    weights = [each for each in map(_weights, layers) if each is not None]
+    if len(weights) != len(layers):
+        return None
+    return StackedPass(model, DecoderLayers(weights, heads, groups, gated_width, epsilon, scale))
 
 
 def _is_whole(layer: Any) -> bool:
@@ -414,22 +452,32 @@ def _shape(layer: Any) -> tuple[int, int, int, float, float]:
     return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
 
 
-def _weights(layer: Any) -> LayerWeights | None:
+def _products_of(layer: Any) -> list[RowProduct]:
     attends, mlp = layer.self_attn, layer.mlp
-    products: list[RowProduct] = [
+    return [
         attends.q_proj.merged.linear, attends.o_proj, mlp.gate_proj.merged.linear, mlp.down_proj
     ]  # fmt: skip
+
+
+def _weights(layer: Any) -> LayerWeights | None:
+    products = _products_of(layer)
     matrices = [product.matrices() for product in products]
-    norms = _norms_of(layer)
     # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
-    late, *others = (product.late_bias for product in products)
-    if not all(matrices) or any(bias is not None for bias in others):
+    if not all(matrices) or any(product.late_bias is not None for product in products[1:]):
         return None
-    if len({norm.variance_epsilon for norm in norms}) != 1:
-        return None
-    first, second, *heads = (norm.weight.detach() for norm in norms)
-    query, key = heads or (None, None)
-    return LayerWeights(first, second, late, query, key, *matrices)
+    return LayerWeights(*_norm_weights(layer), *matrices)
+
+
+def _products(layer: Any) -> LayerProducts:
+    first, *others = _products_of(layer)
+    calls: list[Product] = [first.product, *(each.forward for each in others)]
+    return LayerProducts(*_norm_weights(layer), *calls)
+
+
+def _norm_weights(layer: Any) -> tuple[Any, ...]:
+    # As far as they come first in `LayerWeights`.
+    first, second, *heads = (norm.weight.detach() for norm in _norms_of(layer))
+    return first, second, _products_of(layer)[0].late_bias, *(heads or (None, None))
 
 
 def _norms_of(layer: Any) -> list[Any]:
@@ -472,9 +520,8 @@ def can_pack(model: nn.Module) -> bool:
 
 def pack_layers(module: _Model, merge: bool = True) -> _Model:
     """Return `module` with packed linear layers: a copy of its modules that shares every other
-    parameter and buffer with it. Later changes of its linear weights are not seen. Only plain
-    `nn.Linear` layers on the CPU are packed. With `merge`, projections of one input are one
-    product."""
+    parameter and buffer with it. On the CPU, later changes of its linear weights are not seen. Only
+    plain `nn.Linear` layers are packed. With `merge`, projections of one input are one product."""
     made: _Model = replaced(module, is_packable, pack_linear, merge)
     return made
 
@@ -501,8 +548,8 @@ def packed(model: nn.Module, name: str) -> Runs:
     """
     if not can_pack(model) and not _is_quantised(model):
         raise ValueError(
-            f"{name}: expected linear layers on the CPU, in a dtype that oneDNN multiplies here, "
-            f"to pack, given {type(model).__name__} without any"
+            f"{name}: expected linear layers in a dtype that is multiplied here to pack, given "
+            f"{type(model).__name__} without any"
         )
     other = _patched_forward(model)
     if other is not None:
@@ -510,7 +557,8 @@ def packed(model: nn.Module, name: str) -> Runs:
             f"{name}: expected modules with their class's forward to pack, given another one at "
             f"{other}"
         )
-    keep_freed_memory()
+    if device_of(model).type == "cpu":
+        keep_freed_memory()
     # A model may use its projections in a way that wants each one's memory apart.
     for merge in (True, False):
         try:
@@ -558,7 +606,7 @@ def _compared(model: Any, made: Any) -> tuple[float, Runs]:
     use_grouped(made)
     use_fused(made)
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    input_ids = torch.arange(1, 17).view(2, 8) * vocab_size // 17
+    input_ids = torch.arange(1, 17, device=device_of(model)).view(2, 8) * vocab_size // 17
     mask = torch.ones_like(input_ids)
     mask[0, 0] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}

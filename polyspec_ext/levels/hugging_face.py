@@ -82,7 +82,9 @@ class HuggingFaceLevel(ModelLevel):
         pack: on the CPU, multiply with weights packed for it (`levels.cpu`). On some processors a
             pass of several tokens then costs hardly more than one of a single token, on others
             every pass takes longer: `Chain(pack="auto")` measures. They take their memory again, a
-            later change of the model's is an error, and logits may round differently.
+            later change of the model's is an error, and logits may round differently. On CUDA,
+            fused layers of known families in float32 or bfloat16: at most 10 launches each; the
+            weights of projections of one input become views of one matrix.
         cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
             ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
 
@@ -558,8 +560,10 @@ class HuggingFaceLevel(ModelLevel):
         if longest > self._chunk and known and block.parents is None:
             return self._long(block)
         if self.one_at_a_time is None:
-            parents, depth = block.parents, block.depth
-            inputs = self._cache.inputs(longest, counts, parents=parents, depth=depth)
+            options: dict[str, Any] = {"parents": block.parents, "depth": block.depth}
+            if self._stacked is not None and not self._stacked.needs_mask(self._past, longest):
+                options["masked"] = False
+            inputs = self._cache.inputs(longest, counts, **options)
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         rows = None

@@ -4,7 +4,8 @@ that have them in place of the plain ones.
 A verification reads a few tokens at once, which should cost what one token costs: the weights pass
 through the processor once either way. Through weights laid out as torch keeps them it does not;
 through packed ones it nearly does. On x86 the product is this package's (`polyspec_ext.ops.dense`)
-in float32 and bfloat16; everything else is oneDNN's.
+in float32 and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights stay as they are,
+and torch multiplies.
 """
 
 from __future__ import annotations
@@ -139,16 +140,55 @@ class DenseLinear(PackedLinear):
         return [Matrix(*form, self.packed, bias=self.bias)]
 
 
-def pack_linear(layers: Sequence[nn.Linear]) -> PackedLinear:
+class CudaLinear(RowProduct):
+    """By torch's product on CUDA. The weights of several `layers` become views of one matrix, so
+    that they take no more memory, and a change of any is seen here."""
+
+    weight: torch.Tensor
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.in_features = layers[0].in_features
+        self.register_buffer("bias", stacked_bias(layers))
+        self.register_buffer("weight", _as_one_matrix(layers))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+@torch.inference_mode(False)
+def _as_one_matrix(layers: Sequence[nn.Linear]) -> torch.Tensor:
+    weights = [layer.weight.detach() for layer in layers]
+    first, sizes = weights[0], [layer.out_features for layer in layers]
+    form = (sum(sizes), first.shape[1]), (first.shape[1], 1), first.storage_offset()
+    if first.untyped_storage().nbytes() >= first.element_size() * (
+        form[2] + form[0][0] * form[0][1]
+    ):
+        parts = first.as_strided(*form).split(sizes)
+        if all(map(torch.Tensor.is_set_to, parts, weights)):
+            return first.as_strided(*form)
+    whole = torch.cat(weights)
+    for layer, part in zip(layers, whole.split(sizes), strict=True):
+        layer.weight.data = part
+    return whole
+
+
+def pack_linear(layers: Sequence[nn.Linear]) -> RowProduct:
     """Return `layers`, which are packable, as one."""
+    if layers[0].weight.device.type == "cuda":
+        return CudaLinear(layers)
     return (DenseLinear if _prefers_dense(layers[0].weight.dtype) else OneDnnLinear)(layers)
 
 
 def is_packable(module: nn.Module) -> bool:
-    """Return whether a module is a plain linear layer on the CPU in a dtype that is multiplied."""
+    """Return whether a module is a plain linear layer in a dtype that is multiplied: on the CPU, or
+    on CUDA, where it is packed for the layers that are fused."""
     if not is_plain(module):
         return False
     weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    if weight.device.type == "cuda":
+        return weight.dtype in (torch.float32, torch.bfloat16)
     if weight.device.type != "cpu":
         return False
     if _prefers_dense(weight.dtype):
@@ -169,8 +209,8 @@ def _prefers_dense(dtype: torch.dtype) -> bool:
 
 
 class QuantizedLinear(RowProduct):
-    """``x W^T + b`` with whole numbers as weights, by an operator of this package: a row's product
-    is the same whatever stands beside it."""
+    """``x W^T + b`` with whole numbers as weights. On the CPU by an operator of this package: a
+    row's product is the same whatever stands beside it."""
 
     late = True
 

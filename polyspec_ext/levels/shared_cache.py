@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from ..kv_cache.lengths import round_up
 from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
@@ -232,8 +231,7 @@ class Member:
             shared.early = [list(row) for row in record]
             self.lengths = [0] * len(rows)
             done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
-        cached = self.level.cache.rows  # which is to grow once, with the next pass
-        cached.capacity = max(cached.capacity, round_up(prompts.capacity, cached.step))
+        self.level.cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
         wanted = layers if hidden is None else ()
         rest = self._read_rest(tokens, [0] * len(rows), limits, done, wanted)
         hidden = rest if hidden is None else hidden

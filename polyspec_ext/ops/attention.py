@@ -1,14 +1,15 @@
-"""Attention over a cache as a function over torch tensors on the CPU
-(polyspec/attention.hpp)."""
+"""Attention over a cache as a function over torch tensors (polyspec/attention.hpp)."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["WIDTHS", "attention", "takes"]
+__all__ = ["FEW_TOKENS", "WIDTHS", "attention", "takes"]
 
 # That a head may have: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 WIDTHS = frozenset(range(32, 256 + 1, 32))
+# Of a row, at most, where the CUDA operator is meant for them: those of a verification.
+FEW_TOKENS = 64
 _DTYPES = (torch.float32, torch.bfloat16)
 _attention = torch.ops.polyspec.attention.default
 
@@ -16,7 +17,7 @@ _attention = torch.ops.polyspec.attention.default
 def takes(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> bool:
-    """Return whether `attention` reads these."""
+    """Return whether `attention` reads these, and on CUDA as few tokens as it is meant for."""
     dtype = query.dtype
     if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
         return False
@@ -24,10 +25,21 @@ def takes(
         return False
     if not (query.shape[3] in WIDTHS and value.shape[3] in WIDTHS):
         return False
-    for x in (query, key, value, mask):
-        if x is not None and not (x.is_cpu and x.stride(3) == 1):
-            return False
-    return True
+    if any(x is not None and x.stride(3) != 1 for x in (query, key, value, mask)):
+        return False
+    if query.is_cpu:
+        return all(x is None or x.is_cpu for x in (key, value, mask))
+    if not query.is_cuda or query.shape[2] > FEW_TOKENS:
+        return False
+    if any(x is not None and x.device != query.device for x in (key, value, mask)):
+        return False
+    return all(_in_vectors(x) for x in (key, value))
+
+
+def _in_vectors(x: torch.Tensor) -> bool:
+    # The operator reads 16 bytes at a time. (Memory of torch's begins at such an address.)
+    offsets = (x.storage_offset(), *x.stride()[:3])
+    return all(offset * x.element_size() % 16 == 0 for offset in offsets)
 
 
 def attention(
@@ -37,13 +49,14 @@ def attention(
     mask: torch.Tensor | None,
     scale: float,
     causal: bool = False,
+    lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return ``softmax(scale query key^T + mask) value``, where heads of queries share those of
     keys.
 
     Row (b, t, h) is the same, bit for bit, whatever other queries are in the call, what lies behind
-    the keys that it sees, and whatever the processor and the number of threads are. Where every key
-    is hidden it is 0.
+    the keys that it sees, on CUDA, and whatever the processor and the number of threads are. Where
+    every key is hidden it is 0. On CUDA it is one launch, and one more beyond 512 keys.
 
     Args:
         query: [B, Hq, T, D] float32 or bfloat16; as all others, unit stride along the last
@@ -55,6 +68,8 @@ def attention(
             hides a key, whose value must be finite); None: every token sees every key.
         scale: of the scores.
         causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
+        lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
+            only, which the device looks up; None: all that `causal` and the mask leave.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in the dtype of `query`.
@@ -62,7 +77,7 @@ def attention(
     Raises:
         RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
     """
-    made: torch.Tensor = _attention(query, key, value, mask, scale, causal)
+    made: torch.Tensor = _attention(query, key, value, mask, scale, causal, lengths)
     return made
 
 

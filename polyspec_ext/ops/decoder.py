@@ -1,14 +1,17 @@
-"""All decoder layers of a model in one call, as a function over torch tensors on the CPU
-(polyspec/decoder.hpp)."""
+"""All decoder layers of a model over torch tensors: on the CPU in one call (polyspec/decoder.hpp),
+on either device by the operators of `ops.layer` and `ops.attention` one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["DecoderLayers", "LayerWeights", "Matrix"]
+from . import attention
+from .layer import add_rms_norm, gated, rms_norm, rotary_append
+
+__all__ = ["DecoderLayers", "LayerOperators", "LayerProducts", "LayerWeights", "Matrix"]
 
 # PackedLayout and DType of polyspec/types.hpp.
 DENSE, INT4, BLOCKS = 4, 5, 6
@@ -141,7 +144,90 @@ class DecoderLayers:
         return made
 
 
-def _norms(layer: LayerWeights) -> list[torch.Tensor]:
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class LayerProducts(NamedTuple):
+    """A layer as of `LayerWeights`, with its products as functions ``[M, in]`` to ``[M, out]``."""
+
+    attention_norm: torch.Tensor
+    gated_norm: torch.Tensor
+    attention_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    attention_in: Product
+    attention_out: Product
+    gated_in: Product
+    gated_out: Product
+
+
+class LayerOperators:
+    """Layers of one shape, by the operators one by one, with the bits of `DecoderLayers` where the
+    products have them.
+
+    On CUDA a layer is 9 launches, and one more where attention reads more than 512 slots, if each
+    product is one. Queries look up on the device how many slots they see.
+
+    Args:
+        layers: which keep their weights.
+        heads, groups, epsilon, scale: as of `DecoderLayers`, whose `norms` it has.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerProducts],
+        heads: int,
+        groups: int,
+        epsilon: float,
+        scale: float,
+    ) -> None:
+        self.layers = list(layers)
+        self.norms = [norm for each in layers for norm in _norms(each)]
+        self._heads, self._groups, self._epsilon, self._scale = heads, groups, epsilon, scale
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        mask: torch.Tensor | None,
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+        lengths: torch.Tensor,
+        counts: torch.Tensor | None,
+        span: int,
+        causal: bool,
+        taken: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor]:
+        """Run a pass as `DecoderLayers` does. Without a mask, token t of row b sees slots 0 to
+        ``lengths[b] + t``, whatever `causal` is."""
+        shape, epsilon = x.shape, self._epsilon
+        rows, more = x.reshape(-1, shape[2]), None
+        states, status = list[torch.Tensor](), torch.Tensor()
+        seen = lengths if mask is None else None
+        for number, each in enumerate(self.layers):
+            if more is None:
+                normed = rms_norm(rows, each.attention_norm, epsilon)
+            else:
+                rows, normed = add_rms_norm(rows, more, each.attention_norm, epsilon)
+            if number in taken:
+                states.append(rows.view(shape))
+            slots = keys[number], values[number]
+            # (The status is the same in every layer.)
+            query, status = rotary_append(
+                each.attention_in(normed), each.attention_bias, cosine, sine, *slots, lengths,
+                counts, self._heads, each.query_norm, each.key_norm, epsilon,
+            )  # fmt: skip
+            key, value = (slot.narrow(2, 0, span) for slot in slots)
+            made = attention.attention(query, key, value, mask, self._scale, lengths=seen)
+            added = each.attention_out(made.flatten(2).flatten(0, 1))
+            rows, normed = add_rms_norm(rows, added, each.gated_norm, epsilon)
+            more = each.gated_out(gated(each.gated_in(normed)))
+        assert more is not None
+        return (rows + more).view(shape), states, status
+
+
+def _norms(layer: LayerWeights | LayerProducts) -> list[torch.Tensor]:
     all_of_them = layer.attention_norm, layer.gated_norm, layer.query_norm, layer.key_norm
     return [norm for norm in all_of_them if norm is not None]
 

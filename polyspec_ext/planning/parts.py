@@ -21,7 +21,7 @@ from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
 # Prefixes, then a path, an id, a word.
-_SOURCE = re.compile(r"((?:w[48]:|eagle:|mtp:|(?:trim|paths):\d+:)*)(.*)")
+_SOURCE = re.compile(r"((?:w[48]:|eagle:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:)*)(.*)")
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
 _SHARE = 4  # such a draft has one of so many of the ids
@@ -92,6 +92,7 @@ class Part:
         match = _SOURCE.fullmatch(str(self.word))
         assert match is not None
         drafts = self.reads_states or isinstance(self.thing, DraftModel)
+        drafts = drafts or match[1].endswith("retokenized:")
         loads = (self.model and self.reads_apart) or drafts  # else a drafter's word
         path = Path(match[2])
         return match[1] + str(path.absolute() if loads and path.exists() else match[2])

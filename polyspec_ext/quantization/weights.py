@@ -84,13 +84,12 @@ class Int4Linear(QuantizedLinear):
         return [Matrix(*form, self.packed, self.group)]
 
 
-class CudaInt4Linear(nn.Module):
+class CudaInt4Linear(QuantizedLinear):
     """The same on CUDA, by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16. Its
     outputs come in tiles, of which the last may hold more than the layer has."""
 
     packed: torch.Tensor
     scales_and_zeros: torch.Tensor
-    bias: torch.Tensor | None
 
     def __init__(
         self,
@@ -113,15 +112,11 @@ class CudaInt4Linear(nn.Module):
         self.register_buffer("scales_and_zeros", both)
         self.register_buffer("bias", bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.flatten(0, -2).bfloat16()
+    def product(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
-            rows, self.packed, self.group, self.scales_and_zeros
+            x.bfloat16(), self.packed, self.group, self.scales_and_zeros
         )
-        y = y[:, : self.out_features].to(x.dtype)
-        if self.bias is not None:
-            y += self.bias
-        return y.view(*x.shape[:-1], self.out_features)
+        return y[:, : self.out_features].to(x.dtype).contiguous()
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -31,6 +31,9 @@ from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
 from .trees import tree_pass
+
+if TYPE_CHECKING:
+    from .passes import Passes
 
 _ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -85,7 +88,8 @@ class Engine:
         if drafter is not None:
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
-        bounded = round_plan(config.windows, config.rounds).steps is not None
+        usual = round_plan(config.windows, config.rounds, config.tail)
+        bounded = usual.steps is not None
         reason = requirements.needs_host(config, levels, drafter, self._gives_hidden, bounded)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
@@ -95,6 +99,11 @@ class Engine:
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
+        self._passes: Passes | None = None  # of steps that the host follows
+        if graphs is not None and any(part.capabilities.keeps_lengths for part in self.parts):
+            from .passes import Passes  # most chains have none
+
+            self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
@@ -311,7 +320,7 @@ class Engine:
 
     @property
     def _captures(self) -> bool:
-        return self.graphs is not None and not self._on_host
+        return self.graphs is not None and not (self._on_host and self._passes is None)
 
     def _drop_complete(self) -> None:
         """Drop complete rows from the caches, where the last rows take their slots. Captured steps
@@ -396,14 +405,17 @@ class Engine:
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
+        forward, sent = None, step
+        if self._passes is not None and host is not None and self._passes.serves(drafter):
+            forward, sent = self._passes.forward, self._sent(step, drafter.device)
         block = drafter.draft(
             DraftInput(
-                self._ids(step.input_ids, level),
-                RowCounts(None if host is None else host.counts, plan.counts),
-                RowCounts(None if host is None else host.lengths, plan.lengths),
+                self._ids(sent.input_ids, level),
+                RowCounts(None if host is None else host.counts, sent.plan.counts),
+                RowCounts(None if host is None else host.lengths, sent.plan.lengths),
                 step.most,
-                plan.positions,
-                plan.rounds,
+                sent.plan.positions,
+                sent.plan.rounds,
                 level,
                 rows.parameters,
                 not greedy,
@@ -414,6 +426,7 @@ class Engine:
                 text=rows.text,
                 hidden=rows.hidden.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
+                forward=forward,
             )
         )
         if self._trees or block.parents is not None:
@@ -450,6 +463,12 @@ class Engine:
             f"{kinds[not self._trees]}"
         )
 
+    def _sent(self, step: Step, device: torch.device) -> Step:
+        assert self._passes is not None
+        plan, cached = self._plan, self._rows.state.cached(step.level)
+        limit = max(row.committed for row in self.slots) + plan.ahead
+        return self._passes.begin(step, device, cached, limit, plan.lag(step.level))
+
     def _ids(self, input_ids: torch.Tensor, level: int) -> torch.Tensor:
         device, id_map = self.parts[level - 1].device, self.config.id_maps[level - 1]
         ids = input_ids if input_ids.device == device else input_ids.to(device)
@@ -470,29 +489,44 @@ class Engine:
         lowest = number == self._count - 1
         layers = self._layers if number in self._gives_hidden else ()
         tree = pending.tree if lowest and step.most else None
+        passes, sent, lag = self._passes if step.host is not None else None, step, step.lag
+        if passes is not None and passes.serves(level):
+            sent = self._sent(step, level.device)
+            lag = sent.lag
+        else:
+            passes = None
         self._at_work = number, step
         if tree is None:
             counts = first = None
-            if step.host is None or not step.host.last:
-                counts, first = step.by_row("counts"), step.by_row("first")
-            ids = self._ids(step.input_ids, number)
-            block = InputBlock(ids, step.most + 1, counts, first, None, layers)
+            if step.host is None or passes is not None or not step.host.last:
+                counts, first = sent.by_row("counts"), sent.by_row("first")
+            ids = self._ids(sent.input_ids, number)
+            block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
         else:
-            read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, step.lag)
+            read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, lag)
             block = InputBlock(
                 self._ids(read.tokens, number),
-                read.tokens.shape[1] - step.lag + 1,
+                read.tokens.shape[1] - lag + 1,
                 RowCounts.read(read.counts, rows.on_host),
                 RowCounts.read(read.first, rows.on_host),
                 read.parents.to(level.device),
                 layers,
-                step.lag + step.most,
+                lag + step.most,
             )
-        logits, hidden, skipped = level.forward(block)
+        if passes is None:
+            logits, hidden, skipped = level.forward(block)
+        else:
+            logits, hidden, skipped = passes.forward(level, block)
+            sent = sent._replace(most=step.most, host=None)
+            logits = logits[:, : step.most + 1] if tree is None else logits
         if tree is not None and read.places is not None:
             logits = read.by_node(logits, read.places)
-        if logits.shape[2] > config.vocab_sizes[number - 1]:  # ids that it may not draw
-            logits = logits[..., : config.vocab_sizes[number - 1]]
+        size, id_map = config.vocab_sizes[number - 1], config.id_maps[number - 1]
+        if id_map.drawn is not None:
+            logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
+        elif logits.shape[2] > size:  # ids that it may not draw
+            logits = logits[..., :size]
+        unchanged = logits
         allowed = None
         if self._applied is not None and not self._applied.only_masks:
             logits = rows.process(self._applied, logits, step, tree)
@@ -502,9 +536,12 @@ class Engine:
                 logits = masked(logits, words)
             else:
                 allowed = torch.from_numpy(words).to(logits.device)
+        if id_map.drawn is not None and logits is not unchanged:
+            # All that it draws may be forbidden: the level above rejects it.
+            logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
-        own = plan if step.table.device == device else step.on(device)
+        own = sent.plan if sent.table.device == device else sent.on(device)
         entries = self._target_to_draft if lowest and q is not None else None
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
@@ -513,7 +550,7 @@ class Engine:
                 statistics = None if statistics is None else statistics[:, : step.most]
             result = config.operators.verify(
                 logits,
-                step.pending(device),
+                sent.pending(device),
                 draft_logits,
                 draft_lengths=own.lengths,
                 **parameters.on(device),
@@ -543,7 +580,8 @@ class Engine:
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
         padding = pending.padding(number - 1) if number > 1 and not parameters.greedy else None
-        report = state.report(step, result.tokens, result.num_accepted, result.status, padding)
+        emitted = result if passes is None else passes.read(result)
+        report = state.report(step, emitted.tokens, emitted.num_accepted, emitted.status, padding)
         if report.status & ERROR_BITS:
             self._require_distributions(number, report.entries)
         if padding is not None:
@@ -558,7 +596,7 @@ class Engine:
             if tree is not None and self._keeps_paths:
                 paths[self._count] = result.path
             self._rollback(step, report, paths)
-        return result.tokens, result.logprobs, logits
+        return emitted.tokens, emitted.logprobs, logits
 
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
         """Cut the caches from the step's level downwards; of a tree keep the path, by level."""

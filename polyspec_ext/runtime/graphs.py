@@ -1,9 +1,10 @@
 """Rounds without host synchronisation: queued steps, their CUDA graphs, streams and clocks.
 
-A graph is captured when a step comes up a second time, then replayed. Its first call runs as it is,
-which warms up what libraries set up lazily. A graph reads and writes the addresses that it was
-captured with, so its key names every one of them (`Place`), and it goes when their owner goes. No
-Python runs in a replay: the caller books what the host keeps beside the device.
+The first call of a step runs as it is, which warms up what libraries and buffers set up lazily. The
+next is captured, and those after it are replayed. Of steps that differ in the span of attention
+alone the first one warms up for all. A graph reads and writes the addresses that it was captured
+with, so its key names every one of them (`Place`), and it goes when their owner goes. No Python
+runs in a replay: the caller books what the host keeps beside the device.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .rows import PlannedStep, Row, Rows
 
 Outputs = tuple[torch.Tensor | None, ...]
 Step = Callable[[], Outputs]
-_FAILURES = 2  # captures of one kind of step that fail, before none is tried again
+_FAILURES = 2  # captures of one kind of step that fail in a row, before none is tried again
 
 
 class Recorder(Protocol):
@@ -77,8 +78,8 @@ class CudaRecorder:
 class Graphs:
     """Graphs by step and by the memory they use.
 
-    A step that cannot be captured runs as it is from then on, after a warning for each kind. After
-    two failures no more of a kind are captured.
+    A step whose capture fails runs as it is. After two failures in a row none of its kind is
+    captured any more, which a warning says.
 
     Args:
         recorder: makes them.
@@ -91,11 +92,10 @@ class Graphs:
         if limit < 1:
             raise ValueError(f"limit: expected >= 1, given {limit}")
         self._recorder, self._limit, self._progress = recorder, limit, progress
-        # None: cannot be captured.
-        self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
-        self._seen: OrderedDict[_Key, None] = OrderedDict()
+        self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
+        self._seen: OrderedDict[_Key, None] = OrderedDict()  # keys without spans, of steps run
         self._owners: dict[int, weakref.ref[object]] = {}
-        self._failures: dict[str, int] = {}  # captures that failed, by kind
+        self._failures: dict[str, int] = {}  # captures that failed in a row, by kind
         self.num_captures = 0
         self.num_replays = 0
 
@@ -107,7 +107,7 @@ class Graphs:
 
     def __len__(self) -> int:
         """Return the number of graphs."""
-        return sum(graph is not None for graph in self._graphs.values())
+        return len(self._graphs)
 
     def clear(self) -> None:
         """Forget all graphs and give their memory back."""
@@ -125,26 +125,27 @@ class Graphs:
                 `Place` for all memory that it uses.
         """
         full = (kind, *key)
-        if full not in self._graphs:
+        graph = self._graphs.get(full)
+        if graph is None:
             if self._failures.get(kind, 0) == _FAILURES:
                 return step()
-            if full not in self._seen:
+            seen = tuple(part.of_any_span() if isinstance(part, Place) else part for part in full)
+            if seen not in self._seen:
                 self._watch(full)
                 outputs = step()
-                self._seen[full] = None  # now that it was run
+                self._seen[seen] = None  # now that it was run
                 if len(self._seen) > 4 * self._limit:
                     self._seen.popitem(last=False)
                 return outputs
-            del self._seen[full]
-            self._graphs[full] = self._capture(kind, step)
+            graph = self._capture(kind, step)
+            if graph is None:
+                return step()
+            self._graphs[full] = graph
             if len(self._graphs) > self._limit:
                 self._graphs.popitem(last=False)
         else:
             self._graphs.move_to_end(full)
-            self.num_replays += self._graphs[full] is not None
-        graph = self._graphs[full]
-        if graph is None:
-            return step()
+            self.num_replays += 1
         # Capturing ran `step` once for the host; this is the same call on the device.
         graph.replay()
         return graph.outputs
@@ -154,7 +155,7 @@ class Graphs:
             graph = _Graph(*self._recorder.capture(step))
         except RuntimeError as error:
             self._failures[kind] = self._failures.get(kind, 0) + 1
-            if self._failures[kind] == 1:
+            if self._failures[kind] == _FAILURES:
                 warnings.warn(
                     f"{kind} cannot be captured as a CUDA graph and is run without, which is "
                     f"slower: {_cause(error)}",
@@ -162,6 +163,7 @@ class Graphs:
                     stacklevel=3,
                 )
             return None
+        self._failures.pop(kind, None)
         self.num_captures += 1
         if self._progress:
             reporting.note(f"polyspec_ext: captured CUDA graph {self.num_captures}")

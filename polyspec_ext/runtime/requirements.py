@@ -81,22 +81,19 @@ def check(
     Raises:
         ValueError: names the level, the drafter or `tail`, and the missing ability.
     """
-    for level in levels:
-        id_map = level.capabilities.id_map
-        if id_map is not None and id_map.drawn is not None:
-            _refuse(
-                level.name,
-                f"a level that draws all of its {level.vocab_size} ids",
-                f"one that draws {len(id_map.drawn)}; only the last level of a chain may",
-            )
-        _require_stated(level)
+    target, drawn = levels[0], config.id_maps[0].drawn
+    if drawn is not None:
+        drawing = f"a target that draws all of its {target.vocab_size} ids"
+        _refuse(target.name, drawing, f"one that draws {len(drawn)}; only levels below it may")
+    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
+    for part in parts:
+        _require_stated(part)
+    for i in range(1, config.levels):
+        if config.id_maps[i].entries_below(config.vocab_sizes[i - 1]) == 0:
+            drawing = f"a level that draws some id of {config.names[i - 1]}, the level above it"
+            _refuse(config.names[i], drawing, "one that draws none of them")
     if drafter is None:
         return set()
-    _require_stated(drafter)
-    if config.id_maps[-1].entries_below(config.vocab_sizes[-2]) == 0:
-        above = f"{config.names[-2]}, the level above it"
-        drawing = f"a drafter that draws some id of {above}"
-        _refuse(config.names[-1], drawing, "one that draws none of them")
     if drafter.capabilities.trees:
         above_it = levels[-1]
         if not above_it.capabilities.trees:

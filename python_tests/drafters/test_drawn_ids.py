@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import toy
+import toy_rows
 
 import polyspec_ext as ps
-from polyspec_ext.levels import IdMap
+from polyspec_ext.levels import IdMap, LevelOutput
 from polyspec_ext.runtime.requirements import Operators
 
 V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
@@ -115,19 +117,99 @@ def test_a_drafter_without_a_common_id_is_refused() -> None:
     part.drawn = torch.tensor([4, 5])
     part.id_map = IdMap(6, part.drawn)
     for drafter in (part, ps.DraftModel(part)):
-        with pytest.raises(ValueError, match="expected a drafter that draws some id of toy 1"):
+        with pytest.raises(ValueError, match="expected a level that draws some id of toy 1"):
             ps.Chain([toy.ToyLevel(3, 1), drafter], [2], check_vocabulary=False)
 
 
-def test_only_the_last_level_may_draw_a_part() -> None:
-    levels = [toy.ToyLevel(V, 1), PartLevel(), toy.ToyLevel(V, 2)]
+def test_the_target_draws_all() -> None:
     with pytest.raises(ValueError, match=r"draws all of its 4 ids, given one that draws 3"):
-        ps.Chain(levels, [2, 1])
+        ps.Chain([PartLevel(), toy.ToyLevel(V, 2)], [2])
 
 
-def test_switching_drafters_take_none() -> None:
-    with pytest.raises(ValueError, match="expected a drafter of all ids"):
-        ps.SwitchingDrafter([ps.PromptLookup(), Part(Operators())])
+# ---- a level between others ----------------------------------------------------------------------
+
+
+class StayingPart(toy_rows.Staying):
+    """A level of batches with logits of `DRAWN` only."""
+
+    def __init__(self, vocab_size: int = V) -> None:
+        super().__init__(vocab_size, 3)
+        self.capabilities = replace(
+            toy_rows.Staying.capabilities, id_map=IdMap(V, torch.tensor(DRAWN))
+        )
+
+    def forward(self, block: Any) -> Any:
+        return LevelOutput(super().forward(block).logits[..., DRAWN])
+
+
+def between(operators: Operators, rule: str = "token", sync: bool = True, tail: int = 0) -> Any:
+    levels = [toy_rows.Staying(V, 1), StayingPart(), toy_rows.Staying(V, 2)]
+    return ps.Chain(levels, [2, 1], rule=rule, sync_each_step=sync, tail=tail, operators=operators)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(("sync", "tail"), [(True, 0), (True, 1), (False, 0)])
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.7}], ids=["all", "top-p"])
+def test_a_part_between_two_levels(
+    rule: str, sync: bool, tail: int, sampling: dict[str, float]
+) -> None:
+    wanted = toy.text_distribution(toy.ToyLevel(V, 1), PROMPT, 3, temperature=1.0, **sampling)
+    got = found(lambda operators: between(operators, rule, sync, tail), 3, **sampling)
+    assert toy.total_variation(got, wanted) < 1e-6
+
+
+def test_rows_of_the_whole_model_are_another_law() -> None:
+    """The planted mistake: what is handed up has mass at ids that are never drawn."""
+    middle = toy.ToyLevel(V, 3)
+
+    class Whole(toy.Enumerator):
+        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
+            if options["level"] == 1 and draft is not None:
+                missing = draft.isneginf()
+                draft = draft.masked_fill(missing, float(middle.table.mean()))
+                options["draft_statistics"] = None
+            return super().verify(target, tokens, draft, **options)
+
+    chance = Whole()
+    chain = between(chance.operators)
+    got = toy.chain_distribution(
+        chance, lambda: chain.generate(PROMPT, 3, temperature=1.0).sequences[0, 2:].tolist()
+    )
+    wanted = toy.text_distribution(toy.ToyLevel(V, 1), PROMPT, 3, temperature=1.0)
+    assert toy.total_variation(got, wanted) > 1e-3
+
+
+def test_processors_may_forbid_all_that_it_draws() -> None:
+    class Only:
+        def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
+            return torch.where(torch.arange(V) == 2, logits, -float("inf"))
+
+    batch = between(Operators()).batch([PROMPT], 6, 1.0, seed=1, processors=Only())
+    while not batch.rows[0].ended:
+        batch.advance()
+    assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_switching_drafters_take_some(rule: str) -> None:
+    """Each block has rows of all ids, whichever drafter wrote it."""
+
+    class Turns:
+        def __init__(self, drafter: ps.SwitchingDrafter) -> None:
+            self.drafter = drafter
+
+        def next(self, report: Any) -> Sequence[int]:
+            self.drafter.active = len(report.text) % 2
+            return list(report.windows)
+
+    def chain(operators: Operators) -> ps.Chain:
+        members = [Part(operators), ps.DraftModel(toy.ToyLevel(V, 2), draw=operators.draw)]
+        drafter = ps.SwitchingDrafter(members)
+        levels = [toy.ToyLevel(V, 1), drafter]
+        return ps.Chain(levels, [2], rule=rule, policy=Turns(drafter), operators=operators)
+
+    wanted = toy.text_distribution(toy.ToyLevel(V, 1), PROMPT, 3, temperature=1.0)
+    assert toy.total_variation(found(chain, 3), wanted) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,33 @@
-"""A draft model of another vocabulary: it draws common tokens, maps them, and the chain keeps the
-target's text and law."""
+"""Models of another vocabulary, by tokens and by their text: the chain keeps the target's text and
+law wherever they are."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import toy
 import transformers as hf
 from evidence import ALPHA, chi_square
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.translated import TranslatedLevel
-from polyspec_ext.levels import InputBlock
+from polyspec_ext.drafters.retokenized import RetokenizedDrafter
+from polyspec_ext.drafters.translated import SPECIAL, TranslatedLevel, Vocabulary
+from polyspec_ext.levels import IdMap, InputBlock, PromptBatch, RowCounts
+from polyspec_ext.runtime.requirements import Operators
 
 LETTERS = "abcdefghijklmnop"
 
 
-def tokenizer_of(words: list[str], byte_level: bool = True, **special: Any) -> Any:
-    """A tokenizer whose id i is ``words[i]``, without merges."""
-    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+def tokenizer_of(
+    words: list[str], byte_level: bool = True, *merges: tuple[str, str], **special: Any
+) -> Any:
+    """A tokenizer whose id i is ``words[i]``."""
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(merges)))
     if byte_level:
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
@@ -61,18 +67,23 @@ def permuted(model: Any, order: list[int]) -> Any:
     return made
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_same_model_in_another_order_is_accepted(temperature: float) -> None:
-    target = level_of(model_of(16), list(LETTERS))
+def same_in_another_order(target: ps.HuggingFaceLevel) -> ps.HuggingFaceLevel:
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
-    draft = level_of(permuted(target.model, order), [LETTERS[i] for i in order])
-    level = TranslatedLevel(draft, target)
+    return level_of(permuted(target.model, order), [LETTERS[i] for i in order])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("below", [[], ["suffix"]], ids=["lowest", "middle"])
+def test_the_same_model_in_another_order_is_accepted(temperature: float, below: list[str]) -> None:
+    target = level_of(model_of(16), list(LETTERS))
+    level = TranslatedLevel(same_in_another_order(target), target)
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6]]
     options: dict[str, Any] = {"seed": 4, "eos_token_id": [], "pad_token_id": 0}
-    out = ps.Chain([target, level], [3]).generate(prompts, [20, 9, 14], temperature, **options)
+    chain = ps.Chain([target, level, *below], [3, 2][: 1 + len(below)])
+    out = chain.generate(prompts, [20, 9, 14], temperature, **options)
     stats = out.stats.levels[0]
     # Rounding differs with the order, so that a draw near an edge may too.
-    assert stats.num_accepted_tokens >= stats.num_draft_tokens - 1 > 20
+    assert stats.num_accepted_tokens >= stats.num_draft_tokens - 1 > 15
     if temperature == 0:
         alone = ps.Chain([target]).generate(prompts, [20, 9, 14], temperature, **options)
         assert out.sequences.equal(alone.sequences)
@@ -110,12 +121,17 @@ def test_the_law_with_vocabularies_that_overlap_in_part() -> None:
     assert chi_square(list(found.values()), list(expected.values())) > ALPHA
 
 
-def test_rows_do_not_depend_on_each_other_nor_on_the_context() -> None:
+@pytest.mark.parametrize("kinds", ["token", "text", "token text", "token lookup"])
+def test_rows_do_not_depend_on_each_other_nor_on_the_context(kinds: str) -> None:
     target = level_of(model_of(16), list(LETTERS))
     model = model_of(12, 1)
     model.config.max_position_embeddings = 24  # texts outgrow it
-    level = TranslatedLevel(level_of(model, list("lkjihgfedcba")), target)
-    chain = ps.Chain([target, level], [4])
+    made = {"token": TranslatedLevel, "text": RetokenizedDrafter}
+    levels = [
+        made[kind](level_of(model, list("lkjihgfedcba")), target) if kind in made else "suffix"
+        for kind in kinds.split()
+    ]
+    chain = ps.Chain([target, *levels], [4, 2][: len(levels)])
     prompts = [[3, 15, 4, 1], [14], [2, 6, 5] * 5]
     options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
     together = chain.generate(prompts, [30, 8, 20], 0.8, seed=[1, 2, 3], **options)
@@ -124,23 +140,64 @@ def test_rows_do_not_depend_on_each_other_nor_on_the_context() -> None:
         assert together.sequences[row, : len(alone)].equal(alone)
 
 
-def test_words_are_compared_by_their_bytes() -> None:
+def test_rows_of_one_pass_are_those_of_many() -> None:
+    """Also behind tokens that the model writes as several."""
+    target = level_of(model_of(4), ["a", "b", "c", "ab"])
+    made = [TranslatedLevel(level_of(model_of(3, 1), ["c", "b", "a"]), target) for _ in range(2)]
+    texts = torch.tensor([[0, 3, 1, 3, 2, 3], [1, 2, 0, 0, 0, 0]])
+    counts = [6, 3]
+    for level in made:
+        level.prefill(PromptBatch(texts[:, :1], None, 8))
+    at_once = made[0].forward(
+        InputBlock(texts[:, 1:], 4, RowCounts([n - 1 for n in counts]), RowCounts([1, 0]))
+    )
+    for row, begin in enumerate([1, 0]):
+        for n in range(counts[row] - 1):
+            alone = [int(row == 0), int(row == 1)]
+            block = InputBlock(texts[:, n + 1 : n + 2], 1, RowCounts(alone), RowCounts([0, 0]))
+            logits = made[1].forward(block).logits[row, 0]
+            if n >= begin:
+                torch.testing.assert_close(at_once.logits[row, n - begin], logits)
+    # What is rolled back is forgotten, also where it was encoded anew.
+    for level in made:
+        level.rollback(RowCounts([2, 1]))
+    made[1].prefill(PromptBatch(texts[:, :2], [2, 1], 8))
+    found = [level.forward(InputBlock(texts[:, 2:3], 1)).logits for level in made]
+    torch.testing.assert_close(*found)
+
+
+def test_a_plan_measures_either_kind() -> None:
+    target = level_of(model_of(16), list(LETTERS))
+    levels = [
+        target,
+        TranslatedLevel(same_in_another_order(target), target),
+        RetokenizedDrafter(same_in_another_order(target), target),
+    ]
+    plan = ps.plan(levels, [[3, 1, 4], [2]], 24, 0.0, seconds=4.0)
+    assert [plan.measured.rate(0, n) for n in (1, 2)] == pytest.approx([1, 1], abs=0.1)
+
+
+@pytest.mark.parametrize("end", ["<eos>", "</s>"])
+def test_words_are_compared_by_their_bytes(end: str) -> None:
+    """Ends of a text are one token, and an added word is text as it is."""
     target = level_of(
-        model_of(7), ["\u0120the", "the", "\u010a", "\u00c3\u00a9", "<eos>", "x", "\u0120"],
+        model_of(8), ["\u0120the", "the", "\u010a", "\u00c3\u00a9", "<eos>", "x", "\u0120"],
         eos_token="<eos>",
     )  # fmt: skip
-    words = ["<0x0A>", "\u2581the", "\u00e9", "<eos>", "\u2581", "the"]
-    draft = level_of(model_of(6), words, byte_level=False, eos_token="<eos>")
+    assert target.tokenizer().add_tokens(["\u00e9"]) == 1
+    words = ["<0x0A>", "\u2581the", "\u00e9", end, "\u2581", "the"]
+    draft = level_of(model_of(6), words, byte_level=False, eos_token=end)
     level = TranslatedLevel(draft, target)
     assert level.id_map.drawn is not None
-    assert level.id_map.drawn.tolist() == [0, 1, 2, 3, 4, 6]
+    assert level.id_map.drawn.tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_a_folder_by_its_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["translated", "retokenized"])
+def test_a_folder_by_its_word(tmp_path: Path, word: str) -> None:
     for name, size, words in (("target", 16, LETTERS), ("draft", 12, "lkjihgfedcba")):
         model_of(size).save_pretrained(tmp_path / name)
         tokenizer_of(list(words)).save_pretrained(tmp_path / name)
-    places = [str(tmp_path / "target"), f"translated:{tmp_path / 'draft'}"]
+    places = [str(tmp_path / "target"), f"{word}:{tmp_path / 'draft'}"]
     options: dict[str, Any] = {"eos_token_id": []}
     out = ps.Chain(places, [3]).generate([3, 1], 12, **options)
     assert out.sequences.equal(ps.Chain(places[:1]).generate([3, 1], 12, **options).sequences)
@@ -158,5 +215,237 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match="target: expected a level"):
         TranslatedLevel(target, "target")
     level = TranslatedLevel(level_of(model_of(3), ["a", "b", "z"]), target)
-    with pytest.raises(ValueError, match="it can only draft"):
-        level.forward(InputBlock(torch.tensor([[1, 2]]), 2))
+    with pytest.raises(ValueError, match="expected a chain of tokens"):
+        level.forward(InputBlock(torch.tensor([[1, 2]]), 2, parents=torch.tensor([[-1, -1]])))
+    with pytest.raises(ValueError, match="expected a target that draws all"):
+        ps.Chain([level, target], [2], check_vocabulary=False)
+
+
+# ---- laws, by enumeration ------------------------------------------------------------------------
+
+
+class Lettered(toy.ToyLevel):
+    """A toy level with a tokenizer, whose id i is ``words[i]``."""
+
+    def __init__(self, words: list[str], seed: int, *merges: tuple[str, str]) -> None:
+        super().__init__(len(words), seed)
+        self._tokenizer = tokenizer_of(words, True, *merges)
+
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+
+ABC, PROMPT = ["a", "b", "c"], [0, 2, 1]
+# The one has c and d; the other joins a and b wherever the text is encoded anew.
+ADBC = ["d", "c", "b", "a"]
+BAZ = ["b", "a", "ab", "z"]
+
+
+def lettered(words: list[str], seed: int = 2) -> TranslatedLevel:
+    merges = [("a", "b")] if "ab" in words else []
+    return TranslatedLevel(Lettered(words, seed, *merges), Lettered(ABC, 1))
+
+
+def chain_of(kinds: str, operators: Operators, rule: str = "token", **options: Any) -> ps.Chain:
+    """A chain below a target of a, b and c."""
+    made: dict[str, Any] = {
+        "middle": lambda: lettered(BAZ),
+        "draft": lambda: lettered(ADBC, 3),
+        "plain": lambda: Lettered(ABC, 4),
+        "text": lambda: RetokenizedDrafter(Lettered(BAZ, 2, ("a", "b")), Lettered(ABC, 1)),
+        "lookup": lambda: toy.FixedDrafter(lambda tokens, k: [(tokens[-1] + 1) % 3, 0][:k]),
+    }
+    levels = [Lettered(ABC, 1), *(made[kind]() for kind in kinds.split())]
+    window = [2, 1][: len(levels) - 1]
+    return ps.Chain(levels, window, rule=rule, operators=operators, **options)
+
+
+def distance(chance: toy.Enumerator, chain: ps.Chain, length: int = 3, **sampling: Any) -> float:
+    """From the target's distribution of the next `length` tokens."""
+    options: dict[str, Any] = {"temperature": 1.0, "eos_token_id": [], **sampling}
+
+    def text() -> list[int]:
+        return chain.generate(PROMPT, length, **options).sequences[0, len(PROMPT) :].tolist()
+
+    wanted = toy.text_distribution(Lettered(ABC, 1), PROMPT, length, **sampling)
+    return toy.total_variation(toy.chain_distribution(chance, text), wanted)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        "middle", "draft", "text",
+        "middle lookup", "middle plain", "middle draft", "plain draft", "plain text", "middle text",
+    ],
+)  # fmt: skip
+def test_laws_at_every_place(kinds: str, rule: str) -> None:
+    chance = toy.Enumerator()
+    assert distance(chance, chain_of(kinds, chance.operators, rule)) < 1e-6
+
+
+def test_law_with_filters() -> None:
+    chance = toy.Enumerator()
+    chain = chain_of("middle draft", chance.operators, tail=1)
+    assert distance(chance, chain, temperature=0.7, top_p=0.8) < 1e-6
+
+
+def other_map(patch: pytest.MonkeyPatch) -> None:
+    """Drawn ids are mapped in another order than the distribution that is handed up."""
+    patch.setattr(IdMap, "to_above", lambda self, entries: self._table.flip(0).roll(-1)[entries])
+
+
+def context_of_drafts(patch: pytest.MonkeyPatch) -> None:
+    """A text is encoded together with the draft tokens whose distributions are behind it."""
+    logits_behind = TranslatedLevel.logits_behind
+
+    def wrong(self: TranslatedLevel, contexts: Any, pieces: Any, keep: int) -> torch.Tensor:
+        for text in self.texts:
+            self._encode(text)
+        return logits_behind(self, [text.ids for text in self.texts], [[]] * len(pieces), keep)
+
+    patch.setattr(TranslatedLevel, "logits_behind", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kinds"),
+    [(other_map, "draft"), (other_map, "plain draft"), (context_of_drafts, "middle plain")],
+)
+def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any, kinds: str) -> None:
+    chance = toy.Enumerator()
+    with monkeypatch.context() as patch:
+        mistake(patch)
+        assert distance(chance, chain_of(kinds, chance.operators)) > 1e-3
+
+
+# ---- kinds of tokenizers -------------------------------------------------------------------------
+
+WRITTEN = "the cat and the hat were naïve; 日本語 \U0001f642\U0001f643 the caterpillar then sang"
+LEARNT = [WRITTEN, "the then them there", "cat caterpillar hat and were sang", "日本語 naïve"]
+
+
+def trained(kind: str, size: int) -> Any:
+    """A tokenizer of a kind, with an added and special tokens. All but that of characters write
+    every text."""
+    if kind == "characters":
+        found = tokenizer_of(sorted({*"".join(LEARNT)}), False, eos_token="</s>")
+        return with_added(found)
+    by_bytes = kind == "bytes"
+    made = Tokenizer(models.BPE())
+    if by_bytes:
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace()
+        alphabet = []
+    made.train_from_iterator(
+        LEARNT, trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    )
+    learnt = json.loads(made.to_str())["model"]
+    if by_bytes:
+        made.decoder = decoders.ByteLevel()
+    else:
+        # SentencePiece's: characters that are no piece are bytes.
+        pieces = [word for word in learnt["vocab"] if word.isascii() or "\u2581" in word]
+        words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+        merges = [tuple(pair) for pair in learnt["merges"] if "".join(pair) in pieces]
+        merges = [pair for pair in merges if set(pair) <= set(pieces)]
+        vocabulary = {word: i for i, word in enumerate(words)}
+        made = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        made.decoder = decoders.Sequence(
+            [
+                decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                decoders.Strip(" ", 1, 0),
+            ]
+        )  # fmt: skip
+    end = "<end>" if by_bytes else "</s>"
+    return with_added(hf.PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end))
+
+
+def with_added(tokenizer: Any) -> Any:
+    tokenizer.add_tokens(["sang"])
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<turn>"]})
+    return tokenizer
+
+
+class Writer(toy.ToyLevel):
+    """A level that writes one text: the longest word that continues it, then the end. A target
+    writes the words of its tokenizer."""
+
+    def __init__(self, tokenizer: Any, text: str, target: bool = False) -> None:
+        super().__init__(1, 0)
+        self._tokenizer, self.vocab_size = tokenizer, len(tokenizer)
+        self.words = Vocabulary(tokenizer, self.vocab_size)
+        self.script = self.words.encode(text) if target else None
+        pieces = text.split("<turn>")
+        self.text = (SPECIAL + b"<turn>").join(piece.encode() for piece in pieces)
+
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    def row(self, prefix: Any) -> torch.Tensor:
+        logits, ends = torch.zeros(self.vocab_size), self._tokenizer.eos_token_id
+        said = b"".join(self.words.bytes_of[token] for token in prefix)
+        rest = self.text[len(said.removeprefix(b" ")) :]
+        if self.script is not None:
+            best = [*self.script, ends][min(len(prefix), len(self.script))]
+        else:
+            fits = [word for word in self.words.ids if word and rest.startswith(word)]
+            best = self.words.ids[max(fits, key=len)] if fits else ends
+        logits[best] = 9.0
+        return logits
+
+
+@pytest.mark.parametrize("kind", [TranslatedLevel, RetokenizedDrafter])
+@pytest.mark.parametrize("target", [("bytes", 330), ("pieces", 120)], ids=str)
+@pytest.mark.parametrize("draft", [("bytes", 300), ("bytes", 360), ("pieces", 90)], ids=str)
+def test_a_text_in_another_tokenizers_words(target: Any, draft: Any, kind: Any) -> None:
+    text = WRITTEN + "<turn>" + WRITTEN
+    above = Writer(trained(*target), text, target=True)
+    below = kind(Writer(trained(*draft), text), above)
+    prompt = above.words.encode(text)[:3]
+    options: dict[str, Any] = {"eos_token_id": above.tokenizer().eos_token_id}
+    alone = ps.Chain([above]).generate(prompt, 200, **options)
+    out = ps.Chain([above, below], [4]).generate(prompt, 200, **options)
+    assert out.sequences.equal(alone.sequences)
+    stats = out.stats.levels[0]
+    # All but what ends within a word, and of tokens those that are common.
+    least = 0.9 if kind is RetokenizedDrafter else 0.25
+    assert stats.num_accepted_tokens >= least * stats.num_draft_tokens > 5
+
+
+@pytest.mark.parametrize("target", [("bytes", 270), ("pieces", 60)], ids=str)
+@pytest.mark.parametrize("draft", [("bytes", 300), ("characters", 0)], ids=str)
+def test_a_context_that_ends_within_a_word(target: Any, draft: Any) -> None:
+    """Also within a character: the target writes bytes, where its tokenizer writes words."""
+    text = "the cat 日本語日本語日本語日本語 hat"
+    above = Writer(trained(*target), text, target=True)
+    above.script = [above.words.ids[bytes([byte])] for byte in text.encode()]
+    below = RetokenizedDrafter(Writer(trained(*draft), text), above)
+    count = len(above.script) - 1
+    out = ps.Chain([above, below], [2]).generate(above.script[:1], count, eos_token_id=[])
+    assert out.sequences[0].tolist() == above.script
+    # Hardly a round has nothing to propose.
+    stats = out.stats.levels[0]
+    assert stats.num_drafts >= stats.num_forward_passes - 2
+    assert stats.num_accepted_tokens >= count // 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_either_kind_by_measured_acceptance(temperature: float) -> None:
+    target = level_of(model_of(16), list(LETTERS))
+    model, words = model_of(12, 1), list("lkjihgfedcba")
+    drafter = ps.SwitchingDrafter(
+        [
+            ps.DraftModel(TranslatedLevel(level_of(model, words), target)),
+            RetokenizedDrafter(level_of(model, words), target),
+        ]
+    )
+    choice = ps.policies.DrafterChoice(drafter, stay=1)
+    chain = ps.Chain([target, drafter], [3], policy=choice)
+    out = chain.generate([[3, 1], [2]], 40, temperature, seed=3, eos_token_id=[])
+    assert all(speed > 0 for speed in choice.throughput())
+    if temperature == 0:
+        alone = ps.Chain([target]).generate([[3, 1], [2]], 40, eos_token_id=[])
+        assert out.sequences.equal(alone.sequences)

@@ -108,5 +108,5 @@ def test_what_cannot_be_trimmed_is_refused() -> None:
         ps.trim(ps.trim(model, None, 9), None, 5)
     with pytest.raises(ValueError, match=r"texts: .*97"):
         ps.trim(model, [[V]], 5)
-    with pytest.raises(ValueError, match="only the last level of a chain may"):
+    with pytest.raises(ValueError, match="only levels below it may"):
         ps.Chain([ps.trim(model, None, 9), rough(model)], [2])

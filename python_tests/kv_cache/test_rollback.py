@@ -63,16 +63,28 @@ def test_first_tokens_of_any_number_need_no_mask(bucket: int) -> None:
 
 
 def test_spans_grow_with_the_length() -> None:
-    """Few, whatever the length; none reads more than a bucket or a quarter in vain."""
-    rows = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=128).rows
+    """Few, whatever the length: 512 slots, 1024, 2048, ..."""
+    rows = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=512).rows
     spans = {n: rows.span_of(n) for n in range(1, 1 << 17)}
-    assert len(set(spans.values())) <= 8 + 4 * 7
-    for n, span in spans.items():
-        assert n <= span < n + 128 or span <= n * 5 / 4
-        assert span % 128 == 0
-    assert sorted(spans.values()) == list(spans.values())
+    assert set(spans.values()) == {512 << k for k in range(9)}
+    assert all(n <= span and (span == 512 or span < 2 * n) for n, span in spans.items())
+    short = RollbackCache(CONFIGS["llama"], 1, capacity=1280, bucket=512).rows
+    assert [short.span_of(n) for n in (1, 512, 513, 1024, 1025, 1280)] == [
+        512, 512, 1024, 1024, 1280, 1280
+    ]  # fmt: skip
     exact = RollbackCache(CONFIGS["llama"], 1, capacity=1 << 17, bucket=1).rows
     assert all(exact.span_of(n) == n for n in range(1, 5000))
+
+
+@pytest.mark.parametrize(("bucket", "capacities"), [(1, [256, 512, 768]), (512, [256, 512, 1024])])
+def test_a_cache_that_attention_reads_in_spans_doubles(bucket: int, capacities: list[int]) -> None:
+    """Keys that move have all graphs captured anew; on the CPU they cost their copy alone."""
+    cache = RollbackCache(CONFIGS["llama"], 1, capacity=256, step=256, bucket=bucket)
+    found = []
+    for _ in range(6):
+        cache.prepare(100)
+        found.append(cache.rows.capacity)
+    assert sorted(set(found)) == capacities
 
 
 @torch.no_grad()

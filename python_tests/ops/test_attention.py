@@ -141,6 +141,28 @@ def test_causality_is_what_its_mask_is(dtype: torch.dtype) -> None:
         attention(*inputs(1, (2, 1), 5, 4), None, 0.2, causal=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
+    """Of rows with texts of several lengths, one longer than there are slots."""
+    for tokens, length in ((1, 40), (5, 300), (3, 1100)):
+        query, key, value = inputs(3, (6, 2), tokens, length, (64, 32), dtype)
+        lengths = torch.tensor([0, length // 2, length - 1])
+        last = lengths[:, None] + torch.arange(tokens)
+        hidden = (torch.arange(length) > last[..., None])[:, None]
+        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, LOWEST[dtype])
+        wanted = attention(query, key, value, mask, 0.2)
+        assert attention(query, key, value, None, 0.2, lengths=lengths).equal(wanted)
+    none = attention(query, key, value, None, 0.2, lengths=torch.tensor([-1, -7, 2]))
+    assert none[:2].eq(0).all()
+    for wrong, message in (
+        ({"causal": True, "lengths": lengths}, "lengths: expected none where causal"),
+        ({"lengths": lengths[:2]}, "lengths: expected size 3 in dimension 0, got 2"),
+        ({"lengths": lengths.int()}, "lengths: expected int64"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            attention(query, key, value, None, 0.2, **wrong)  # type: ignore[arg-type]
+
+
 def with_threads(count: int, given: Any, mask: torch.Tensor | None) -> torch.Tensor:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -264,8 +286,13 @@ def test_what_it_takes() -> None:
 
 def test_the_operator() -> None:
     query, key, value = inputs(2, (4, 2), 3, 20, (64, 32))
-    for mask in (None, causal(3, 20, torch.float32)):
+    lengths = torch.tensor([4, 17])
+    for mask, more in (
+        (None, (True, None)),
+        (None, (False, lengths)),
+        (causal(3, 20, torch.float32), (False, None)),
+    ):
         torch.library.opcheck(
-            torch.ops.polyspec.attention.default, (query, key, value, mask, 0.2, mask is None)
+            torch.ops.polyspec.attention.default, (query, key, value, mask, 0.2, *more)
         )
     assert attention(query[:, :, :0], key, value, None, 0.2).shape == (2, 0, 4, 32)

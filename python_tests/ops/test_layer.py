@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary
+from polyspec_ext.ops.kv import CacheStatus, append
+from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary, rotary_append
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 EPSILON = 1e-5
@@ -82,6 +83,40 @@ def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
     wanted = rotary(whole, None, cosine, sine, 2, HEADS, GROUPS)
     made = rotary(x, bias, cosine, sine, 2, HEADS, GROUPS, *norms, EPSILON)
     assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
+
+
+@DTYPES
+def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
+    """Rows of several lengths, padding, and a row that is full."""
+    x, bias, (cosine, sine) = product(12, dtype), product(1, dtype)[0], turns(3, 4, dtype)
+    norms = numbers(WIDTH, dtype=dtype, seed=6), numbers(WIDTH, dtype=dtype, seed=7), EPSILON
+    lengths = torch.tensor([0, 5, 9])
+    for given, counts, heads in (
+        (None, None, ()),
+        (bias, torch.tensor([4, 1, 2]), ()),
+        (bias, torch.tensor([0, 4, 3]), norms),
+    ):
+        caches = [numbers(3, GROUPS, 11, 2 * WIDTH, dtype=dtype)[..., :WIDTH] for _ in range(4)]
+        query, key, value = rotary(x, given, cosine, sine, 3, HEADS, GROUPS, *heads)
+        _, wanted = append(*caches[:2], key, value, lengths, counts)
+        made, status = rotary_append(
+            x, given, cosine, sine, *caches[2:], lengths, counts, HEADS, *heads
+        )
+        assert made.equal(query)
+        assert status.equal(wanted)
+        assert caches[2].equal(caches[0])
+        assert caches[3].equal(caches[1])
+    assert CacheStatus(int(status[2])) == CacheStatus.CACHE_FULL
+    good = x, None, cosine, sine, *caches[:2], lengths, None, HEADS
+    for place, wrong, message in (
+        (4, caches[0][0], "cache_keys: expected 4 dimensions, got 3"),
+        (4, caches[0][..., :16], "cache_values: expected size 16 in dimension 3"),
+        (5, caches[0].double(), "cache_values: expected the dtype of x"),
+        (6, lengths[1:], "lengths: expected size 3 in dimension 0, got 2"),
+        (8, 0, "batch, heads, groups: expected"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            rotary_append(*good[:place], wrong, *good[place + 1 :])  # type: ignore[arg-type]
 
 
 @DTYPES
@@ -216,6 +251,12 @@ def test_the_operators() -> None:
     norms = numbers(WIDTH), numbers(WIDTH, seed=1), EPSILON
     for bias, heads in ((None, (None, None, 0.0)), (wide[0].clone(), norms)):
         check(own.rotary.default, (wide, bias, cosine, sine, 2, HEADS, GROUPS, *heads))
+    caches = numbers(2, GROUPS, 8, WIDTH), numbers(2, GROUPS, 8, WIDTH, seed=1)
+    lengths = torch.tensor([0, 3])
+    check(
+        own.rotary_append.default,
+        (wide, None, cosine, sine, *caches, lengths, None, HEADS, *norms),
+    )
     assert rms_norm(x[:0], weight, EPSILON).shape == (0, 64)
     assert gated(x[:0]).shape == (0, 32)
     assert gated(x[:, :0].contiguous()).shape == (len(x), 0)

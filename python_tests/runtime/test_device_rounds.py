@@ -239,7 +239,7 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
     for number, cache in enumerate(caches, 1):
         places = {place for place in places_of(keys) if place.owner() is cache}
         assert len({place.tensors for place in places}) == 1
-        assert {place.form[1] for place in places} == {32, 64, 96, 128}
+        assert {place.span for place in places} == {32, 64, 128}
         # A step depends on its own level and those below, which it cuts.
         owners = [
             {place.owner() for place in places_of([key])}
@@ -258,7 +258,7 @@ def test_attention_reads_the_same_slots_all_through_a_round() -> None:
     rows.reach(40)
     for _ in range(9):
         rows.begin(3, RowCounts(None, torch.tensor([3, 1])))
-        assert (rows.bound, rows.span) == (40, 48)
+        assert (rows.bound, rows.span) == (40, 64)
     rows.note([27, 9])
     rows.begin(3, RowCounts([3, 3]))
     assert (rows.bound, rows.span, rows.limit) == (30, 32, None)

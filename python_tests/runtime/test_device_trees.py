@@ -71,17 +71,15 @@ def chain_of(
     sync: bool | None = False,
     **options: Any,
 ) -> ps.Chain:
-    """Levels of one size, and a drafter; `tree`: its first by default."""
+    """Levels of one size, and a drafter; `tree`: its first by default; `shared`: the levels are the
+    target's 4-bit copies in its cache."""
     levels: list[Any] = [level(0, 3, "level 0", captured is not None, **SHARP)]
     for i in range(1, len(window)):
-        more = level(i, 3, f"level {i}", captured is not None, **SHARP)
-        if shared:  # the target's weights, a little off
-            with torch.no_grad():
-                own = more.model.state_dict()
-                for name, value in levels[0].model.state_dict().items():
-                    own[name].copy_(value + 0.02 * own[name])
-            more = ps.HuggingFaceLevel(more.model, name=more.name, shares_cache_with=levels[0])
-        levels.append(more)
+        if shared:
+            copy = ps.quantize_w4(levels[0].model, 32)
+            levels.append(ps.HuggingFaceLevel(copy, name="W4", shares_cache_with=levels[0]))
+        else:
+            levels.append(level(i, 3, f"level {i}", captured is not None, **SHARP))
     drafter = heads.drafter(levels[0], heads.trees[0] if tree is ... else tree)
     if captured is not None:
         options["graphs"] = captured
@@ -116,6 +114,35 @@ def test_one_synchronisation_per_round(heads: Heads) -> None:
 def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed by a recorder that stands in for CUDA graphs: operators on the memory that they were
     captured with, and nothing else."""
+    captured_texts(heads, monkeypatch, shared=False)
+
+
+@some("first tree", "medusa")
+def test_a_tree_below_a_4_bit_copy_is_captured(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's chain: a target, its 4-bit copy, EAGLE-2's tree. Every step of its rounds."""
+    graphs = captured_texts(heads, monkeypatch, shared=True)
+    assert {key[0] for key in graphs.keys} == {1, 2, 3}
+
+
+class Keyed(Graphs):
+    """Notes the keys of steps that are replayed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder, progress=False)
+        self.keys: set[Any] = set()
+
+    def run(self, kind: str, key: Any, step: Any) -> Any:
+        before = self.num_replays
+        outputs = super().run(kind, key, step)
+        if self.num_replays > before:
+            self.keys.add(tuple(key))
+        return outputs
+
+
+def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) -> Keyed:
+    """Compare texts of captured rounds with those that the host follows."""
 
     class OnADevice(RollbackCache):
         """Lengths are written at once and in place, and attention reads few numbers of slots."""
@@ -125,10 +152,10 @@ def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -
             self.rows.on_cpu = False
 
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
-    followed = chain_of(heads, [6, 3], sync=None)
+    followed = chain_of(heads, [6, 3], shared=shared, sync=None)
     recorder = Recorder()
-    graphs = Graphs(recorder, progress=False)
-    captured = chain_of(heads, [6, 3], captured=graphs)
+    graphs = Keyed(recorder)
+    captured = chain_of(heads, [6, 3], shared=shared, captured=graphs)
     with keys_of_captures(graphs, recorder) as seen:
         for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
             options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
@@ -140,6 +167,7 @@ def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -
         used = [one for one in recording.outside.values() if one.is_floating_point()]
         assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
         assert used
+    return graphs
 
 
 @some("first tree", "third chain", "medusa")

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,9 @@ from recorder import READS, Recorder, addresses, keys_of_captures, traces_of_key
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.levels.base import InputBlock
+from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities
 from polyspec_ext.policies.base import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
 from polyspec_ext.tensors import Place, RowCounts
@@ -36,7 +39,25 @@ def test_long_texts_capture_few_graphs() -> None:
     wanted = eager.generate(PROMPTS[0], 200, **options)
     for _ in range(2):
         assert chain.generate(PROMPTS[0], 200, **options).sequences.equal(wanted.sequences)
-    assert 0 < graphs.num_captures <= 2 * (8 + 4 * 4)  # of two steps, and not 100 spans
+    assert 0 < graphs.num_captures <= 2 * 8  # of two steps, and not 100 spans
+
+
+@pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
+def test_a_text_of_900_tokens_has_two_captures_a_step(window: list[int]) -> None:
+    """Of spans of 512 and 1024 slots; few other steps are not replayed."""
+    graphs = Steps()
+    options: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
+    chain, _ = make(window, True, graphs=graphs, bucket=DEVICE_BUCKET, **options)
+    options = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+    chain.generate(PROMPTS[0], 900, **options)
+    kinds = len(window) + 1
+    assert len(graphs.captures) == kinds
+    assert all(count <= 2 for count in graphs.captures.values())
+    assert graphs.steps - graphs.num_captures - graphs.num_replays <= 2 * kinds
+    assert graphs.steps > 200 * kinds
+    captures = graphs.num_captures
+    chain.generate(PROMPTS[0], 900, **options)
+    assert graphs.num_captures <= captures + 1  # the target alone with its last token
 
 
 # ---- which memory a graph is for -----------------------------------------------------------------
@@ -86,14 +107,16 @@ def test_equal_keys_are_equal_steps(window: list[int], tail: int, temperature: f
 
 
 class Steps(Graphs):
-    """Counts captures by the kind of step."""
+    """Counts steps, and captures by their kind."""
 
     def __init__(self) -> None:
         super().__init__(Recorder(), progress=False)
         self.captures: Counter[str] = Counter()
+        self.steps = 0
 
     def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
         before = self.num_captures
+        self.steps += 1
         outputs = super().run(kind, key, step)
         self.captures[kind] += self.num_captures - before
         return outputs
@@ -202,10 +225,18 @@ def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
     assert graphs.num_replays > graphs.num_captures > 0
 
 
+class OnHost(HuggingFaceLevel):
+    """A level whose lengths the host keeps."""
+
+    @property
+    def capabilities(self) -> LevelCapabilities:
+        return replace(super().capabilities, keeps_lengths=False)
+
+
 def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
-    """Graphs are at hand, but the drafter works on the host."""
+    """Graphs are at hand, but no level can have its passes captured."""
     graphs = Graphs(Recorder(), progress=False)
-    target = level(0, 2, "target", True)
+    target = OnHost(level(0, 2, "target").model)
     chain = ps.Chain([target, PromptLookup()], [4], graphs=graphs)
     eager = ps.Chain([level(0, 2, "target"), PromptLookup()], [4])
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
@@ -397,12 +428,12 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     assert (graphs.num_captures, graphs.num_replays) == (3, 3)
     assert runs == [(1,), (1,), (2,), (2,), (3,), (3,)]
     run("k", 3)
-    run("k", 1)  # was dropped: as it is again
-    assert (graphs.num_captures, graphs.num_replays) == (3, 4)
+    run("k", 1)  # was dropped: captured again
+    assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (4, 4, 2)
     run("other", 3)
     run("k", 3, 7)
     run("k", None)
-    assert (graphs.num_captures, graphs.num_replays) == (3, 4)
+    assert (graphs.num_captures, graphs.num_replays) == (4, 4)
     with pytest.raises(ValueError, match="limit: expected >= 1, given 0"):
         Graphs(Direct(), limit=0)
 
@@ -598,7 +629,8 @@ def test_the_warning_says_what_went_wrong_first() -> None:
 
     graphs = Graphs(Ends(), progress=False)
     one = torch.ones(1)
-    assert graphs.run("the step", [], lambda: (one,)) == (one,)
+    for _ in range(2):
+        assert graphs.run("the step", [], lambda: (one,)) == (one,)
     with pytest.warns(RuntimeWarning, match=r"^the step cannot be captured .*: not permitted$"):
         assert graphs.run("the step", [], lambda: (one,)) == (one,)
     assert graphs.run("the step", [], lambda: (one,)) == (one,)

@@ -4,6 +4,7 @@ them alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import toy_rows
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from random_chains import Row, Shape, rows, run, shapes
+from recorder import Recorder
 from small_models import V, make, rough
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.serving import Event
 
 VOCAB = 7
@@ -494,16 +497,24 @@ def test_slots_that_a_level_cannot_serve_are_refused() -> None:
 # ---- captured rounds -----------------------------------------------------------------------------
 
 
-def test_captured_rounds_serve_on_while_rows_join_and_leave() -> None:
+def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
+    """A chain whose steps the host follows."""
+    graphs = Graphs(Recorder(), progress=False) if captured else None
+    levels = [captured_chains.level(i, 2, f"level {i}", captured) for i in range(2)]
+    return ps.Chain([*levels, PromptLookup()], [4, 2], graphs=graphs), graphs
+
+
+@pytest.mark.parametrize("made", [partial(captured_chains.make, [4, 2]), with_lookup])
+def test_captured_rounds_serve_on_while_rows_join_and_leave(made: Any) -> None:
     """A recorder stands in for CUDA: graphs replay operators on the memory of their capture."""
     requests = [
         {"prompt": [1 + i, 2, 3], "max_new_tokens": 12, "temperature": 1.0, "seed": i}
         for i in range(14)
     ]
     requests = [{**one, "eos_token_id": []} for one in requests]
-    plain, _ = captured_chains.make([4, 2], False)
+    plain, _ = made(False)
     wanted = [alone(plain, one).new_tokens[0] for one in requests]
-    chain, graphs = captured_chains.make([4, 2], True)
+    chain, graphs = made(True)
     assert graphs is not None
     server = ps.Server(chain, 3)
     first = serve(server, requests[:7], [0, 0, 0, 1, 2, 3, 4])

@@ -1,4 +1,4 @@
-// polyspec::attention: a few queries per row over a cache of keys and values, on the CPU.
+// polyspec::attention: a few queries per row over a cache of keys and values.
 //
 // A verification reads a few tokens behind a long text. Kernels that are made for prompts work in
 // blocks of far more queries, want keys and masks laid out for every query head, and cost such a
@@ -23,16 +23,19 @@ constexpr int64_t kAttentionStack = 144 << 10;
 // sums in a fixed order: those of every kAttentionSpan keys by themselves, then one span after the
 // other. out is rounded to dtype.
 //
-// A row of out is the same, bit for bit, on every processor, with any number of threads, whatever
-// other queries are in the call, and whatever keys stand behind that the mask hides from it (with
-// -inf or the lowest number of dtype, and values that are finite) or that causal does. Where all
-// keys are hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
+// A row of out is the same, bit for bit, on every processor, on CUDA, with any number of threads,
+// whatever other queries are in the call, and whatever keys stand behind that the mask hides from
+// it (with -inf or the lowest number of dtype, and values that are finite) or that causal does.
+// Where all keys are hidden, out is 0; where a score that is not hidden is NaN or +inf, out is NaN.
 struct AttentionParams {
   int64_t batch = 0, heads = 0, groups = 0;  // b, h, heads of keys; heads a multiple of groups
   int64_t tokens = 0, length = 0;            // t, n >= 1
   int64_t width = 0, value_width = 0;        // d, e: of a key, of a value; kAttentionStep, ...Width
   DType dtype = DType::kFloat32;             // kFloat32 or kBFloat16, of all tensors
   bool causal = false;  // token t sees keys [0, length - tokens + t] only; then length >= tokens
+  // [b], not with causal: token t of row b sees keys [0, lengths[b] + t] only, which the device
+  // looks up; nullptr: all that causal and the mask leave.
+  const int64_t* lengths = nullptr;
   float scale = 1.0f;
   const void* query = nullptr;   // [b, h, t, d], unit stride along d
   const void* key = nullptr;     // [b, groups, n, d], unit stride along d
@@ -45,15 +48,16 @@ struct AttentionParams {
   void* out = nullptr;          // [b, t, h, e], contiguous
   // attention_workspace_bytes(params) to spread spans of keys over the threads as well, 64-byte
   // aligned; nullptr: a thread reads all keys of its queries, which suits where batch * groups are
-  // as many as the threads.
+  // as many as the threads. On CUDA it is needed where length > kAttentionSpan.
   void* workspace = nullptr;
 };
 
 // -1 for parameters that are refused; the tensors are not looked at.
 POLYSPEC_API int64_t attention_workspace_bytes(const AttentionParams& params);
 
-// Runs on the CPU, on the stream's threads, each with kAttentionStack bytes of stack to spare;
-// kUnsupported for a CUDA stream.
+// Runs on the stream's device: on the CPU on the stream's threads, each with kAttentionStack bytes
+// of stack to spare; on CUDA in one launch, and one more where length > kAttentionSpan. There keys
+// and values must begin at multiples of 16 bytes in every row, head and slot.
 POLYSPEC_API Result attention(const AttentionParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

@@ -1,16 +1,17 @@
-// What a decoder layer computes between its products, on the CPU: RMSNorm with the residual sum in
-// front of it, rotary positions of queries and keys, and the gated activation.
+// What a decoder layer computes between its products: RMSNorm with the residual sum in front of it,
+// rotary positions of queries and keys, and the gated activation.
 //
 // All three are made of many small operators elsewhere. A pass of one token then spends as long on
-// calls as on its weights.
+// calls, or on launches, as on its weights.
 //
 // Every token is computed by itself and in a fixed order: its bits are the same on every processor,
-// with any number of threads, and whatever other tokens are in the call. With kBFloat16 a value is
-// rounded wherever a model of transformers' rounds it. Tensors are contiguous but for a stride that
-// is named; outputs are apart from inputs.
+// on CUDA, with any number of threads, and whatever other tokens are in the call. With kBFloat16 a
+// value is rounded wherever a model of transformers' rounds it. Tensors are contiguous but for a
+// stride that is named; outputs are apart from inputs.
 #pragma once
 
 #include "polyspec/export.h"
+#include "polyspec/kv_cache.hpp"
 #include "polyspec/status.hpp"
 #include "polyspec/types.hpp"
 
@@ -50,6 +51,17 @@ struct RotaryParams {
   void *query = nullptr, *key = nullptr, *value = nullptr;  // [b, h, t, d], [b, g, t, d] out
 };
 
+// The same, whose keys and values are appended to a cache of one run of slots per row (AppendParams
+// without a ring): token i of row b goes to slot lengths[b] + i. Padding has queries alone.
+struct RotaryAppendParams {
+  RotaryParams turn;                 // without key and value
+  int64_t capacity = 0;              // c >= 1
+  KvCache keys, values;              // [b, g, c, d]
+  const int64_t* lengths = nullptr;  // [b] tokens that each row holds already
+  const int64_t* counts = nullptr;   // [b] in [0, t], new tokens of each row, or nullptr: t each
+  int32_t* status = nullptr;         // [b] out, as of AppendParams
+};
+
 // y = round(silu(gate)) up, with silu(x) = x / (1 + exp(-x)).
 struct GatedParams {
   int64_t tokens = 0, width = 0;  // m, n >= 0
@@ -58,10 +70,11 @@ struct GatedParams {
   void* y = nullptr;              // [m, n] out
 };
 
-// Run on the CPU, on the stream's threads where there are many tokens; kUnsupported for a CUDA
-// stream.
+// Run on the stream's device; on the CPU on the stream's threads where there are many tokens. On
+// CUDA each is one launch.
 POLYSPEC_API Result rms_norm(const RmsNormParams& params, Stream stream = Stream::cpu());
 POLYSPEC_API Result rotary(const RotaryParams& params, Stream stream = Stream::cpu());
+POLYSPEC_API Result rotary_append(const RotaryAppendParams& params, Stream stream = Stream::cpu());
 POLYSPEC_API Result gated(const GatedParams& params, Stream stream = Stream::cpu());
 
 }  // namespace polyspec

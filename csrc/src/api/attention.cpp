@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "api/checks.hpp"
+#include "core/layer_math.hpp"
 #include "cpu/attention_dispatch.hpp"
 #include "cpu/isa.hpp"
+#include "cuda/attention.hpp"
 
 namespace polyspec {
 namespace {
@@ -21,6 +23,23 @@ Result check(const AttentionParams& p) {
   return check_given({{"query", p.query}, {"key", p.key}, {"value", p.value}, {"out", p.out}});
 }
 
+// Rows of keys and of values are read 16 bytes at a time.
+Result check_rows(const char* name, const void* data, const int64_t (&stride)[3], int64_t size) {
+  uint64_t bits = reinterpret_cast<uintptr_t>(data);
+  for (const int64_t one : stride) bits |= static_cast<uint64_t>(one * size);
+  if (bits % 16 == 0) return {};
+  return invalid("%s: expected rows at multiples of 16 bytes on CUDA, given others", name);
+}
+
+Result check_for_cuda(const AttentionParams& p) {
+  if (p.batch * p.tokens == 0) return {};
+  const int64_t size = p.dtype == DType::kFloat32 ? 4 : 2;
+  if (const Result key = check_rows("key", p.key, p.key_stride, size); !key.ok()) return key;
+  if (const Result value = check_rows("value", p.value, p.value_stride, size); !value.ok())
+    return value;
+  return check_given({{"workspace", p.workspace, p.length > kAttentionSpan}});
+}
+
 }  // namespace
 
 Result check_shape(const AttentionParams& p) {
@@ -32,6 +51,8 @@ Result check_shape(const AttentionParams& p) {
                    static_cast<long long>(p.groups), static_cast<long long>(p.heads));
   }
   if (p.length < 1) return expected("length", ">= 1", p.length);
+  if (p.causal && p.lengths != nullptr)
+    return invalid("lengths: expected none where causal, given some");
   if (p.causal && p.length < p.tokens) {
     return invalid("length: expected at least tokens, %lld, where causal, given %lld",
                    static_cast<long long>(p.tokens), static_cast<long long>(p.length));
@@ -46,8 +67,8 @@ Result check_shape(const AttentionParams& p) {
   if (!keys.ok()) return keys;
   // Of the workspace, which has more than the queries and `out`.
   return check_sizes("batch, heads, tokens, length, value_width",
-                     {p.batch, p.heads, p.tokens, cpu::attention_spans(p.length),
-                      std::max(p.width, cpu::attention_kept(p))});
+                     {p.batch, p.heads, p.tokens, core::attention_spans(p.length),
+                      std::max(p.width, core::attention_kept(p.value_width))});
 }
 
 int64_t attention_workspace_bytes(const AttentionParams& params) {
@@ -56,7 +77,10 @@ int64_t attention_workspace_bytes(const AttentionParams& params) {
 
 Result attention(const AttentionParams& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu) return on_cpu_only("attention");
+  if (stream.device == Stream::Device::kCuda) {
+    if (const Result result = check_for_cuda(params); !result.ok()) return result;
+    return params.batch * params.tokens > 0 ? cuda::attention(params, stream.cuda) : Result{};
+  }
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (params.batch * params.tokens > 0) cpu::attention(params, stream.executor);
   return {};

@@ -1,4 +1,5 @@
-// polyspec::rms_norm, rotary and gated: check what the host can see, and hand over to the backend.
+// polyspec::rms_norm, rotary, rotary_append and gated: check what the host can see, and hand over
+// to the backend.
 #include "polyspec/layer.hpp"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include "api/checks.hpp"
 #include "cpu/isa.hpp"
 #include "cpu/layer_dispatch.hpp"
+#include "cuda/layer.hpp"
 
 namespace polyspec {
 namespace {
@@ -27,7 +29,8 @@ Result check(const RmsNormParams& p) {
       {{"x", p.x}, {"weight", p.weight}, {"y", p.y}, {"sum", p.sum, p.residual != nullptr}});
 }
 
-Result check(const RotaryParams& p) {
+// `appends`: keys and values go elsewhere.
+Result check_turn(const RotaryParams& p, bool appends) {
   if (p.batch < 0) return expected("batch", ">= 0", p.batch);
   if (p.tokens < 0) return expected("tokens", ">= 0", p.tokens);
   if (p.heads < 1) return expected("heads", ">= 1", p.heads);
@@ -48,8 +51,21 @@ Result check(const RotaryParams& p) {
                       {"cosine", p.cosine},
                       {"sine", p.sine},
                       {"query", p.query},
-                      {"key", p.key},
-                      {"value", p.value}});
+                      {"key", p.key, !appends},
+                      {"value", p.value, !appends}});
+}
+
+Result check(const RotaryParams& p) { return check_turn(p, false); }
+
+Result check(const RotaryAppendParams& p) {
+  if (p.capacity < 1) return expected("capacity", ">= 1", p.capacity);
+  if (const Result turn = check_turn(p.turn, true); !turn.ok()) return turn;
+  if (p.turn.tokens < 1) return expected("tokens", ">= 1", p.turn.tokens);
+  if (p.turn.batch == 0) return {};
+  return check_given({{"lengths", p.lengths},
+                      {"status", p.status},
+                      {"keys", p.keys.data},
+                      {"values", p.values.data}});
 }
 
 Result check(const GatedParams& p) {
@@ -63,27 +79,31 @@ Result check(const GatedParams& p) {
 }
 
 template <class Params>
-Result call(const char* name, void (*run)(const Params&, const Executor&), const Params& params,
-            Stream stream) {
+Result call(void (*on_cpu)(const Params&, const Executor&),
+            Result (*on_cuda)(const Params&, CUstream_st*), const Params& params, Stream stream) {
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu) return on_cpu_only(name);
+  if (stream.device == Stream::Device::kCuda) return on_cuda(params, stream.cuda);
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
-  run(params, stream.executor);
+  on_cpu(params, stream.executor);
   return {};
 }
 
 }  // namespace
 
 Result rms_norm(const RmsNormParams& params, Stream stream) {
-  return call("rms_norm", &cpu::rms_norm, params, stream);
+  return call(&cpu::rms_norm, &cuda::rms_norm, params, stream);
 }
 
 Result rotary(const RotaryParams& params, Stream stream) {
-  return call("rotary", &cpu::rotary, params, stream);
+  return call(&cpu::rotary, &cuda::rotary, params, stream);
+}
+
+Result rotary_append(const RotaryAppendParams& params, Stream stream) {
+  return call(&cpu::rotary_append, &cuda::rotary_append, params, stream);
 }
 
 Result gated(const GatedParams& params, Stream stream) {
-  return call("gated", &cpu::gated, params, stream);
+  return call(&cpu::gated, &cuda::gated, params, stream);
 }
 
 }  // namespace polyspec

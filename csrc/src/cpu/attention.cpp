@@ -7,8 +7,8 @@
 // blocks are summed up by themselves and then merged in order, whoever reads them.
 #include <algorithm>
 
+#include "core/layer_math.hpp"
 #include "cpu/attention_tables.hpp"
-#include "cpu/convert.hpp"
 #include "cpu/copy.hpp"
 #include "cpu/float_mode.hpp"
 #include "cpu/lanes.hpp"
@@ -20,9 +20,8 @@ namespace {
 using cpu::AttentionQueries;
 using cpu::kAttentionQueries;
 
-constexpr int64_t kKeys = 128;  // of a block
-static_assert(kAttentionSpan % kKeys == 0 && cpu::kAttentionLanes == kLanes, "both share a layout");
-constexpr float kLog2E = 1.44269504f;
+constexpr int64_t kKeys = kAttentionKeys;
+static_assert(kSumLanes == kLanes, "both share a layout");
 
 // Queries that are multiplied at once, and lanes of values: as many sums as the registers hold.
 #if defined(__AVX512F__)
@@ -32,12 +31,6 @@ constexpr int kAtOnce = 6, kValueLanes = 1;
 #else
 constexpr int kAtOnce = 4, kValueLanes = 1;
 #endif
-
-// 2^x for x <= 0: 0 below -127, and NaN for a NaN.
-POLYSPEC_FN float weight_of(float x) {
-  const float exponent = x < -127.0f ? -127.0f : x;
-  return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
-}
 
 // What queries have summed up; a query's sums follow each other in memory, by the width of the
 // values.
@@ -52,7 +45,7 @@ struct Summed {
     std::fill(highest, highest + count, -kLargest);
   }
 };
-// `count` queries' part of memory for cpu::attention_kept.
+// `count` queries' part of memory for attention_kept.
 Summed kept_at(float* kept, int64_t count, int64_t width) {
   float* const weights = kept + count * width;
   return {kept, reinterpret_cast<float (*)[kLanes]>(weights), weights + count * kLanes};
@@ -169,16 +162,6 @@ POLYSPEC_FN const T* row_of(const void* base, const int64_t (&stride)[3], int64_
   return static_cast<const T*>(base) + row * stride[0] + head * stride[1] + token * stride[2];
 }
 
-// How many keys a query sees, but for the mask.
-POLYSPEC_FN int64_t keys_seen(const AttentionParams& p, int64_t query) {
-  return p.causal ? p.length - p.tokens + query % p.tokens + 1 : p.length;
-}
-// The most that one of [first, last) does.
-POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t first, int64_t last) {
-  const bool whole = first / p.tokens != (last - 1) / p.tokens;  // a head's last token among them
-  return whole ? p.length : keys_seen(p, last - 1);
-}
-
 template <class T>
 void load_queries(const AttentionParams& p, const AttentionQueries& of, Scratch& scratch) {
   const int64_t share = p.heads / p.groups;
@@ -198,7 +181,8 @@ void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t firs
               Scratch& scratch, Summed summed) {
   const int64_t count = of.last - of.first;
   summed.clear(count, p.value_width);
-  const int64_t length = std::min(longest_seen(p, of.first, of.last), first_key + kAttentionSpan);
+  const int64_t length =
+      std::min(longest_seen(p, of.row, of.first, of.last), first_key + kAttentionSpan);
   for (int64_t begin = first_key; begin < length; begin += kKeys) {
     const int64_t keys = std::min(kKeys, length - begin);
     for (int64_t tile = 0; tile < keys; tile += kLanes) {
@@ -217,7 +201,8 @@ void sum_span(const AttentionParams& p, const AttentionQueries& of, int64_t firs
       const T* mask = static_cast<const T*>(p.mask);
       if (mask != nullptr)
         mask += of.row * p.mask_stride[0] + (of.first + m) % p.tokens * p.mask_stride[1] + begin;
-      const int64_t seen = std::clamp<int64_t>(keys_seen(p, of.first + m) - begin, 0, keys);
+      const int64_t seen =
+          std::clamp<int64_t>(keys_seen(p, of.row, (of.first + m) % p.tokens) - begin, 0, keys);
       weigh(scratch.scores[m], summed, m, keys, seen, p.value_width, mask);
     }
     const T* const values = row_of<T>(p.value, p.value_stride, of.row, of.group, begin);
@@ -268,7 +253,7 @@ void run_queries(const AttentionParams& p, const AttentionQueries& of) {
   Whole all, next;
   load_queries<T>(p, of, scratch);
   sum_span<T>(p, of, 0, scratch, all.view());
-  for (int64_t key = kAttentionSpan; key < longest_seen(p, of.first, of.last);
+  for (int64_t key = kAttentionSpan; key < longest_seen(p, of.row, of.first, of.last);
        key += kAttentionSpan) {
     sum_span<T>(p, of, key, scratch, next.view());
     follow(all.view(), next.view(), of.last - of.first, p.value_width);
@@ -286,9 +271,9 @@ void run_one_span(const AttentionParams& p, const AttentionQueries& of, int64_t 
 
 template <class T>
 void merge_spans(const AttentionParams& p, const AttentionQueries& of, float* kept) {
-  const int64_t count = of.last - of.first, each = count * cpu::attention_kept(p);
+  const int64_t count = of.last - of.first, each = count * attention_kept(p.value_width);
   const Summed all = kept_at(kept, count, p.value_width);
-  for (int64_t span = 1; span < cpu::attention_spans(p.length); ++span)
+  for (int64_t span = 1; span < attention_spans(p.length); ++span)
     follow(all, kept_at(kept + span * each, count, p.value_width), count, p.value_width);
   write<T>(p, of, all);
 }

@@ -16,16 +16,6 @@ struct AttentionQueries {
   int64_t row, group, first, last;
 };
 
-inline int64_t attention_spans(int64_t length) {
-  return (length + kAttentionSpan - 1) / kAttentionSpan;
-}
-// Floats that keep what a query has summed up over a span: its sums, its weights in lanes, and its
-// highest score.
-constexpr int64_t kAttentionLanes = 16;
-inline int64_t attention_kept(const AttentionParams& params) {
-  return params.value_width + kAttentionLanes + 1;
-}
-
 struct Attention {
   // Writes out.
   void (*run)(const AttentionParams& params, const AttentionQueries& queries);

@@ -3,47 +3,30 @@
 //
 // The loops have no order but in the sum of squares, which is made in 16 lanes whatever the
 // registers are: the result is the same on every processor.
-#include "cpu/convert.hpp"
+#include "core/kv_index.hpp"
+#include "core/layer_math.hpp"
 #include "cpu/copy.hpp"
 #include "cpu/float_mode.hpp"
-#include "cpu/lanes.hpp"
 #include "cpu/layer_tables.hpp"
 
 namespace polyspec::POLYSPEC_CORE {
 namespace {
 
-constexpr float kLog2E = 1.44269504f, kLog2ELow = 1.92596303e-8f, kLn2 = 0.693147181f;
-
-// As T holds it.
-template <class T>
-POLYSPEC_FN float rounded(float value) {
-  T made;
-  convert_output(value, &made);
-  return to_float(made);
-}
-
-POLYSPEC_FN float sum_of(const float (&lanes)[kLanes]) {
-  float half[kLanes / 2];
-  for (int64_t i = 0; i < kLanes / 2; ++i) half[i] = lanes[i] + lanes[i + kLanes / 2];
-  return ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
-}
-
 // y may be x.
 template <class T>
 POLYSPEC_FN void norm_row(const T* x, const T* weight, int64_t n, float epsilon, T* y) {
-  const int64_t whole = n / kLanes * kLanes;
-  float lanes[kLanes] = {};
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    for (int64_t l = 0; l < kLanes; ++l) {
+  const int64_t whole = n / kSumLanes * kSumLanes;
+  float lanes[kSumLanes] = {};
+  for (int64_t i = 0; i < whole; i += kSumLanes) {
+    for (int64_t l = 0; l < kSumLanes; ++l) {
       const float value = to_float(x[i + l]);
       lanes[l] += value * value;
     }
   }
   for (int64_t i = whole; i < n; ++i) lanes[i - whole] += to_float(x[i]) * to_float(x[i]);
-  const float mean = sum_of(lanes) / static_cast<float>(n);
-  const float factor = 1.0f / __builtin_sqrtf(mean + epsilon);
+  const float factor = norm_factor(lanes, n, epsilon);
   for (int64_t i = 0; i < n; ++i)
-    convert_output(to_float(weight[i]) * rounded<T>(to_float(x[i]) * factor), y + i);
+    convert_output(normed<T>(to_float(weight[i]), to_float(x[i]), factor), y + i);
 }
 
 template <class T>
@@ -64,26 +47,36 @@ POLYSPEC_FN void turn(const T* x, const T* cosine, const T* sine, int64_t width,
   const int64_t half = width / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float first = to_float(x[i]), second = to_float(x[i + half]);
-    convert_output(
-        rounded<T>(first * to_float(cosine[i])) + rounded<T>(-second * to_float(sine[i])), to + i);
-    convert_output(rounded<T>(second * to_float(cosine[i + half])) +
-                       rounded<T>(first * to_float(sine[i + half])),
+    convert_output(turned<T>(first, -second, to_float(cosine[i]), to_float(sine[i])), to + i);
+    convert_output(turned<T>(second, first, to_float(cosine[i + half]), to_float(sine[i + half])),
                    to + i + half);
   }
 }
 
+// Where the heads of a token go, one `step` behind the other; nullptr: nowhere.
 template <class T>
-void turn_token(const RotaryParams& p, int64_t number) {
-  const int64_t d = p.width, row = number / p.tokens, token = number % p.tokens;
-  const int64_t at = (p.same_positions ? token : number) * d;
+struct HeadsAt {
+  T* data;
+  int64_t step;
+};
+
+template <class T>
+POLYSPEC_FN void split_token(const RotaryParams& p, int64_t number, HeadsAt<T> query,
+                             HeadsAt<T> key, HeadsAt<T> value) {
+  const int64_t d = p.width;
+  const int64_t at = (p.same_positions ? number % p.tokens : number) * d;
   const T* const cosine = static_cast<const T*>(p.cosine) + at;
   const T* const sine = static_cast<const T*>(p.sine) + at;
   const T* bias = static_cast<const T*>(p.bias);
   const T* x = static_cast<const T*>(p.x) + number * (p.heads + 2 * p.groups) * d;
   T changed[kRotaryWidth];
-  const auto split = [&](void* out, int64_t heads, const void* norm, bool turns) {
-    T* to = static_cast<T*>(out) + (row * heads * p.tokens + token) * d;
-    for (int64_t head = 0; head < heads; ++head, x += d, to += p.tokens * d) {
+  const auto split = [&](HeadsAt<T> to, int64_t heads, const void* norm, bool turns) {
+    if (to.data == nullptr) {
+      x += heads * d;
+      if (bias != nullptr) bias += heads * d;
+      return;
+    }
+    for (int64_t head = 0; head < heads; ++head, x += d, to.data += to.step) {
       const T* from = x;
       if (bias != nullptr) {
         for (int64_t i = 0; i < d; ++i)
@@ -96,26 +89,44 @@ void turn_token(const RotaryParams& p, int64_t number) {
         from = changed;
       }
       if (turns) {
-        turn(from, cosine, sine, d, to);
+        turn(from, cosine, sine, d, to.data);
       } else {
-        memcpy(to, from, static_cast<size_t>(d) * sizeof(T));
+        memcpy(to.data, from, static_cast<size_t>(d) * sizeof(T));
       }
     }
   };
-  split(p.query, p.heads, p.query_norm, true);
-  split(p.key, p.groups, p.key_norm, true);
-  split(p.value, p.groups, nullptr, false);
+  split(query, p.heads, p.query_norm, true);
+  split(key, p.groups, p.key_norm, true);
+  split(value, p.groups, nullptr, false);
 }
 
-// exp(-|x|) decides on which side of 1 the exponential lies, so that none overflows.
-POLYSPEC_FN float silu(float x) {
-  const float size = bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu);
-  const float exponent = size * kLog2E < 127.0f ? size * kLog2E : 127.0f;
-  // What rounding to a float left out of the exponent.
-  const float rest = __builtin_fmaf(size, kLog2E, -exponent) + size * kLog2ELow;
-  const float power = exp2_in_range(-exponent);
-  const float small = exponent < 127.0f ? __builtin_fmaf(power, -rest * kLn2, power) : 0.0f;
-  return (x < 0.0f ? x * small : x) / (1.0f + small);
+// In tensors [b, heads, t, d].
+template <class T>
+POLYSPEC_FN HeadsAt<T> heads_at(void* data, const RotaryParams& p, int64_t heads, int64_t number) {
+  const int64_t row = number / p.tokens, token = number % p.tokens;
+  return {static_cast<T*>(data) + (row * heads * p.tokens + token) * p.width, p.tokens * p.width};
+}
+
+template <class T>
+void turn_token(const RotaryParams& p, int64_t number) {
+  split_token<T>(p, number, heads_at<T>(p.query, p, p.heads, number),
+                 heads_at<T>(p.key, p, p.groups, number),
+                 heads_at<T>(p.value, p, p.groups, number));
+}
+
+template <class T>
+void append_token(const RotaryAppendParams& p, int64_t number) {
+  const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
+  const NewTokens in = new_tokens(p);
+  const RowAppend plan = row_append(in, row, p.capacity);
+  if (token == 0) finish_row(in, row, plan);
+  const auto slot = [&](const KvCache& cache) -> HeadsAt<T> {
+    if (token >= plan.count) return {nullptr, 0};
+    const int64_t at = offset_of(cache.stride, row, 0, plan.begin + token);
+    return {static_cast<T*>(cache.data) + at, cache.stride[1]};
+  };
+  split_token<T>(p.turn, number, heads_at<T>(p.turn.query, p.turn, p.turn.heads, number),
+                 slot(p.keys), slot(p.values));
 }
 
 template <class T>
@@ -125,8 +136,14 @@ void gate_token(const GatedParams& p, int64_t token) {
   const T* const up = gate + n;
   T* const y = static_cast<T*>(p.y) + token * n;
   for (int64_t i = 0; i < n; ++i)
-    convert_output(rounded<T>(silu(to_float(gate[i]))) * to_float(up[i]), y + i);
+    convert_output(gated_value<T>(to_float(gate[i]), to_float(up[i])), y + i);
 }
+
+template <class Params>
+POLYSPEC_FN DType dtype_of(const Params& params) {
+  return params.dtype;
+}
+POLYSPEC_FN DType dtype_of(const RotaryAppendParams& params) { return params.turn.dtype; }
 
 template <class Params>
 using OfToken = void (*)(const Params&, int64_t);
@@ -134,7 +151,7 @@ using OfToken = void (*)(const Params&, int64_t);
 template <class Params, OfToken<Params> kFloat, OfToken<Params> kHalf>
 void run(const Params& params, int64_t begin, int64_t end) {
   const FloatMode mode;
-  const OfToken<Params> one = params.dtype == DType::kFloat32 ? kFloat : kHalf;
+  const OfToken<Params> one = dtype_of(params) == DType::kFloat32 ? kFloat : kHalf;
   for (; begin < end; ++begin) one(params, begin);
 }
 
@@ -147,6 +164,7 @@ namespace own = POLYSPEC_CORE;
 const Layer POLYSPEC_COPY(kLayer) = {
     &own::run<RmsNormParams, own::norm_token<float>, own::norm_token<own::BFloat16>>,
     &own::run<RotaryParams, own::turn_token<float>, own::turn_token<own::BFloat16>>,
+    &own::run<RotaryAppendParams, own::append_token<float>, own::append_token<own::BFloat16>>,
     &own::run<GatedParams, own::gate_token<float>, own::gate_token<own::BFloat16>>};
 
 }  // namespace polyspec::cpu

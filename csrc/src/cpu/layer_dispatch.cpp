@@ -13,6 +13,10 @@ constexpr int64_t kValuesPerTask = int64_t{1} << 14;
 
 int64_t tokens_per_task(int64_t width) { return std::max<int64_t>(1, kValuesPerTask / width); }
 
+int64_t features(const RotaryParams& params) {
+  return (params.heads + 2 * params.groups) * params.width;
+}
+
 const Layer& layer() {
   static const Layer& table = chosen(kLayerCopies);
   return table;
@@ -26,9 +30,13 @@ void rms_norm(const RmsNormParams& params, const Executor& executor) {
 }
 
 void rotary(const RotaryParams& params, const Executor& executor) {
-  const int64_t width = (params.heads + 2 * params.groups) * params.width;
-  spread(executor, params.batch * params.tokens, tokens_per_task(width),
+  spread(executor, params.batch * params.tokens, tokens_per_task(features(params)),
          [&](int64_t begin, int64_t end) { layer().rotary(params, begin, end); });
+}
+
+void rotary_append(const RotaryAppendParams& params, const Executor& executor) {
+  spread(executor, params.turn.batch * params.turn.tokens, tokens_per_task(features(params.turn)),
+         [&](int64_t begin, int64_t end) { layer().rotary_append(params, begin, end); });
 }
 
 void gated(const GatedParams& params, const Executor& executor) {

@@ -8,6 +8,7 @@ namespace polyspec::cpu {
 // Arguments are checked already (api/layer.cpp).
 void rms_norm(const RmsNormParams& params, const Executor& executor);
 void rotary(const RotaryParams& params, const Executor& executor);
+void rotary_append(const RotaryAppendParams& params, const Executor& executor);
 void gated(const GatedParams& params, const Executor& executor);
 
 }  // namespace polyspec::cpu

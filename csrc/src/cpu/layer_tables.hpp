@@ -11,6 +11,7 @@ struct Layer {
   // Tokens [begin, end); of rotary positions those of all rows, numbered one row after another.
   void (*rms_norm)(const RmsNormParams& params, int64_t begin, int64_t end);
   void (*rotary)(const RotaryParams& params, int64_t begin, int64_t end);
+  void (*rotary_append)(const RotaryAppendParams& params, int64_t begin, int64_t end);
   void (*gated)(const GatedParams& params, int64_t begin, int64_t end);
 };
 

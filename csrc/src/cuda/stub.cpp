@@ -1,7 +1,9 @@
 // Stands in for the CUDA backend in a build without it.
+#include "cuda/attention.hpp"
 #include "cuda/capture.hpp"
 #include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/layer.hpp"
 #include "cuda/round_state.hpp"
 
 namespace polyspec::cuda {
@@ -19,6 +21,11 @@ Result append_paged(const PagedAppendParams&, CUstream_st*) { return unsupported
 Result reserve_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result truncate_pages(const PagesParams&, CUstream_st*) { return unsupported(); }
 Result compact_tree(const CompactTreeParams&, CUstream_st*) { return unsupported(); }
+Result rms_norm(const RmsNormParams&, CUstream_st*) { return unsupported(); }
+Result rotary(const RotaryParams&, CUstream_st*) { return unsupported(); }
+Result rotary_append(const RotaryAppendParams&, CUstream_st*) { return unsupported(); }
+Result gated(const GatedParams&, CUstream_st*) { return unsupported(); }
+Result attention(const AttentionParams&, CUstream_st*) { return unsupported(); }
 Result schedule_due(const ScheduleDueParams&, CUstream_st*) { return unsupported(); }
 Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }
 Result schedule_report(const ScheduleReportParams&, CUstream_st*) { return unsupported(); }

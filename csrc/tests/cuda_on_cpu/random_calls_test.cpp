@@ -3,7 +3,7 @@
 // threads of its own.
 //
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
-//                                                     one given; kinds: all, or verify_f32
+//                                                     one given; kinds: all, verify_f32 or layers
 #include <sys/mman.h>
 
 #include <cmath>
@@ -17,6 +17,7 @@
 #include "polyspec/verify_tree.hpp"
 #include "support/random_cache.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_layer.hpp"
 #include "support/random_schedule.hpp"
 
 namespace {
@@ -142,6 +143,30 @@ void check_caches_and_state_rows(uint64_t seed) {
           cases::PagesCase<false>(seed), "truncate_pages" + name, true);
 }
 
+const auto kAttention = [](polyspec::AttentionParams params, Stream stream) {
+  static void* memory = nullptr;
+  constexpr int64_t kBytes = 64 << 20;
+  if (memory == nullptr) CHECK(cudaMalloc(&memory, kBytes) == cudaSuccess);
+  if (stream.device == Stream::Device::kCuda) {
+    CHECK(polyspec::attention_workspace_bytes(params) <= kBytes);
+    params.workspace = memory;
+  }
+  return polyspec::attention(params, stream);
+};
+
+void check_layers(uint64_t seed) {
+  const std::string name = " case " + std::to_string(seed);
+  compare([](const auto& p, Stream s) { return polyspec::rms_norm(p, s); },
+          cases::RmsNormCase(seed), "rms_norm" + name);
+  compare([](const auto& p, Stream s) { return polyspec::rotary(p, s); }, cases::RotaryCase(seed),
+          "rotary" + name);
+  compare([](const auto& p, Stream s) { return polyspec::rotary_append(p, s); },
+          cases::RotaryAppendCase(seed), "rotary_append" + name);
+  compare([](const auto& p, Stream s) { return polyspec::gated(p, s); }, cases::GatedCase(seed),
+          "gated" + name);
+  compare(kAttention, cases::AttentionCase(seed), "attention" + name);
+}
+
 // Whether there was one: the case may be of another type.
 bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& name) {
   const cases::VerifyCase call(seed, extent);
@@ -156,7 +181,8 @@ bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& na
 int main(int argc, char** argv) {
   const int64_t calls = argc > 1 ? std::atoll(argv[1]) : 12;
   const int64_t vocabulary = argc > 2 ? std::atoll(argv[2]) : 140000;
-  const bool all = argc <= 3 || std::strcmp(argv[3], "all") == 0;
+  const char* const kinds = argc > 3 ? argv[3] : "all";
+  const bool all = std::strcmp(kinds, "all") == 0, layers = std::strcmp(kinds, "layers") == 0;
   cases::Block::with_guards = true;
   int64_t done = 0;
   for (uint64_t seed = 0; done < calls; ++seed) {
@@ -164,6 +190,11 @@ int main(int argc, char** argv) {
     stand_in::seed(seed);
     const cases::Extent extent = random_extent(random, vocabulary);
     const std::string name = " case " + std::to_string(seed) + force_random_shape(random);
+    if (all || layers) check_layers(seed);
+    if (layers) {
+      ++done;
+      continue;
+    }
     if (!all) {
       done += check_verify_f32(seed, extent, name);
       continue;

@@ -16,6 +16,7 @@
 #include "support/check.hpp"
 #include "support/random_cache.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_layer.hpp"
 #include "support/random_schedule.hpp"
 
 #ifdef POLYSPEC_WITH_CUDA
@@ -125,6 +126,21 @@ Result run(const polyspec::ScheduleNextParams& params, Stream stream) {
 Result run(const polyspec::ScheduleReportParams& params, Stream stream) {
   return polyspec::schedule_report(params, stream);
 }
+Result run(const polyspec::RmsNormParams& params, Stream stream) {
+  return polyspec::rms_norm(params, stream);
+}
+Result run(const polyspec::RotaryParams& params, Stream stream) {
+  return polyspec::rotary(params, stream);
+}
+Result run(const polyspec::RotaryAppendParams& params, Stream stream) {
+  return polyspec::rotary_append(params, stream);
+}
+Result run(const polyspec::GatedParams& params, Stream stream) {
+  return polyspec::gated(params, stream);
+}
+Result run(const polyspec::AttentionParams& params, Stream stream) {
+  return polyspec::attention(params, stream);
+}
 
 Result run(const cases::PagesCase<true>::Params& params, Stream stream) {
   return polyspec::reserve_pages(params, stream);
@@ -183,6 +199,13 @@ polyspec::VerifyParams with_workspace(polyspec::VerifyParams params, cudaStream_
 }
 polyspec::VerifyTreeParams with_workspace(polyspec::VerifyTreeParams params, cudaStream_t stream) {
   params.workspace = workspace(stream);
+  return params;
+}
+
+polyspec::AttentionParams with_workspace(polyspec::AttentionParams params, cudaStream_t) {
+  static const DeviceBytes memory(std::vector<unsigned char>(64 << 20));
+  CHECK(polyspec::attention_workspace_bytes(params) <= 64 << 20);
+  params.workspace = memory.data();
   return params;
 }
 
@@ -381,6 +404,20 @@ void run_all(uint64_t count, int64_t largest) {
   tally.run("graph, append",
             [&] { Compared<cases::AppendCase>(7, {}, stream, "append").check_graph(); });
   done("state rows and caches");
+
+  for (uint64_t seed = 0; seed < 2 * count; ++seed) {
+    compare<cases::RmsNormCase>(seed, stream, "rms_norm");
+    compare<cases::RotaryCase>(seed, stream, "rotary");
+    compare<cases::RotaryAppendCase>(seed, stream, "rotary_append");
+    compare<cases::GatedCase>(seed, stream, "gated");
+    compare<cases::AttentionCase>(seed, stream, "attention");
+  }
+  tally.run("graph, rotary_append", [&] {
+    Compared<cases::RotaryAppendCase>(8, {}, stream, "rotary_append").check_graph();
+  });
+  tally.run("graph, attention",
+            [&] { Compared<cases::AttentionCase>(9, {}, stream, "attention").check_graph(); });
+  done("decoder layers");
 
   const std::vector<Shape> shapes = all_shapes();
   for (uint64_t seed = 0; seed < count; ++seed) {

@@ -156,6 +156,7 @@ inline unsigned atomicInc(unsigned* at, unsigned last) {
 }
 
 #ifdef __CUDA_ARCH__
+inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);

@@ -1,0 +1,116 @@
+// The arithmetic of layer.hpp and attention.hpp, value by value: what the CPU and CUDA share, so
+// that both give the same bits.
+#pragma once
+
+#include "core/convert.hpp"
+#include "polyspec/attention.hpp"
+#include "polyspec/layer.hpp"
+#include "polyspec/philox.hpp"  // POLYSPEC_HD
+
+namespace polyspec::POLYSPEC_CORE {
+
+constexpr int64_t kSumLanes = 16;        // sums by themselves, which follow each other in memory
+constexpr int64_t kAttentionKeys = 128;  // of a block
+static_assert(kAttentionSpan % kAttentionKeys == 0, "spans are whole blocks");
+constexpr float kLog2E = 1.44269504f, kLog2ELow = 1.92596303e-8f, kLn2 = 0.693147181f;
+
+// As T holds it.
+template <class T>
+POLYSPEC_FN float rounded(float value) {
+  T made;
+  convert_output(value, &made);
+  return to_float(made);
+}
+
+POLYSPEC_FN float sum_of(const float (&lanes)[kSumLanes]) {
+  float half[kSumLanes / 2];
+  POLYSPEC_UNROLL
+  for (int64_t i = 0; i < kSumLanes / 2; ++i) half[i] = lanes[i] + lanes[i + kSumLanes / 2];
+  return ((half[0] + half[4]) + (half[1] + half[5])) + ((half[2] + half[6]) + (half[3] + half[7]));
+}
+
+POLYSPEC_FN float root_of(float value) {
+#ifdef __CUDA_ARCH__
+  return __fsqrt_rn(value);
+#else
+  return __builtin_sqrtf(value);
+#endif
+}
+
+// 1 / sqrt(mean(x^2) + epsilon) of n squares, lane i with those of its i-th of every 16.
+POLYSPEC_FN float norm_factor(const float (&lanes)[kSumLanes], int64_t n, float epsilon) {
+  return 1.0f / root_of(sum_of(lanes) / static_cast<float>(n) + epsilon);
+}
+
+template <class T>
+POLYSPEC_FN float normed(float weight, float x, float factor) {
+  return weight * rounded<T>(x * factor);
+}
+
+template <class T>
+POLYSPEC_FN float turned(float x, float other, float cosine, float sine) {
+  return rounded<T>(x * cosine) + rounded<T>(other * sine);
+}
+
+// exp(-|x|) decides on which side of 1 the exponential lies, so that none overflows.
+POLYSPEC_FN float silu(float x) {
+  const float size = bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffffu);
+  const float exponent = size * kLog2E < 127.0f ? size * kLog2E : 127.0f;
+  // What rounding to a float left out of the exponent.
+  const float rest = __builtin_fmaf(size, kLog2E, -exponent) + size * kLog2ELow;
+  const float power = exp2_in_range(-exponent);
+  const float small = exponent < 127.0f ? __builtin_fmaf(power, -rest * kLn2, power) : 0.0f;
+  return (x < 0.0f ? x * small : x) / (1.0f + small);
+}
+
+template <class T>
+POLYSPEC_FN float gated_value(float gate, float up) {
+  return rounded<T>(silu(gate)) * up;
+}
+
+// What an append of rotary_append's keys and values says of its rows.
+POLYSPEC_FN NewTokens new_tokens(const RotaryAppendParams& p) {
+  NewTokens in;
+  in.batch = p.turn.batch;
+  in.tokens = p.turn.tokens;
+  in.lengths = p.lengths;
+  in.counts = p.counts;
+  in.status = p.status;
+  return in;
+}
+
+// ---- attention ----
+
+POLYSPEC_HD int64_t attention_spans(int64_t length) {
+  return (length + kAttentionSpan - 1) / kAttentionSpan;
+}
+// Floats that keep what a query has summed up over a span: its sums, its weights in lanes, and its
+// highest score.
+POLYSPEC_HD int64_t attention_kept(int64_t value_width) { return value_width + kSumLanes + 1; }
+
+// 2^x for x <= 0: 0 below -127, and NaN for a NaN.
+POLYSPEC_FN float weight_of(float x) {
+  const float exponent = x < -127.0f ? -127.0f : x;
+  return __builtin_fmaf(exponent, 0.0f, exp2_in_range(exponent));  // NaNs stay
+}
+
+// How many keys a token of a row sees, but for the mask.
+POLYSPEC_FN int64_t keys_seen(const AttentionParams& p, int64_t row, int64_t token) {
+  if (p.lengths != nullptr) {
+    // (A length that is no length sees nothing, or all.)
+    const int64_t before = p.lengths[row];
+    if (before >= p.length) return p.length;
+    const int64_t seen = before < 0 ? 0 : before + token + 1;
+    return seen < p.length ? seen : p.length;
+  }
+  return p.causal ? p.length - p.tokens + token + 1 : p.length;
+}
+// The most that one of the queries [first, last) of a group does: query number i is that of token
+// i % tokens.
+POLYSPEC_FN int64_t longest_seen(const AttentionParams& p, int64_t row, int64_t first,
+                                 int64_t last) {
+  const bool whole = first / p.tokens != (last - 1) / p.tokens;  // a head's last token among them
+  return keys_seen(p, row, whole ? p.tokens - 1 : (last - 1) % p.tokens);
+}
+
+}  // namespace polyspec::POLYSPEC_CORE

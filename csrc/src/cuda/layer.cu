@@ -1,0 +1,251 @@
+// What a decoder layer computes between its products, on CUDA, each one launch: the values of
+// core/layer_math.hpp, and sums of squares in the CPU's order.
+//
+// A few tokens of a layer are some kilobytes, so these kernels are bound by latency: a token is a
+// CTA's, and one of its heads where it has any.
+#include "core/kv_index.hpp"
+#include "core/layer_math.hpp"
+#include "cuda/layer.hpp"
+#include "cuda/runtime.cuh"
+
+namespace polyspec::cuda {
+namespace {
+
+using core::BFloat16;
+using core::kSumLanes;
+using core::to_float;
+
+constexpr int kNormThreads = 512;
+constexpr int kSquares = 4 * kNormThreads;  // between two barriers
+constexpr int kHeadThreads = 64;
+constexpr int kGateThreads = 256;
+constexpr int64_t kMaxX = 0x7fffffff;
+constexpr int64_t kMaxY = 65535;
+
+struct SumsShared {
+  float lanes[kSumLanes];
+  float squares[kSquares];
+};
+
+// Lanes of a sum of squares: lane l has every 16th value from l on, one behind the other, as
+// cpu/layer.cpp adds them up. The values are of(i); `lane` is what the lane has so far. A barrier
+// of the CTA is within.
+template <int kThreads, class Of>
+__device__ __forceinline__ float add_squares(SumsShared& shared, int64_t begin, int64_t end,
+                                             float lane, const Of& of) {
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
+    const float value = of(i);
+    shared.squares[i - begin] = value * value;
+  }
+  __syncthreads();  // all squares are there
+  if (threadIdx.x < kSumLanes) {
+    for (int64_t i = threadIdx.x; i < end - begin; i += kSumLanes) lane += shared.squares[i];
+  }
+  return lane;
+}
+
+// 1 / sqrt(mean + epsilon) of the lanes, in every thread.
+__device__ __forceinline__ float factor_of(SumsShared& shared, float lane, int64_t n,
+                                           float epsilon) {
+  if (threadIdx.x < kSumLanes) shared.lanes[threadIdx.x] = lane;
+  __syncthreads();  // all lanes are there
+  return core::norm_factor(shared.lanes, n, epsilon);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_kernel(const __grid_constant__ RmsNormParams p) {
+  POLYSPEC_SHARED(SumsShared, shared);
+  const int64_t n = p.width, row = blockIdx.x * n;
+  const T* const weight = static_cast<const T*>(p.weight);
+  const T* const x = static_cast<const T*>(p.x) + row;
+  const T* const residual =
+      p.residual == nullptr ? nullptr : static_cast<const T*>(p.residual) + row;
+  T* const sum = residual == nullptr ? nullptr : static_cast<T*>(p.sum) + row;
+  float lane = 0.0f;
+  for (int64_t begin = 0; begin < n; begin += kSquares) {
+    const int64_t end = begin + kSquares < n ? begin + kSquares : n;
+    if (begin > 0) __syncthreads();  // the squares before are added up
+    lane = add_squares<kNormThreads>(shared, begin, end, lane, [&](int64_t i) {
+      if (residual == nullptr) return to_float(x[i]);
+      T added;
+      core::convert_output(to_float(x[i]) + to_float(residual[i]), &added);
+      sum[i] = added;
+      return to_float(added);
+    });
+  }
+  const float factor = factor_of(shared, lane, n, p.epsilon);
+  // A thread reads what it has written itself.
+  const T* const h = residual == nullptr ? x : sum;
+  T* const y = static_cast<T*>(p.y) + row;
+  for (int64_t i = threadIdx.x; i < n; i += kNormThreads)
+    core::convert_output(core::normed<T>(to_float(weight[i]), to_float(h[i]), factor), y + i);
+}
+
+// A head of a token as it is before it is turned.
+template <class T>
+struct Head {
+  const T* x;
+  const T* bias;    // or nullptr
+  const T* weight;  // of its norm, or nullptr
+  float factor;
+
+  __device__ __forceinline__ float without_norm(int64_t i) const {
+    const float value = to_float(x[i]);
+    return bias == nullptr ? value : core::rounded<T>(value + to_float(bias[i]));
+  }
+  __device__ __forceinline__ float operator[](int64_t i) const {
+    const float value = without_norm(i);
+    if (weight == nullptr) return value;
+    return core::rounded<T>(core::normed<T>(to_float(weight[i]), value, factor));
+  }
+};
+
+// What CTA (number, head) does: `head` counts those of queries, keys and values, `to` is where it
+// goes; nullptr: nowhere.
+template <class T>
+__device__ __forceinline__ void split_head(SumsShared& shared, const RotaryParams& p,
+                                           int64_t number, int64_t head, T* to) {
+  const int64_t d = p.width, half = d / 2;
+  const bool query = head < p.heads, turns = head < p.heads + p.groups;
+  const T* bias = static_cast<const T*>(p.bias);
+  if (bias != nullptr) bias += head * d;
+  const void* const norm = query ? p.query_norm : turns ? p.key_norm : nullptr;
+  Head<T> of{static_cast<const T*>(p.x) + (number * (p.heads + 2 * p.groups) + head) * d, bias,
+             static_cast<const T*>(norm), 0.0f};
+  if (norm != nullptr) {
+    const float lane = add_squares<kHeadThreads>(shared, 0, d, 0.0f,
+                                                 [&](int64_t i) { return of.without_norm(i); });
+    of.factor = factor_of(shared, lane, d, p.epsilon);
+  }
+  if (to == nullptr) return;
+  if (!turns) {
+    POLYSPEC_ROLLED
+    for (int64_t i = threadIdx.x; i < d; i += kHeadThreads) {
+      if (bias == nullptr) {
+        to[i] = of.x[i];
+      } else {
+        core::convert_output(of[i], to + i);
+      }
+    }
+    return;
+  }
+  const int64_t at = (p.same_positions ? number % p.tokens : number) * d;
+  const T* const cosine = static_cast<const T*>(p.cosine) + at;
+  const T* const sine = static_cast<const T*>(p.sine) + at;
+  POLYSPEC_ROLLED
+  for (int64_t i = threadIdx.x; i < half; i += kHeadThreads) {
+    const float first = of[i], second = of[i + half];
+    core::convert_output(core::turned<T>(first, -second, to_float(cosine[i]), to_float(sine[i])),
+                         to + i);
+    core::convert_output(
+        core::turned<T>(second, first, to_float(cosine[i + half]), to_float(sine[i + half])),
+        to + i + half);
+  }
+}
+
+// Where the head of a token lies in [b, heads, t, d].
+template <class T>
+__device__ __forceinline__ T* head_at(void* data, const RotaryParams& p, int64_t heads,
+                                      int64_t number, int64_t head) {
+  const int64_t row = number / p.tokens, token = number % p.tokens;
+  return static_cast<T*>(data) + ((row * heads + head) * p.tokens + token) * p.width;
+}
+
+// Grid: x over tokens of all rows, y over heads of queries, keys and values.
+template <class T>
+__global__ void __launch_bounds__(kHeadThreads)
+    rotary_kernel(const __grid_constant__ RotaryParams p) {
+  POLYSPEC_SHARED(SumsShared, shared);
+  const int64_t number = blockIdx.x, head = blockIdx.y;
+  T* to = nullptr;
+  if (head < p.heads) {
+    to = head_at<T>(p.query, p, p.heads, number, head);
+  } else if (head < p.heads + p.groups) {
+    to = head_at<T>(p.key, p, p.groups, number, head - p.heads);
+  } else {
+    to = head_at<T>(p.value, p, p.groups, number, head - p.heads - p.groups);
+  }
+  split_head(shared, p, number, head, to);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kHeadThreads)
+    rotary_append_kernel(const __grid_constant__ RotaryAppendParams p) {
+  POLYSPEC_SHARED(SumsShared, shared);
+  const int64_t number = blockIdx.x, head = blockIdx.y;
+  const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
+  const NewTokens in = core::new_tokens(p);
+  const core::RowAppend plan = core::row_append(in, row, p.capacity);
+  if (token == 0 && head == 0 && threadIdx.x == 0) core::finish_row(in, row, plan);
+  T* to = nullptr;
+  if (head < p.turn.heads) {
+    to = head_at<T>(p.turn.query, p.turn, p.turn.heads, number, head);
+  } else if (token < plan.count) {
+    const bool key = head < p.turn.heads + p.turn.groups;
+    const KvCache& cache = key ? p.keys : p.values;
+    const int64_t group = head - p.turn.heads - (key ? 0 : p.turn.groups);
+    to =
+        static_cast<T*>(cache.data) + core::offset_of(cache.stride, row, group, plan.begin + token);
+  }
+  split_head(shared, p.turn, number, head, to);
+}
+
+// Grid: x over the values of a token, y over tokens.
+template <class T>
+__global__ void __launch_bounds__(kGateThreads)
+    gated_kernel(const __grid_constant__ GatedParams p) {
+  const int64_t n = p.width;
+  for (int64_t token = blockIdx.y; token < p.tokens; token += gridDim.y) {
+    const T* const gate = static_cast<const T*>(p.x) + token * 2 * n;
+    T* const y = static_cast<T*>(p.y) + token * n;
+    POLYSPEC_ROLLED
+    for (int64_t i = blockIdx.x * int64_t{kGateThreads} + threadIdx.x; i < n;
+         i += gridDim.x * int64_t{kGateThreads})
+      core::convert_output(core::gated_value<T>(to_float(gate[i]), to_float(gate[n + i])), y + i);
+  }
+}
+
+template <class Params>
+Result launch(void (*kernel)(Params), int64_t x, int64_t y, int threads, const Params& params,
+              CUstream_st* stream) {
+  if (x == 0 || y == 0) return {};
+  if (x > kMaxX || y > kMaxY) {
+    return {Result::Code::kInvalidArgument,
+            "tokens, heads, width: expected fewer than 2^31 tokens and 2^16 heads, given more"};
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  return result_of(launch_kernel(kernel, config, params));
+}
+
+}  // namespace
+
+Result rms_norm(const RmsNormParams& p, CUstream_st* stream) {
+  const auto kernel = p.dtype == DType::kFloat32 ? norm_kernel<float> : norm_kernel<BFloat16>;
+  return launch(kernel, p.tokens, 1, kNormThreads, p, stream);
+}
+
+Result rotary(const RotaryParams& p, CUstream_st* stream) {
+  const auto kernel = p.dtype == DType::kFloat32 ? rotary_kernel<float> : rotary_kernel<BFloat16>;
+  return launch(kernel, p.batch * p.tokens, p.heads + 2 * p.groups, kHeadThreads, p, stream);
+}
+
+Result rotary_append(const RotaryAppendParams& p, CUstream_st* stream) {
+  const RotaryParams& turn = p.turn;
+  const auto kernel =
+      turn.dtype == DType::kFloat32 ? rotary_append_kernel<float> : rotary_append_kernel<BFloat16>;
+  return launch(kernel, turn.batch * turn.tokens, turn.heads + 2 * turn.groups, kHeadThreads, p,
+                stream);
+}
+
+Result gated(const GatedParams& p, CUstream_st* stream) {
+  const auto kernel = p.dtype == DType::kFloat32 ? gated_kernel<float> : gated_kernel<BFloat16>;
+  const int64_t tokens = p.tokens < kMaxY ? p.tokens : kMaxY;  // then a thread has several
+  return launch(kernel, (p.width + kGateThreads - 1) / kGateThreads, tokens, kGateThreads, p,
+                stream);
+}
+
+}  // namespace polyspec::cuda

@@ -1,0 +1,259 @@
+// Random calls of the operators of polyspec/layer.hpp and polyspec/attention.hpp, as
+// random_case.hpp makes those of polyspec::sample.
+#pragma once
+
+#include "polyspec/attention.hpp"
+#include "polyspec/layer.hpp"
+#include "support/random_cache.hpp"
+
+namespace cases {
+
+// What the cases of layers share: a type, and values of it.
+class LayerCase {
+ public:
+  explicit LayerCase(uint64_t seed)
+      : random_(seed), dtype_(random_.chance(0.5) ? DType::kFloat32 : DType::kBFloat16) {}
+
+  Block inputs, outputs;
+
+ protected:
+  size_t size() const { return dtype_ == DType::kFloat32 ? 4 : 2; }
+  size_t put(int64_t count, float scale = 1.0f) { return put_in(inputs, count, scale); }
+  size_t put_in(Block& block, int64_t count, float scale = 1.0f) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = scale * random_.normal();
+    return put_logits(block, dtype_, values);
+  }
+  size_t reserve(int64_t count) {
+    return outputs.reserve<unsigned char>(static_cast<size_t>(count) * size());
+  }
+  // Numbers that are not finite, and large ones.
+  float odd(float value) {
+    const float values[] = {kInf, -kInf, kNan, 3e38f, 1e-39f, -0.0f};
+    return random_.chance(0.002) ? random_.one_of(values) : value;
+  }
+  size_t put_odd(int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    const bool some = random_.chance(0.3);
+    for (float& value : values) value = some ? odd(random_.normal()) : 4.0f * random_.normal();
+    return put_logits(inputs, dtype_, values);
+  }
+
+  Random random_;
+  DType dtype_;
+};
+
+class RmsNormCase : public LayerCase {
+ public:
+  explicit RmsNormCase(uint64_t seed, Extent = {})
+      : LayerCase(seed + 0x40), tokens_(1 + random_.below(5)) {
+    const int64_t widths[] = {1, 7, 16, 50, 513, 896, 2048, 2049, 5000};
+    width_ = random_.one_of(widths);
+    x_ = put_odd(tokens_ * width_);
+    weight_ = put(width_);
+    if (random_.chance(0.5)) {
+      residual_ = put(tokens_ * width_);
+      sum_ = reserve(tokens_ * width_);
+    }
+    y_ = reserve(tokens_ * width_);
+  }
+  polyspec::RmsNormParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::RmsNormParams p;
+    p.tokens = tokens_;
+    p.width = width_;
+    p.dtype = dtype_;
+    p.epsilon = 1e-5f;
+    p.x = in + x_;
+    p.weight = in + weight_;
+    if (residual_ != kNone) {
+      p.residual = in + residual_;
+      p.sum = out + sum_;
+    }
+    p.y = out + y_;
+    return p;
+  }
+
+ private:
+  int64_t tokens_, width_;
+  size_t x_, weight_, y_, residual_ = kNone, sum_ = kNone;
+};
+
+class GatedCase : public LayerCase {
+ public:
+  explicit GatedCase(uint64_t seed, Extent = {})
+      : LayerCase(seed + 0x6a), tokens_(random_.below(5)), width_(random_.below(700)) {
+    x_ = put_odd(tokens_ * 2 * width_);
+    y_ = reserve(tokens_ * width_);
+  }
+  polyspec::GatedParams params(const unsigned char* in, unsigned char* out) const {
+    return {tokens_, width_, dtype_, in + x_, out + y_};
+  }
+
+ private:
+  int64_t tokens_, width_;
+  size_t x_, y_;
+};
+
+class RotaryCase : public LayerCase {
+ public:
+  explicit RotaryCase(uint64_t seed, Extent = {}, bool appends = false)
+      : LayerCase(seed + 0x20),
+        batch_(1 + random_.below(4)),
+        tokens_(1 + random_.below(6)),
+        heads_(1 + random_.below(6)),
+        groups_(1 + random_.below(3)),
+        same_(random_.chance(0.5)) {
+    const int64_t widths[] = {2, 6, 32, 64, 128, 130, 512};
+    width_ = random_.one_of(widths);
+    const int64_t features = (heads_ + 2 * groups_) * width_, places = same_ ? 1 : batch_;
+    x_ = put_odd(batch_ * tokens_ * features);
+    cosine_ = put(places * tokens_ * width_);
+    sine_ = put(places * tokens_ * width_);
+    if (random_.chance(0.5)) bias_ = put(features);
+    if (random_.chance(0.4)) {
+      query_norm_ = put(width_);
+      key_norm_ = put(width_);
+    }
+    query_ = reserve(batch_ * heads_ * tokens_ * width_);
+    if (appends) return;
+    key_ = reserve(batch_ * groups_ * tokens_ * width_);
+    value_ = reserve(batch_ * groups_ * tokens_ * width_);
+  }
+  polyspec::RotaryParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::RotaryParams p;
+    p.batch = batch_;
+    p.tokens = tokens_;
+    p.heads = heads_;
+    p.groups = groups_;
+    p.width = width_;
+    p.dtype = dtype_;
+    p.x = in + x_;
+    p.epsilon = 1e-6f;
+    p.cosine = in + cosine_;
+    p.sine = in + sine_;
+    p.same_positions = same_;
+    if (bias_ != kNone) p.bias = in + bias_;
+    if (query_norm_ != kNone) {
+      p.query_norm = in + query_norm_;
+      p.key_norm = in + key_norm_;
+    }
+    p.query = out + query_;
+    if (key_ != kNone) {
+      p.key = out + key_;
+      p.value = out + value_;
+    }
+    return p;
+  }
+
+ protected:
+  int64_t batch_, tokens_, heads_, groups_, width_;
+  bool same_;
+  size_t x_, cosine_, sine_, query_;
+  size_t bias_ = kNone, query_norm_ = kNone, key_norm_ = kNone, key_ = kNone, value_ = kNone;
+};
+
+// Some rows do not fit, and some have lengths and counts that are none.
+class RotaryAppendCase : public RotaryCase {
+ public:
+  explicit RotaryAppendCase(uint64_t seed, Extent = {})
+      : RotaryCase(seed, {}, true),
+        capacity_(1 + random_.below(12)),
+        keys_(batch_, groups_, capacity_, width_, random_.chance(0.5) ? 0 : 3),
+        values_(batch_, groups_, capacity_, width_, 0) {
+    keys_.put(random_, outputs, static_cast<int32_t>(size()));
+    values_.put(random_, outputs, static_cast<int32_t>(size()));
+    std::vector<int64_t> lengths(static_cast<size_t>(batch_)), counts(lengths);
+    for (int64_t& length : lengths) length = random_.below(capacity_ + 3) - random_.chance(0.1);
+    for (int64_t& count : counts) count = random_.below(tokens_ + 2) - random_.chance(0.05);
+    lengths_ = inputs.put(lengths);
+    if (random_.chance(0.5)) counts_ = inputs.put(counts);
+    status_ = outputs.reserve<int32_t>(static_cast<size_t>(batch_));
+  }
+  polyspec::RotaryAppendParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::RotaryAppendParams p;
+    p.turn = RotaryCase::params(in, out);
+    p.capacity = capacity_;
+    keys_.apply(out, &p.keys);
+    values_.apply(out, &p.values);
+    Knobs::point(in, lengths_, &p.lengths);
+    Knobs::point(in, counts_, &p.counts);
+    Knobs::point(out, status_, &p.status);
+    return p;
+  }
+
+ private:
+  int64_t capacity_;
+  Vectors keys_, values_;
+  size_t lengths_, counts_ = kNone, status_;
+};
+
+// Rows of keys and of values begin at multiples of 16 bytes.
+class AttentionCase : public LayerCase {
+ public:
+  explicit AttentionCase(uint64_t seed, Extent = {})
+      : LayerCase(seed + 0xa7), batch_(1 + random_.below(3)), groups_(1 + random_.below(2)) {
+    const int64_t widths[] = {32, 64, 96, 128, 224, 256}, shares[] = {1, 1, 2, 3, 7};
+    const int64_t some[] = {1, 1, 2, 4, 9, 20}, lengths[] = {1, 40, 128, 129, 500, 513, 1100};
+    width_ = random_.one_of(widths);
+    value_width_ = random_.chance(0.7) ? width_ : random_.one_of(widths);
+    heads_ = groups_ * random_.one_of(shares);
+    tokens_ = random_.one_of(some);
+    length_ = random_.one_of(lengths);
+    while (batch_ > 1 && batch_ * heads_ * tokens_ * length_ > 40000) --batch_;
+    causal_ = length_ >= tokens_ && random_.chance(0.3);
+    query_ = put(batch_ * heads_ * tokens_ * width_, 2.0f);
+    key_ = put(batch_ * groups_ * length_ * width_, 0.3f);
+    value_ = put(batch_ * groups_ * length_ * value_width_);
+    if (random_.chance(0.4)) {
+      const float lowest = dtype_ == DType::kFloat32 ? -3.4028235e38f : -3.3895314e38f;
+      std::vector<float> mask(static_cast<size_t>(batch_ * tokens_ * length_));
+      const float hidden = random_.chance(0.5) ? -kInf : lowest;
+      const double share = random_.unit();
+      for (float& value : mask) value = random_.chance(share) ? hidden : 0.0f;
+      mask_ = put_logits(inputs, dtype_, mask);
+    }
+    if (!causal_ && random_.chance(0.6)) {
+      std::vector<int64_t> before(static_cast<size_t>(batch_));
+      for (int64_t& one : before) one = random_.below(length_ + 3) - (random_.chance(0.1) ? 2 : 0);
+      lengths_ = inputs.put(before);
+    }
+    out_ = reserve(batch_ * tokens_ * heads_ * value_width_);
+  }
+  polyspec::AttentionParams params(const unsigned char* in, unsigned char* out) const {
+    polyspec::AttentionParams p;
+    p.batch = batch_;
+    p.heads = heads_;
+    p.groups = groups_;
+    p.tokens = tokens_;
+    p.length = length_;
+    p.width = width_;
+    p.value_width = value_width_;
+    p.dtype = dtype_;
+    p.causal = causal_;
+    p.scale = 0.25f;
+    p.query = in + query_;
+    p.key = in + key_;
+    p.value = in + value_;
+    Knobs::point(in, lengths_, &p.lengths);
+    if (mask_ != kNone) p.mask = in + mask_;
+    const auto set = [](int64_t (&stride)[3], int64_t n1, int64_t n2, int64_t dim) {
+      stride[2] = dim;
+      stride[1] = n2 * dim;
+      stride[0] = n1 * n2 * dim;
+    };
+    set(p.query_stride, heads_, tokens_, width_);
+    set(p.key_stride, groups_, length_, width_);
+    set(p.value_stride, groups_, length_, value_width_);
+    p.mask_stride[0] = tokens_ * length_;
+    p.mask_stride[1] = length_;
+    p.out = out + out_;
+    return p;
+  }
+
+ private:
+  int64_t batch_, groups_, heads_, tokens_, length_, width_, value_width_;
+  bool causal_;
+  size_t query_, key_, value_, out_, mask_ = kNone, lengths_ = kNone;
+};
+
+}  // namespace cases

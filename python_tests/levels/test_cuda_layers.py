@@ -1,0 +1,175 @@
+"""Fused layers on CUDA: what a pass launches, counted with fake tensors, and the bits of the layers
+by operators one by one, which are those of all layers in one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fake_cuda
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import polyspec_ext as ps
+from polyspec_ext.kv_cache import RollbackCache
+from polyspec_ext.levels import cpu
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](
+        **{
+            "vocab_size": 97,
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "sliding_window": None,
+            **more,
+        }
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def fused(given: Any) -> Any:
+    made = cpu.pack_layers(given)
+    cpu.use_grouped(made)
+    cpu.use_fused(made)
+    return made
+
+
+def in_four_bits(given: Any) -> Any:
+    """A copy as of `ps.quantize_w4`, whose weights have no numbers here."""
+
+    def make(layers: Any) -> CudaInt4Linear:
+        inputs = layers[0].in_features
+        outputs = sum(layer.out_features for layer in layers)
+        packed = Int4Weights(
+            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
+            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
+        )
+        made = CudaInt4Linear(packed, device="meta")
+        for name, x in made.named_buffers():
+            setattr(made, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
+        if layers[0].bias is not None:
+            made.bias = torch.empty(outputs, dtype=torch.bfloat16, device="cuda")
+        return made
+
+    head = given.get_output_embeddings()
+    copy = cpu.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
+    cpu.use_grouped(copy)
+    cpu.use_fused(copy)
+    return copy
+
+
+def launches_of(
+    family: str, layers: int, tokens: int, span: int, quantised: bool = False, batch: int = 1
+) -> fake_cuda.Launches:
+    """Count those of a pass behind a text, in a cache of which it reads `span` slots."""
+    with fake_cuda.launches() as counted, torch.no_grad():
+        with torch.device("cuda"):
+            given = model(family, layers)
+        made = in_four_bits(given) if quantised else fused(given)
+        stacked = cpu.stacked_pass(made)
+        assert stacked is not None
+        cache = RollbackCache.for_model(given, batch, capacity=span, bucket=span)
+        ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cuda")
+        made(input_ids=ids, past_key_values=cache, **cache.inputs(tokens))
+        cache.rows.reach(span)
+        counted.counts.clear()
+        counted.reads.clear()
+        masked = stacked.needs_mask(cache, tokens)
+        inputs = cache.inputs(tokens, masked=masked)
+        out = stacked(ids, inputs, cache, tokens)
+        assert out is not None
+        assert out.logits.shape == (batch, tokens, 97)
+    return counted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("quantised", [False, True], ids=["plain", "w4"])
+def test_a_layer_is_at_most_ten_launches(family: str, quantised: bool) -> None:
+    """Norm, product, rotary with append, attention, product, norm with residual, product,
+    activation, product; beyond 512 slots a second one of attention."""
+    for tokens, span, wanted in ((1, 512, 9), (5, 512, 9), (64, 512, 9), (5, 2048, 10)):
+        two, five = (launches_of(family, n, tokens, span, quantised) for n in (2, 5))
+        assert five.total - two.total == 3 * wanted, five.counts - two.counts
+        assert not five.reads
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_pass_is_at_most_twenty_launches_beside_its_layers(batch: int) -> None:
+    """Positions, embeddings, rotary angles, the last norm and the head; no mask is among them."""
+    counted = launches_of("llama", 2, 5, 512, batch=batch)
+    assert counted.total - 2 * 9 <= 20, counted.counts
+    assert "where" not in counted.counts
+
+
+def test_a_count_sees_one_launch_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = launches_of("llama", 2, 5, 512).total
+    gated = ps.ops.decoder.gated
+    monkeypatch.setattr(ps.ops.decoder, "gated", lambda x: gated(x) * 1)
+    assert launches_of("llama", 2, 5, 512).total == before + 2
+
+
+def test_merged_weights_take_no_more_memory() -> None:
+    """The projections' weights become views of one matrix, once."""
+    with fake_cuda.launches() as counted, torch.no_grad():
+        with torch.device("cuda"):
+            given = model("llama")
+        attends = given.model.layers[0].self_attn
+        first = fused(given).model.layers[0].self_attn.q_proj.merged.linear.weight
+        storages = {
+            each.weight.untyped_storage()._cdata
+            for each in (attends.q_proj, attends.k_proj, attends.v_proj)
+        }
+        assert storages == {first.untyped_storage()._cdata}
+        counted.counts.clear()
+        second = fused(given).model.layers[0].self_attn.q_proj.merged.linear.weight
+        assert second.untyped_storage()._cdata == first.untyped_storage()._cdata
+        assert not counted.counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_operators_one_by_one_have_the_bits_of_one_call(family: str, dtype: torch.dtype) -> None:
+    """Behind texts of several lengths, with padding, and in a tree, whose mask both read. (On the
+    stand-in the operators are CUDA's, and the one call is the CPU's.)"""
+    made = fused(model(family, dtype=dtype))
+    one, each = cpu.stacked_pass(made), cpu.stacked_pass(made, native=False)
+    assert one is not None
+    if one.by_lengths:
+        pytest.skip("products are oneDNN's here")
+    assert each is not None
+    assert each.by_lengths
+    caches = [RollbackCache.for_model(made, 2, capacity=64) for _ in range(2)]
+    generator = torch.Generator().manual_seed(1)
+    parents = torch.tensor([-1, 0, 0, 1])
+    with torch.inference_mode():
+        for cache in caches:  # which allocates it
+            made(input_ids=torch.zeros(2, 1, dtype=torch.int64), past_key_values=cache,
+                 **cache.inputs(1))  # fmt: skip
+            cache.reset()
+        for width, more in ((7, {"counts": [7, 3]}), (1, {}), (4, {"counts": [2, 4]}),
+                            (4, {"parents": parents})):  # fmt: skip
+            ids = torch.randint(97, (2, width), generator=generator)
+            outs = []
+            for stacked, cache in zip((one, each), caches, strict=True):
+                masked = "parents" in more or stacked.needs_mask(cache, width)
+                inputs = cache.inputs(width, masked=masked, **more)
+                assert masked or inputs["attention_mask"] is None
+                outs.append(stacked(ids, inputs, cache, width, hidden_layers=(0, 1, 2, -1)))
+            counts = more.get("counts", [width, width])
+            for row, count in enumerate(counts):
+                assert outs[0].logits[row, :count].equal(outs[1].logits[row, :count])
+                for layer, states in outs[0].hidden.items():
+                    assert states[row, :count].equal(outs[1].hidden[layer][row, :count])
+            assert caches[0].status.equal(caches[1].status)
+            if "parents" in more:
+                return

@@ -1,0 +1,93 @@
+"""CUDA without a GPU: tensors on ``cuda`` that have shapes and no numbers, and the launches that
+operations on them would be. What it counts holds for the operators' calls; no kernel runs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyspec_ext import _C
+
+# Operations that launch nothing: they allocate, look at a tensor in another way or ask about it.
+_NOTHING = frozenset((
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "chunk", "detach", "device", "empty",
+    "empty_like", "empty_strided", "expand", "is_set_to", "lift_fresh", "narrow", "new_empty",
+    "new_empty_strided", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
+))  # fmt: skip
+# c10's guards of devices, by the number of the device's type.
+_GUARDS, _CUDA, _META = "_ZN3c104impl26device_guard_impl_registryE", 1, 14
+SPAN = 512  # keys of one launch (`ops.attention`)
+
+
+class Launches(TorchDispatchMode):
+    """Count the launches of operations on CUDA tensors.
+
+    Attributes:
+        counts: launches by the name of the operation.
+        reads: operations that have the host wait for a device's numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.reads: list[str] = []
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name == "is_set_to":  # which fake tensors do not know
+            return _same(*args)
+        if name in ("_local_scalar_dense", "nonzero"):
+            self.reads.append(name)
+        made = func(*args, **(kwargs or {}))
+        tensors = [x for x in torch.utils._pytree.tree_leaves((args, made)) if _on_cuda(x)]
+        if tensors and name not in _NOTHING:
+            spans = -(-args[1].shape[2] // SPAN) if name == "attention" else 1
+            self.counts[name] += 1 + (spans > 1)
+        return made
+
+
+def _on_cuda(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.device.type == "cuda"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    places = [
+        (x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride()) for x in (one, other)
+    ]
+    return places[0] == places[1]
+
+
+def _guard() -> None:
+    """Have tensors on ``cuda`` need no driver, where torch was built without: the guard of devices
+    without numbers, which does nothing, becomes theirs."""
+    if torch.version.cuda is None:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        registry = (ctypes.c_void_p * 20).in_dll(library, _GUARDS)
+        registry[_CUDA] = registry[_META]
+
+
+@contextmanager
+def launches() -> Iterator[Launches]:
+    """Have tensors that are made within be fake ones, and count what is launched."""
+    _guard()
+    built = {**_C.build_info(), "cuda": True}
+    with (
+        mock.patch.object(_C, "build_info", return_value=built),
+        FakeTensorMode(),
+        Launches() as counted,
+    ):
+        yield counted
