@@ -157,6 +157,11 @@ class DraftChain:
         """Return the statistics of all texts; the target's part is not among them."""
         return self._batch.stats
 
+    @property
+    def lengths(self) -> dict[Hashable, int]:
+        """Return how many tokens each text has, without its drafts."""
+        return {key: len(text.tokens) for key, text in self._texts.items()}
+
     def add(
         self,
         key: Hashable,

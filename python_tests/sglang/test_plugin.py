@@ -20,7 +20,7 @@ from foreign import signature, sources
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.integrations import sglang
+from polyspec_ext.integrations import Settings, sglang
 from polyspec_ext.integrations.sglang import rule as plugin
 from polyspec_ext.integrations.sglang import worker
 
@@ -365,8 +365,8 @@ def test_nothing_is_registered_unless_asked(monkeypatch: pytest.MonkeyPatch) -> 
     ("text", "message"),
     [
         ("{", "Expecting"),
-        ('["block"]', "POLYSPEC: expected a JSON object"),
-        ('{"rules": "block"}', "POLYSPEC: expected a JSON object of any of rule, levels, window"),
+        ('["block"]', "POLYSPEC: expected a mapping with any of rule, levels, window"),
+        ('{"rules": "block"}', "POLYSPEC: expected any of rule, levels, window, given 'rules'"),
         ('{"rule": "fly"}', 'rule: expected "token" or "block", given'),
         ('{"levels": 3}', "levels: expected a string or a list of strings"),
         ('{"window": [4]}', "window: expected none without levels"),
@@ -431,7 +431,8 @@ class Engine:
         config = SimpleNamespace(vocab_size=vocab_size, context_len=256)
         target = SimpleNamespace(model_runner=SimpleNamespace(model_config=config))
         arguments = SimpleNamespace(speculative_num_draft_tokens=window[0] + 1, overlap=overlap)
-        kind = worker.worker_class(levels, window, "block")
+        settings = Settings("block", tuple(levels), tuple(window))
+        kind = worker.worker_class(settings)
         self.worker = kind(arguments, 0, 0, target)
         self.overlap = overlap
         self.accepted = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats  # type: ignore[import-untyped]
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from polyspec_ext.integrations.vllm import Options
 
+# What vLLM learns of a kind of model, for which it starts an interpreter, stays in its environment.
+os.environ.setdefault("VLLM_CACHE_ROOT", str(Path(sys.prefix) / "cache"))
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -54,23 +57,27 @@ LEVELS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_llama(folder: Path, seed: int, layers: int, vocab: int = V, context: int = 256) -> Path:
+def sizes(layers: int) -> dict[str, Any]:
+    """Return what configurations of tiny models have in common."""
+    return {
+        "vocab_size": V,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def save_llama(folder: Path, seed: int, layers: int) -> Path:
     """Save a random Llama, sharp enough that its laws are far from even."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        head_dim=32,
-        max_position_embeddings=context,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(LlamaConfig(**sizes(layers)))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -86,7 +93,7 @@ class Law:
         self, folder: Path, prompt: Sequence[int] = PROMPT, ids: Sequence[int] = range(V)
     ) -> None:
         """Enumerate texts of these ids alone."""
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.logits: list[torch.Tensor] = []
         with torch.no_grad():
             for length in range(LENGTH):

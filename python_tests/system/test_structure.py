@@ -280,6 +280,7 @@ REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
     "polyspec_ext": (33_991, 144),
+    "polyspec_ext/integrations/vllm": (1_000, 7),
     "benchmarks": (8_466, 35),
     "training": (1_640, 12),
     "python_tests": (46_315, 207),

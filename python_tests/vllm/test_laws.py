@@ -96,12 +96,12 @@ def alike(engine: Any, number: int, wrong: bool = False) -> list[list[int]]:
     from polyspec_ext.integrations.vllm import sampler
 
     if wrong:
-        draw = sampler.Step.draw
+        draw = sampler.ops.sample
 
-        def other(step: sampler.Step, logits: torch.Tensor) -> torch.Tensor:
-            return draw(step, logits / 8)
+        def other(logits: torch.Tensor, **given: Any) -> Any:
+            return draw(logits / 8, **given)
 
-        sampler.Step.draw = other  # type: ignore[method-assign]
+        sampler.ops.sample = other
     parameters = vllm.SamplingParams(
         temperature=0.8, max_tokens=engines.LENGTH, detokenize=False, ignore_eos=True
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,27 @@ TIGHT = {
 }
 
 
-def answers(engine: Any) -> dict[str, Any]:
-    """Return texts of all kinds of requests."""
+def parameters(**options: Any) -> Any:
     import vllm
 
-    def parameters(**options: Any) -> Any:
-        return vllm.SamplingParams(
-            **{"max_tokens": 16, "temperature": 0.0, "detokenize": False, **options}
-        )
+    return vllm.SamplingParams(
+        **{"max_tokens": 16, "temperature": 0.0, "detokenize": False, **options}
+    )
+
+
+def seeded(most: int | None) -> list[Any]:
+    return [
+        parameters(temperature=0.9, top_p=0.95, seed=seed, max_tokens=most) for seed in range(8)
+    ]
+
+
+def answers(engine: Any, ours: bool) -> dict[str, Any]:
+    """Return texts of all kinds of requests; `ours`: also of those that end vLLM's own engine."""
 
     def together_and_alone(most: int | None) -> list[list[list[int]]]:
-        seeded = [
-            parameters(temperature=0.9, top_p=0.95, seed=seed, max_tokens=most) for seed in range(8)
-        ]
-        pairs = zip(PROMPTS, seeded, strict=True)
+        pairs = zip(PROMPTS, seeded(most), strict=True)
         alone = [engines.texts(engine, [prompt], one)[0] for prompt, one in pairs]
-        return [engines.texts(engine, PROMPTS, seeded), alone]
+        return [engines.texts(engine, PROMPTS, seeded(most)), alone]
 
     given = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     plain = engine.generate(given, parameters(logprobs=3), use_tqdm=False)
@@ -63,12 +69,10 @@ def answers(engine: Any) -> dict[str, Any]:
         "end": engines.texts(engine, [LONG, *PROMPTS], parameters(max_tokens=None)),
         "seeded": together_and_alone(36),
         "seeded to the end": together_and_alone(None),
-        "joined": joined(
-            engine,
-            [parameters(temperature=0.9, top_p=0.95, seed=i, max_tokens=36) for i in range(8)],
-        ),
+        "joined": joined(engine, seeded(36)),
         "two": engines.texts(engine, [PROMPTS[0]], parameters(temperature=1.0, n=2, seed=3)),
         "counters": engines.counters(engine),
+        "beside": beside(engine) if ours else None,
     }
 
 
@@ -104,7 +108,8 @@ def answers_of(models: Path) -> Answers:
             config = engines.configuration(models, method)
             if method == "none":
                 del config["additional_config"]
-            known[method, tight] = engines.run(answers, **config, **(TIGHT if tight else {}))
+            size = TIGHT if tight else {}
+            known[method, tight] = engines.run(answers, method != "none", **config, **size)
         return known[method, tight]
 
     return ask
@@ -159,9 +164,43 @@ def test_cut_windows_and_preemption_change_no_text_of_a_seed(
         assert ours[name][0] == ours[name][1]
 
 
+def on_ranks(engine: Any) -> tuple[list[list[int]], list[list[int]], list[list[Any]]]:
+    """Return greedy and seeded texts, and the tokens that each rank has drawn, step by step."""
+
+    def record(worker: Any) -> None:
+        runner = worker.model_runner
+        runner.drawn, sample = [], runner._sample
+
+        def recorded(logits: Any, metadata: Any) -> Any:
+            output = sample(logits, metadata)
+            runner.drawn.append(output.sampled_token_ids.tolist())
+            return output
+
+        runner._sample = recorded
+
+    engine.collective_rpc(record)
+    greedy = engines.texts(engine, PROMPTS, parameters(max_tokens=40))
+    texts = engines.texts(engine, PROMPTS, seeded(36))
+    return greedy, texts, engine.collective_rpc(lambda worker: worker.model_runner.drawn)
+
+
+def test_two_ranks_draw_the_texts_of_one(answers_of: Answers, models: Path) -> None:
+    if "polyspec" not in importlib.metadata.entry_points(group="vllm.general_plugins").names:
+        pytest.skip("the package's entry points are not on the path")
+    config = engines.configuration(models, "three levels")
+    greedy, texts, ranks = engines.run(
+        on_ranks, tensor_parallel_size=2, distributed_executor_backend="mp", **config
+    )
+    one = answers_of("three levels")
+    assert greedy == one["greedy"]
+    assert texts == one["seeded"][0]
+    assert ranks[0] == ranks[1]
+    assert max(len(row) for step in ranks[0] for row in step) > 1
+
+
 @pytest.mark.parametrize("method", ["drafts", "two levels"])
-def test_a_request_without_a_distribution_ends_no_other(models: Path, method: str) -> None:
-    together, alone = engines.run(beside, **engines.configuration(models, method))
+def test_a_request_without_a_distribution_ends_no_other(answers_of: Answers, method: str) -> None:
+    together, alone = answers_of(method)["beside"]
     assert together[0] == [0, 0, 0, 5]
     assert together[1:] == alone
     assert len({token for text in alone for token in text}) > 1
@@ -170,12 +209,9 @@ def test_a_request_without_a_distribution_ends_no_other(models: Path, method: st
 def beside(engine: Any) -> tuple[list[list[int]], list[list[int]]]:
     """Return texts of a request that may emit nothing in three steps, where its likeliest id is 0,
     and of others, in a batch; and of the others alone."""
-    import vllm
-
-    given = {"temperature": 0.0, "max_tokens": 6, "detokenize": False}
     wrong = {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 3}
     others = [[3, 1, 4], [1, 5, 2, 6]]
-    free = vllm.SamplingParams(**{**given, "temperature": 0.9, "seed": 3})
-    rules = [vllm.SamplingParams(**given, **wrong), free, free]
+    free = parameters(temperature=0.9, seed=3, max_tokens=6)
+    rules = [parameters(max_tokens=6, **wrong), free, free]
     together = engines.texts(engine, [[9, 4, 2], *others], rules)
     return together, engines.texts(engine, others, free)

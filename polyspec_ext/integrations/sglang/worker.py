@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...chain import Chain
-from ..draft_chain import DraftChain
+from .. import Settings
 from .rule import Drawn
 
 NAME = "POLYSPEC"
 
 
-def register(levels: Sequence[str], window: Sequence[int], rule: str) -> None:
-    """Register the algorithm, whose workers draft by a chain of `levels`."""
+def register(settings: Settings) -> None:
+    """Register the algorithm, whose workers draft by a chain of the settings' levels."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -33,7 +31,7 @@ def register(levels: Sequence[str], window: Sequence[int], rule: str) -> None:
 
         def handle_server_args(self, server_args: Any) -> None:
             """Set the width of a verification to the first level's window and the root."""
-            width = window[0] + 1
+            width = settings.window[0] + 1
             given = server_args.speculative_num_draft_tokens
             if given not in (None, width):
                 raise ValueError(
@@ -41,7 +39,7 @@ def register(levels: Sequence[str], window: Sequence[int], rule: str) -> None:
                     f" {given}"
                 )
             server_args.speculative_num_draft_tokens = width
-            server_args.speculative_num_steps = window[0]
+            server_args.speculative_num_steps = settings.window[0]
             server_args.speculative_eagle_topk = 1
             server_args.enable_mixed_chunk = False
             if server_args.max_running_requests is None:
@@ -52,11 +50,11 @@ def register(levels: Sequence[str], window: Sequence[int], rule: str) -> None:
         if missing or name.startswith(("is_", "supports_", "has_")):
             setattr(Algorithm, name, property(operator.attrgetter(f"ngram.{name}")))
     registers = SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=Algorithm)
-    registers(lambda server_args: worker_class(levels, window, rule))
+    registers(lambda server_args: worker_class(settings))
 
 
-def worker_class(levels: Sequence[str], window: Sequence[int], rule: str) -> type:
-    """Return the class of the workers that draft by a chain of `levels`."""
+def worker_class(settings: Settings) -> type:
+    """Return the class of the workers that draft by a chain of the settings' levels."""
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
     class Worker(NGRAMWorker):  # type: ignore[misc]
@@ -65,25 +63,24 @@ def worker_class(levels: Sequence[str], window: Sequence[int], rule: str) -> typ
         def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)
             config = target_worker.model_runner.model_config
-            self.chain = DraftChain(
-                Chain(list(levels), list(window[1:]), rule=rule, device=self.device),
+            self.chain = settings.load(
+                self.device,
                 vocab_size=config.vocab_size,
                 tokenizer=getattr(target_worker, "tokenizer", None),
                 max_tokens=config.context_len,
             )
-            self.lengths: dict[str, int] = {}  # of the texts that the chain has
             self.drawn: Drawn | None = None
 
         def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
             """Return the ids [B * width] of roots and drafts, and which node is behind which."""
             width, count = self.draft_token_num, len(batch.reqs)
             names = [request.rid for request in batch.reqs]
-            for name in self.lengths.keys() - set(names):  # finished, or retracted
+            lengths = self.chain.lengths
+            for name in lengths.keys() - set(names):  # finished, or retracted
                 self.chain.remove(name)
-                del self.lengths[name]
             ids = np.zeros((count, width), dtype=np.int64)
             for row, accepted in enumerate(self._accepted(batch)):
-                ids[row, 0] = self._follow(batch.reqs[row], accepted)
+                ids[row, 0] = self._follow(batch.reqs[row], accepted, lengths.get(names[row], 0))
             self.chain.propose(dict.fromkeys(names, width - 1))
             rows = torch.full((count, width - 1), -1)
             pools, size = [], 0
@@ -117,10 +114,13 @@ def worker_class(levels: Sequence[str], window: Sequence[int], rule: str) -> typ
             tokens = batch.spec_info.accept_tokens.view(len(counts), -1).tolist()
             return [row[:count] for row, count in zip(tokens, counts, strict=True)]
 
-        def _follow(self, request: Any, accepted: list[int]) -> int:
-            """Tell the chain a request's new tokens; return the last."""
+        def _follow(self, request: Any, accepted: list[int], known: int) -> int:
+            """Tell the chain a request's tokens behind the `known` ones; return the last."""
             name, prompt = request.rid, request.origin_input_ids_unpadded
-            if name not in self.lengths:
+            if known:
+                text = [*request.output_ids[known - len(prompt) :], *accepted]
+                self.chain.commit(name, text)
+            else:
                 given = request.sampling_params
                 text = [*prompt, *request.output_ids, *accepted]
                 seed = given.sampling_seed
@@ -136,11 +136,6 @@ def worker_class(levels: Sequence[str], window: Sequence[int], rule: str) -> typ
                     min_p=given.min_p,
                     seed=seed % 2**64,
                 )
-                self.lengths[name] = len(text)
-                return int(text[-1])
-            text = [*request.output_ids[self.lengths[name] - len(prompt) :], *accepted]
-            self.chain.commit(name, text)
-            self.lengths[name] += len(text)
             return int(text[-1])
 
     return Worker

@@ -24,8 +24,7 @@ def register() -> None:
     """Have vLLM ask for this plug-in where its configuration says so. Any number of times."""
     from vllm.config import VllmConfig
 
-    if not hasattr(VllmConfig.__post_init__, _MARK):
-        replace(VllmConfig, "__post_init__", _configure)
+    replace(VllmConfig, "__post_init__", _configure)
     if _WORKERS in sys.modules:  # in a worker's process the configuration comes without a check
         _watch_workers()
 
@@ -40,7 +39,7 @@ def replace(owner: Any, name: str, function: Any) -> None:
     if original is None:
         raise RuntimeError(
             f"polyspec: expected {name} in {owner}, which this version of vLLM does not have; "
-            f"supported are {_supported()}"
+            f"supported are {', '.join(VERSIONS)}"
         )
     if hasattr(original, _MARK):
         return
@@ -53,25 +52,22 @@ def replace(owner: Any, name: str, function: Any) -> None:
     setattr(owner, name, replaced)
 
 
-def _supported() -> str:
-    return ", ".join(".".join(map(str, version)) for version in VERSIONS)
-
-
 def _watch_workers() -> None:
-    from vllm.v1.worker.worker_base import WorkerBase
-
-    replace(WorkerBase, "__init__", _make_worker)
+    replace(importlib.import_module(_WORKERS).WorkerBase, "__init__", _make_worker)
 
 
 def _configure(original: Any, config: Any) -> None:
     """Check an engine's configuration when it is made."""
+    from vllm.version import __version__
+
     asked = config.scheduler_config.async_scheduling
     if Options.of(config) is None:
         original(config)
         return
     replace(type(config), "_get_v2_model_runner_unsupported_features", _unsupported)
     original(config)
-    _require_version()
+    if ".".join(__version__.split(".")[:2]) not in VERSIONS:
+        raise RuntimeError(f"polyspec: expected vLLM {', '.join(VERSIONS)}, given {__version__}")
     refuse(config)
     _watch_workers()
     _serve_parameters(config)
@@ -94,13 +90,6 @@ def _unsupported(original: Any, config: Any) -> list[str]:
     return [name for name in names if not (chain and "custom_class" in name)]
 
 
-def _require_version() -> None:
-    from vllm.version import __version__
-
-    if tuple(map(int, __version__.split(".")[:2])) not in VERSIONS:
-        raise RuntimeError(f"polyspec: expected vLLM {_supported()}, given {__version__}")
-
-
 def _serve_parameters(config: Any) -> None:
     """Let requests have min-p and logit bias under speculation, which vLLM refuses."""
     from vllm.sampling_params import SamplingParams
@@ -118,6 +107,5 @@ def _serve_parameters(config: Any) -> None:
 def _make_worker(original: Any, worker: Any, vllm_config: Any, *args: Any, **options: Any) -> None:
     original(worker, vllm_config, *args, **options)
     if Options.of(vllm_config) is not None:
-        _require_version()
         runner = "v2" if vllm_config.use_v2_model_runner else "sampler"
         importlib.import_module(f"{__name__}.{runner}").install()

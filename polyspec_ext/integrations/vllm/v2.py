@@ -133,7 +133,7 @@ def install() -> None:
 
     ImportError: vLLM's signatures are not those of 0.32 and 0.33.
     """
-    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+    from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
@@ -158,5 +158,5 @@ def install() -> None:
         if settings.levels:
             runner.speculator.load(sampler)
 
-    v2_chain.install()
-    replace(GPUModelRunner, "load_model", load_model)
+    replace(model_runner, "init_speculator", v2_chain.make_speculator)
+    replace(model_runner.GPUModelRunner, "load_model", load_model)

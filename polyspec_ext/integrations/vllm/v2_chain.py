@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from ... import _C
-from ..draft_chain import DraftChain
-from . import replace
 from .chain import load_chain
-from .options import PROPOSER, Options
+from .options import Options
 
 
 class ChainSpeculator:
@@ -38,11 +36,8 @@ class ChainSpeculator:
         self._config, self._options, self._states = vllm_config, options, states
         self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
         shape = vllm_config.scheduler_config.max_num_seqs, self.num_speculative_steps
-        self._vocab_size = vllm_config.model_config.get_vocab_size()
-        self.draft_logits = torch.zeros(*shape, self._vocab_size, device=device)
-        self._drafts = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._lengths: dict[str, int] = {}  # of the chain's texts
-        self._chain: DraftChain | None = None
+        vocab_size = vllm_config.model_config.get_vocab_size()
+        self.draft_logits = torch.zeros(*shape, vocab_size, device=device)
 
     def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
         """Leave the levels as they are: the runner's graphs are the target's."""
@@ -74,13 +69,14 @@ class ChainSpeculator:
     ) -> torch.Tensor:
         """Return drafts [R, K] of a batch whose requests have `num_sampled` [R] new tokens each, 0
         where a prompt is not yet read."""
-        drafts = self._drafts[: input_batch.num_reqs].zero_()
-        if dummy_run or self._chain is None:
+        shape = input_batch.num_reqs, self.num_speculative_steps
+        drafts = torch.zeros(shape, dtype=torch.int64, device=self.draft_logits.device)
+        if dummy_run:
             return drafts
         slots = input_batch.idx_mapping_np[: input_batch.num_reqs].tolist()
         ready = [i for i, count in enumerate(num_sampled.tolist()) if count > 0]
         names = {input_batch.req_ids[i]: slots[i] for i in ready}
-        self._update(self._chain, names)
+        self._update(names)
         self._chain.propose(dict.fromkeys(names, self._options.window[0]))
         for i in ready:
             tokens, logits, _ = self._chain.pending(input_batch.req_ids[i])
@@ -92,34 +88,28 @@ class ChainSpeculator:
                 rows[:count, : logits.shape[1]] = logits[:count]
         return drafts
 
-    def _update(self, chain: DraftChain, names: dict[str, int]) -> None:
+    def _update(self, names: dict[str, int]) -> None:
         """Bring the chain's texts to the length of the runner's, and remove those of others."""
-        states, sampling = self._states, self._sampling
-        for name in self._lengths.keys() - states.req_id_to_index.keys():
+        chain, states, sampling = self._chain, self._states, self._sampling
+        lengths = chain.lengths
+        for name in lengths.keys() - states.req_id_to_index.keys():
             chain.remove(name)
-            del self._lengths[name]
         ends = states.total_len.gpu.tolist()
         for name, slot in names.items():
-            begin, end = self._lengths.get(name, 0), ends[slot]
+            begin, end = lengths.get(name, 0), ends[slot]
             tokens = states.all_token_ids.gpu[slot, begin:end].tolist()
-            if name in self._lengths:
+            if begin:
                 chain.commit(name, tokens)
             else:
                 # Preempted requests come back as new ones. The length keeps draws apart from those
                 # that were looked at before.
                 seed = _C.row_seed(int(sampling.seeds.np[slot]) % 2**64, end)
                 chain.add(name, tokens, temperature=float(sampling.temperature.np[slot]), seed=seed)
-            self._lengths[name] = end
 
 
-def install() -> None:
-    """Have V2 runners make this speculator in engines that ask for levels."""
-    from vllm.v1.worker.gpu import model_runner
-
-    def make(original: Any, vllm_config: Any, device: Any, states: Any) -> Any:
-        options = Options.of(vllm_config)
-        if options is None or vllm_config.speculative_config.model != PROPOSER:
-            return original(vllm_config, device, states)
-        return ChainSpeculator(vllm_config, options, device, states)
-
-    replace(model_runner, "init_speculator", make)
+def make_speculator(original: Any, vllm_config: Any, device: Any, states: Any) -> Any:
+    """Return the speculator of a runner, which is this one in engines that ask for levels."""
+    options = Options.of(vllm_config)
+    if options is None or not options.levels:
+        return original(vllm_config, device, states)
+    return ChainSpeculator(vllm_config, options, device, states)
