@@ -21,7 +21,7 @@ from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 
 # Prefixes, then a path, an id, a word.
-_WORDS = "w[48]:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
+_WORDS = r"w[48]:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
 _SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
 _WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
 _MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
