@@ -33,8 +33,8 @@ from .levels import (
     RowCounts,
     batched,
 )
-from .levels.cpu import can_pack
 from .levels.elements import level_class
+from .levels.fused import can_pack
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
 

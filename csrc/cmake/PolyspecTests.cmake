@@ -50,7 +50,7 @@ if(POLYSPEC_HAS_TSAN)
   add_library(product_races_copies OBJECT "${dense_source}" "${int4_source}" "${attention_source}")
   target_compile_definitions(product_races_copies PRIVATE POLYSPEC_ISA=baseline POLYSPEC_CORE=core_baseline)
   add_executable(product_races_test csrc/tests/core/product_threads_test.cpp csrc/src/cpu/isa.cpp
-                                    csrc/src/cpu/int4_round.cpp
+                                    csrc/src/cpu/int4_round.cpp csrc/src/cuda/stub.cpp
                                     $<TARGET_OBJECTS:product_races_copies>)
   foreach(product IN ITEMS dense int4 attention)
     target_sources(product_races_test PRIVATE csrc/src/api/${product}.cpp csrc/src/cpu/${product}_dispatch.cpp)

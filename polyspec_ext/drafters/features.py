@@ -16,7 +16,7 @@ from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
 from ..kv_cache.lengths import DEVICE_BUCKET
 from ..levels.base import PromptBatch
-from ..levels.cpu import pack_layers
+from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
@@ -377,7 +377,7 @@ class LastStateDrafter:
 
     Args:
         tree: no deeper than there are heads, or cut there.
-        pack: on the CPU, run the heads on packed weights (`levels.cpu`), which take their
+        pack: on the CPU, run the heads on packed weights (`levels.fused`), which take their
             memory again; later changes of their linear weights are not seen.
     """
 

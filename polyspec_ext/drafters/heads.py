@@ -24,7 +24,7 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels import IdMap
 from ..levels.base import InputBlock, LevelOutput, PromptBatch
-from ..levels.cpu import pack_layers
+from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
 from ..ops import unchecked

@@ -12,7 +12,7 @@ import torch
 
 from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
-from ..levels.cpu import can_pack
+from ..levels.fused import can_pack
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
 from .checkpoint import HEADS, head_of, serves_heads

@@ -15,7 +15,7 @@ from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import Place, RowCounts
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
-from .cpu import packed, stacked_pass, unpacked
+from .fused import packed, stacked_pass, unpacked
 from .models import (
     HiddenStates,
     ModelLevel,
@@ -79,7 +79,7 @@ class HuggingFaceLevel(ModelLevel):
         prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
             others needs memory for c rows of activations and for masks of c * (n + c) elements;
             so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`levels.cpu`). On some processors a
+        pack: on the CPU, multiply with weights packed for it (`levels.fused`). On some processors a
             pass of several tokens then costs hardly more than one of a single token, on others
             every pass takes longer: `Chain(pack="auto")` measures. They take their memory again, a
             later change of the model's is an error, and logits may round differently. On CUDA,

@@ -22,7 +22,7 @@ from .. import arguments
 from ..kv_cache import factory as caches
 from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
-from .cpu import packed, unpacked
+from .fused import packed, unpacked
 from .models import (
     HiddenStates,
     ModelLevel,

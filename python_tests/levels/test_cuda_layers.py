@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import RollbackCache
-from polyspec_ext.levels import cpu
+from polyspec_ext.levels import fused
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -37,10 +37,10 @@ def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **m
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
-def fused(given: Any) -> Any:
-    made = cpu.pack_layers(given)
-    cpu.use_grouped(made)
-    cpu.use_fused(made)
+def fused_copy(given: Any) -> Any:
+    made = fused.pack_layers(given)
+    fused.use_grouped(made)
+    fused.use_fused(made)
     return made
 
 
@@ -62,9 +62,9 @@ def in_four_bits(given: Any) -> Any:
         return made
 
     head = given.get_output_embeddings()
-    copy = cpu.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
-    cpu.use_grouped(copy)
-    cpu.use_fused(copy)
+    copy = fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
+    fused.use_grouped(copy)
+    fused.use_fused(copy)
     return copy
 
 
@@ -75,8 +75,8 @@ def launches_of(
     with fake_cuda.launches() as counted, torch.no_grad():
         with torch.device("cuda"):
             given = model(family, layers)
-        made = in_four_bits(given) if quantised else fused(given)
-        stacked = cpu.stacked_pass(made)
+        made = in_four_bits(given) if quantised else fused_copy(given)
+        stacked = fused.stacked_pass(made)
         assert stacked is not None
         cache = RollbackCache.for_model(given, batch, capacity=span, bucket=span)
         ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cuda")
@@ -124,14 +124,14 @@ def test_merged_weights_take_no_more_memory() -> None:
         with torch.device("cuda"):
             given = model("llama")
         attends = given.model.layers[0].self_attn
-        first = fused(given).model.layers[0].self_attn.q_proj.merged.linear.weight
+        first = fused_copy(given).model.layers[0].self_attn.q_proj.merged.linear.weight
         storages = {
             each.weight.untyped_storage()._cdata
             for each in (attends.q_proj, attends.k_proj, attends.v_proj)
         }
         assert storages == {first.untyped_storage()._cdata}
         counted.counts.clear()
-        second = fused(given).model.layers[0].self_attn.q_proj.merged.linear.weight
+        second = fused_copy(given).model.layers[0].self_attn.q_proj.merged.linear.weight
         assert second.untyped_storage()._cdata == first.untyped_storage()._cdata
         assert not counted.counts
 
@@ -141,8 +141,8 @@ def test_merged_weights_take_no_more_memory() -> None:
 def test_operators_one_by_one_have_the_bits_of_one_call(family: str, dtype: torch.dtype) -> None:
     """Behind texts of several lengths, with padding, and in a tree, whose mask both read. (On the
     stand-in the operators are CUDA's, and the one call is the CPU's.)"""
-    made = fused(model(family, dtype=dtype))
-    one, each = cpu.stacked_pass(made), cpu.stacked_pass(made, native=False)
+    made = fused_copy(model(family, dtype=dtype))
+    one, each = fused.stacked_pass(made), fused.stacked_pass(made, native=False)
     assert one is not None
     if one.by_lengths:
         pytest.skip("products are oneDNN's here")

@@ -14,7 +14,7 @@ from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
-from polyspec_ext.levels.cpu import packed
+from polyspec_ext.levels.fused import packed
 from polyspec_ext.levels.models import gather, gathering
 from polyspec_ext.tensors import RowCounts
 

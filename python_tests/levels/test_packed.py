@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import polyspec_ext as ps
-from polyspec_ext.levels import cpu, products
+from polyspec_ext.levels import fused, products
 from polyspec_ext.levels.products import DenseLinear, in_huge_pages
 
 pytestmark = pytest.mark.skipif(
@@ -291,8 +291,8 @@ def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"draft: expected modules with .* at model\.layers\.1"):
         ps.HuggingFaceLevel(placed, name="draft", pack=True)
     doubles = model(dtype=torch.float64)
-    with pytest.raises(ValueError, match="expected linear layers on the CPU"):
-        cpu.packed(doubles, "draft")
+    with pytest.raises(ValueError, match="expected linear layers in a dtype that is multiplied"):
+        fused.packed(doubles, "draft")
 
 
 def test_wrong_logits_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert level.model.config._attn_implementation == "sdpa"
     attention = level._runs.model.layers[1].self_attn
     assert attention.config is level._runs.config is not level.model.config
-    assert attention.config._attn_implementation == cpu.NAME
+    assert attention.config._attn_implementation == fused.NAME
     assert level.model.model.layers[1].self_attn.config is level.model.config
 
     shapes = []
@@ -344,7 +344,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, watched)
 
     watch(nn.functional, "scaled_dot_product_attention")
-    watch(cpu.cache_attention, "attention")
+    watch(fused.cache_attention, "attention")
     monkeypatch.setattr(level, "_stacked", None)  # which calls all layers at once
     many = 33
     level.prefill(torch.tensor([[1, 2, 3]]))
@@ -386,7 +386,7 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype, width: int) -> None:
     def check(rows: int, tokens: int, mask: torch.Tensor | None, scale: float | None = 0.3) -> None:
         given = (attention, query[:rows, :, :tokens], key[:rows], value[:rows], mask, 0.0, scale)
         wanted = sdpa_attention_forward(*given)[0]
-        found = cpu.grouped_attention(*given)[0]
+        found = fused.grouped_attention(*given)[0]
         torch.testing.assert_close(found, wanted, rtol=near, atol=near)
         assert found.is_contiguous()
 
@@ -404,15 +404,15 @@ def test_grouped_attention_is_sdpa(dtype: torch.dtype, width: int) -> None:
 
 @torch.inference_mode()
 def test_what_is_more_than_a_mask_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "sdpa_attention_forward", lambda *a, **k: k["softcap"])
+    monkeypatch.setattr(fused, "sdpa_attention_forward", lambda *a, **k: k["softcap"])
     states, mask = torch.randn(3, 4, 5, 8), torch.zeros(3, 1, 5, 5)
-    more: Any = cpu.grouped_attention
+    more: Any = fused.grouped_attention
     assert more(model().model.layers[0].self_attn, *[states] * 3, mask, softcap=3.0) == 3.0
 
 
 FAULTS = """
 import resource, sys, torch
-from polyspec_ext.levels.cpu import keep_freed_memory
+from polyspec_ext.levels.fused import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -455,13 +455,13 @@ def test_logits_of_one_token_may_be_moved_by_rounding(
     def move(module: nn.Module, inputs: Any, output: Any) -> None:
         output.logits[0, -tokens:] *= 2
 
-    monkeypatch.setattr(cpu, "use_grouped", lambda made: made.register_forward_hook(move))
+    monkeypatch.setattr(fused, "use_grouped", lambda made: made.register_forward_hook(move))
     model = small_models.make("llama").to(dtype)
     if not refused:
-        assert cpu.packed(model, "one")[0] is not model
+        assert fused.packed(model, "one")[0] is not model
         return
     with pytest.raises(ValueError, match="one: expected the packed model's logits to be"):
-        cpu.packed(model, "one")
+        fused.packed(model, "one")
 
 
 HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")

@@ -1,4 +1,4 @@
-"""All layers in one call (`levels.cpu`): the same bits as layer by layer, on every kind of pass,
+"""All layers in one call (`levels.fused`): the same bits as layer by layer, on every kind of pass,
 and the model's own forward where the call is none for it."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import (
 import polyspec_ext as ps
 from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock
-from polyspec_ext.levels.cpu import StackedPass
+from polyspec_ext.levels.fused import StackedPass
 from polyspec_ext.tensors import RowCounts
 
 _SHAPE = {
