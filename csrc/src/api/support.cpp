@@ -22,7 +22,8 @@ bool supports(Op op, Stream::Device device, DType dtype) {
       return on_cpu && check_dtype("dtype", dtype).ok();
     case Op::kDense:
     case Op::kAttention:
-      return on_cpu && (dtype == DType::kFloat32 || dtype == DType::kBFloat16);
+      return (on_cpu || op == Op::kAttention) &&
+             (dtype == DType::kFloat32 || dtype == DType::kBFloat16);
     case Op::kSchedule:
       return true;
   }
