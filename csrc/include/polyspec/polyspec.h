@@ -509,8 +509,8 @@ POLYSPEC_API polyspec_code polyspec_int4_product(const polyspec_int4_product_par
 
 /* ---- Attention ---- */
 
-/* A few queries per row over a cache of keys and values; attention.hpp has the order of the sums.
- * CPU only. */
+/* A few queries per row over a cache of keys and values; attention.hpp has the order of the sums,
+ * and the alignment that CUDA wants. */
 typedef struct polyspec_attention_params {
   size_t struct_size;
   int64_t batch;  /* b >= 0 */
@@ -534,12 +534,14 @@ typedef struct polyspec_attention_params {
   void* out;              /* [b, t, h, e] out, contiguous */
   void* workspace;        /* polyspec_attention_workspace_bytes(params) to spread spans of keys as
                              well, 64-byte aligned; or NULL */
+  const int64_t* lengths; /* [b], without causal: token t of row b sees keys [0, lengths[b] + t]
+                             only; or NULL */
 } polyspec_attention_params;
 
 /* -1 for parameters that are refused. */
 POLYSPEC_API int64_t polyspec_attention_workspace_bytes(const polyspec_attention_params* params);
 
-/* stream NULL: serially. Each thread needs 144 KiB of stack. */
+/* stream NULL: serially. Each thread of the CPU needs 144 KiB of stack. */
 POLYSPEC_API polyspec_code polyspec_attention(const polyspec_attention_params* params,
                                               const polyspec_stream* stream);
 

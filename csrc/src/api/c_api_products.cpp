@@ -34,7 +34,7 @@ POLYSPEC_COPY(polyspec_int4_product_params, Int4ProductParams, 2, INT4_PRODUCT)
 #define ATTENTION(F)                                                                \
   F(batch) F(heads) F(groups) F(tokens) F(length) F(width) F(value_width) F(dtype)  \
   F(causal) F(scale) F(query) F(key) F(value) F(mask) F(query_stride) F(key_stride) \
-  F(value_stride) F(mask_stride) F(out) F(workspace)
+  F(value_stride) F(mask_stride) F(out) F(workspace) F(lengths)
 // clang-format on
 POLYSPEC_COPY(polyspec_attention_params, AttentionParams, 1, ATTENTION)
 

@@ -212,6 +212,13 @@ static void test_attention(void) {
     CHECK(out[d] == (float)(5 + d) && out[D + d] == (float)(5 + d)); /* keys 0 and 1, both heads */
     CHECK(out[2 * D + d] > (float)d + 9.99f && out[2 * D + d] < (float)d + 10.01f); /* all three */
   }
+  static const int64_t lengths[1] = {1}; /* as causal: token 0 sees two keys, token 1 three */
+  p.lengths = lengths;
+  p.causal = 0;
+  static float by_lengths[T * 2 * D];
+  p.out = by_lengths;
+  CHECK_CODE(POLYSPEC_OK, polyspec_attention(&p, NULL));
+  CHECK(memcmp(out, by_lengths, sizeof out) == 0);
   p.value_width = 40;
   CHECK_REFUSED("value_width: expected a multiple of 32 in [32, 256], given 40",
                 polyspec_attention(&p, NULL));
