@@ -29,13 +29,15 @@ PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers g
 
 
 class Models(NamedTuple):
-    """Levels, the target first; prompts; chains, the one to stream last; and other engines."""
+    """Levels, the target first; prompts; chains, the one to stream last; other engines, and their
+    versions and flags by label."""
 
     levels: dict[str, HuggingFaceLevel]
     tokenizer: Any
     prompts: list[list[int]]
     chains: list[Chain]
     others: list[Contender]
+    engines: dict[str, str]
 
 
 def add_command(commands: Any) -> None:
@@ -101,7 +103,7 @@ def shipped(questions: list[str]) -> Models:
         Chain([levels[n] for n in names], list(tiny.WINDOWS[names]), rounds=tiny.ROUNDS.get(names))
         for names in (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
     ]
-    return Models(levels, tiny.tokenizer(), tiny.prompt_ids(questions), chains, [])
+    return Models(levels, tiny.tokenizer(), tiny.prompt_ids(questions), chains, [], {})
 
 
 def users(args: argparse.Namespace, questions: list[str]) -> Models:
@@ -121,14 +123,15 @@ def users(args: argparse.Namespace, questions: list[str]) -> Models:
         chains.append(Chain([target, "w4", lowest], [9, 5], policy="joint"))
     elif "drafter" in levels:
         chains.append(Chain([target, lowest, "prompt-lookup"], [9, 5], policy="joint"))
-    others, eos = [], frozenset(target.eos_token_ids)
+    others, about, eos = [], {}, frozenset(target.eos_token_ids)
     for engine in engines:
         labels = {one.key: one.label for one in engine.variants}
         for one in engine.variants:
             decode = engine.decoder(one.key, eos)
             others.append(Contender(one.label, decode, plain=labels[one.plain]))
+            about[one.label] = f"{engine.version}; {engine.flags(one.key)}"
     prompts = [text_prompt(args, tokenizer, question).input_ids for question in questions]
-    return Models(levels, tokenizer, prompts, chains, others)
+    return Models(levels, tokenizer, prompts, chains, others, about)
 
 
 def _label(chain: Chain) -> str:
@@ -171,6 +174,7 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
         "repeats": repeats,
         **settings,
         **rows_of(entries, models.prompts, target.model, args.temperature),
+        "engines": models.engines,
         "choices": {name: str(level.choice) for name, level in models.levels.items()},
     }
     return table, interrupted

@@ -194,6 +194,7 @@ class LlamaCpp:
 
     Attributes:
         variants: ways to decode.
+        version: of llama.cpp, as the program says.
 
     Raises:
         ValueError: a file is not there.
@@ -205,15 +206,25 @@ class LlamaCpp:
                 raise ValueError(f"{name}: expected a file, given {place}")
         self._program, self._target, self._draft = program.resolve(), target, draft
         self.variants = _LLAMA_CPP[: 1 if draft is None else None]
+        said = subprocess.run([self._program, "--help"], capture_output=True, text=True).stdout
+        lines = (line.partition("llama.cpp: ") for line in said.splitlines())
+        self.version = next((rest for start, _, rest in lines if not start and rest), "unknown")
+
+    def flags(self, key: str) -> str:
+        """Return the flags of a variant."""
+        exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
+        words = ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]
+        if key.endswith((_ASSISTED, _CHAIN)):
+            rule = "llama.cpp" if key.endswith(_ASSISTED) else "block"
+            words += ["--windows", str(_WINDOW), "--rule", rule]
+        return " ".join(words)
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
         """Return the call of one prompt with a variant."""
-        exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
-        command = [str(self._program), str(self._target), "--ids", "--json"]
-        command += ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]
-        if key.endswith((_ASSISTED, _CHAIN)):
-            rule = "llama.cpp" if key.endswith(_ASSISTED) else "block"
-            command[2:2] = [str(self._draft), "--windows", str(_WINDOW), "--rule", rule]
+        models = (
+            [self._target, self._draft] if key.endswith((_ASSISTED, _CHAIN)) else [self._target]
+        )
+        command = [*map(str, [self._program, *models]), "--ids", "--json", *self.flags(key).split()]
 
         def call(request: Request) -> Answer:
             (prompt,) = request.prompts

@@ -220,8 +220,13 @@ def demo(name: str, how: str, options: str = "") -> Lines:
     """
     report = result(name)
     where = report["machine"]
+    asked = report["tables"][0]
+    flags = "--repeats 1 --json"
+    if "engines" in asked:  # as of files that name them
+        flags = f"--prompts {asked['prompts']} --repeats {asked['repeats']} --max-new-tokens "
+        flags += f"{asked['max_new_tokens']} --seconds 3600 --json"
     lines = [
-        f"Qwen2.5-Coder 1.5B and 0.5B {how}, `make demo-real {options}DEMO='--repeats 1 --json'`: "
+        f"Qwen2.5-Coder 1.5B and 0.5B {how}, `make demo-real {options}DEMO='{flags}'`: "
         f"{where['cpu']} ({where['cpu_capability']}), {where['threads']} threads of "
         f"{where['cores']} cores, torch {where['torch']}, transformers {where['transformers']}; "
         f"`docs/results/{name}`.",
@@ -242,6 +247,13 @@ def demo(name: str, how: str, options: str = "") -> Lines:
             *output.table(heads, rows, [1, 2]),
             "",
         ]
+        versions = {about.partition("; ")[0] for about in table.get("engines", {}).values()}
+        named = (
+            f"{label}: `{about.partition('; ')[2]}`"
+            for label, about in table.get("engines", {}).items()
+        )
+        if versions:
+            lines += [f"llama.cpp is {', '.join(sorted(versions))}. {'; '.join(named)}.", ""]
     return lines[:-1]
 
 

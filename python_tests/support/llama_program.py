@@ -9,6 +9,8 @@ from pathlib import Path
 _PROGRAM = """#!{python}
 import json, sys
 words = sys.argv[1:]
+if words == ["--help"]:
+    sys.exit(print("Usage: ...\\n\\nllama.cpp: ggml 0.1, commit 1a2b"))
 value = lambda name: words[words.index(name) + 1]
 assert "--ids" in words and "--json" in words and "--seed" in words
 last = int(value("--prompt").split()[-1])

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import platform
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -404,4 +405,6 @@ def test_another_vocabulary_is_refused(
 
 
 def test_help(program: Path) -> None:
-    assert "--temperature" in run(program, "--help").stdout
+    text = run(program, "--help").stdout
+    assert "--temperature" in text
+    assert re.search(r"^llama\.cpp: ggml \d[\w.]*, commit \w+$", text, re.M)

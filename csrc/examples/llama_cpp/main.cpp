@@ -13,6 +13,7 @@
 #include <exception>
 #include <memory>
 
+#include "ggml.h"
 #include "models.hpp"
 #include "options.hpp"
 #include "polyspec/engines/chain.hpp"
@@ -132,6 +133,7 @@ int main(int argc, char** argv) {
     const Options options = parse_options(argc, argv);
     if (options.help) {
       std::fputs(kHelp, stdout);
+      std::printf("\nllama.cpp: ggml %s, commit %s\n", ggml_version(), ggml_commit());
       return 0;
     }
     return generate(options);
