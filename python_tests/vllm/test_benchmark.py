@@ -7,6 +7,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 import vllm_engines as engines
 
 from benchmarks import services
@@ -14,6 +15,7 @@ from benchmarks.services import Ask, Load
 from benchmarks.vllm_engine import VllmEngine
 
 
+@pytest.mark.slow
 def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
     options = {
         "model": str(models / "target"),

@@ -112,7 +112,15 @@ def answers(engine: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("make", [eagle, eagle3, mtp, suffix])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(eagle, marks=pytest.mark.slow),
+        eagle3,
+        pytest.param(mtp, marks=pytest.mark.slow),
+        suffix,
+    ],
+)
 def test_heads_keep_texts_and_law(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
     target = engines.save_llama(tmp_path / "target", seed=6, layers=2)
     speculation = {"num_speculative_tokens": 2, **make(tmp_path)}

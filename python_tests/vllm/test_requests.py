@@ -184,6 +184,7 @@ def on_ranks(engine: Any) -> tuple[list[list[int]], list[list[int]], list[list[A
     return greedy, texts, engine.collective_rpc(lambda worker: worker.model_runner.drawn)
 
 
+@pytest.mark.slow
 def test_two_ranks_draw_the_texts_of_one(answers_of: Answers, models: Path) -> None:
     if "polyspec" not in importlib.metadata.entry_points(group="vllm.general_plugins").names:
         pytest.skip("the package's entry points are not on the path")
