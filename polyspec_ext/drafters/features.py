@@ -127,7 +127,8 @@ class FeatureCache:
             torch.minimum(self._memory, left.on(self.device), out=self._memory)
         else:
             self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
-        self.cache.rollback(self._pairs)
+        assert self._cache is not None, "prefill comes first"
+        self._cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | torch.Tensor) -> None:
         """Keep the pairs of so many tokens: n tokens have n - 1."""
@@ -159,10 +160,11 @@ class FeatureCache:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return positions and additive mask of a pass that appends the first ``counts[b]`` of
         `width` pairs to row b (None: all), and prepare the cache."""
-        inputs = self.cache.inputs(width, counts)
+        cache = self.cache
+        inputs = cache.inputs(width, counts)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if mask is None and width > 1:  # causal, which a model would see to
-            slots = torch.arange(self.cache.rows.span, device=self.device)[None]
+            slots = torch.arange(cache.rows.span, device=self.device)[None]
             mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         return positions, mask
 
@@ -177,7 +179,8 @@ class FeatureCache:
             ancestors: ``[B or 1, n, m]`` bool: which of the latest m pairs each node sees; the
                 last n of them are the nodes themselves.
         """
-        cache, nodes = self.cache, ancestors.shape[2]
+        cache, nodes = self._cache, ancestors.shape[2]
+        assert cache is not None, "inputs come first"
         rows = cache.rows
         cache.prepare(width)
         if rows.at is not None:

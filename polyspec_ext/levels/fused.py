@@ -341,15 +341,10 @@ class StackedPass:
     def needs_mask(self, cache: Any, width: int) -> bool:
         """Return whether a pass of `width` tokens of a chain has to be given a mask: it may come to
         be one for the model itself."""
-        if not self.by_lengths or width > cache_attention.FEW_TOKENS:
+        if not self.by_lengths or width > cache_attention.FEW_TOKENS or any(self._hooks):
             return True
-        return not (isinstance(cache, RollbackCache) and cache.in_one_place and self._is_as_made())
-
-    def _is_as_made(self) -> bool:
-        # The norms are the user's model's, and may have been moved or converted.
-        return not any(self._hooks) and all(
-            map(torch.Tensor.is_set_to, self._norms, self.native.norms)
-        )
+        as_made = all(map(torch.Tensor.is_set_to, self._norms, self.native.norms))
+        return not (as_made and isinstance(cache, RollbackCache) and cache.in_one_place)
 
     def __call__(
         self,
@@ -373,8 +368,11 @@ class StackedPass:
         model, body = self.model, self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
+        # The norms are the user's model's, and may have been moved or converted.
+        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
+            return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
-        if isinstance(mask, dict) or not self._is_as_made():
+        if isinstance(mask, dict):
             return None
         if self.by_lengths and width > cache_attention.FEW_TOKENS:
             return None

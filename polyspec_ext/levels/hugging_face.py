@@ -561,7 +561,8 @@ class HuggingFaceLevel(ModelLevel):
             return self._long(block)
         if self.one_at_a_time is None:
             options: dict[str, Any] = {"parents": block.parents, "depth": block.depth}
-            if self._stacked is not None and not self._stacked.needs_mask(self._past, longest):
+            fused = self._stacked
+            if fused and fused.by_lengths and not fused.needs_mask(self._past, longest):
                 options["masked"] = False
             inputs = self._cache.inputs(longest, counts, **options)
         elif counts is not None and not counts.all(longest):

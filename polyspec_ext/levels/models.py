@@ -497,7 +497,7 @@ class Probe:
         from transformers import GenerationMixin
 
         model, name = self._level.model, "prepare_inputs_for_generation"
-        if getattr(type(model), name) is getattr(GenerationMixin, name):
+        if getattr(type(model), name, None) in (None, getattr(GenerationMixin, name)):
             return None
 
         def differ() -> float:

@@ -173,4 +173,4 @@ def test_prompts_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
     few = questions.read()
     assert {one.task for one in few} == set(questions.TASKS)
-    assert len({one.question_id for one in few}) == len(few) == 12
+    assert len({one.question_id for one in few}) == len(few) == 24

@@ -197,8 +197,8 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
         teacher.head = head.lm_head.weight
     rows = States(torch.tensor([text]), torch.ones(1, len(text)), features, features)
     found = {
-        step: teacher.readout(before)[0].double()
-        for step, _, before in Unrolled(head, teacher, 3).outputs(rows)
+        step: teacher.readout(draft.before)[0].double()
+        for step, draft in enumerate(Unrolled(head, teacher, 3).drafts(rows))
     }
     for t in range(len(text) - 1):
         pairs = [(text[i + 1], reference.fused(features[0, i].double())) for i in range(t + 1)]

@@ -77,7 +77,7 @@ def test_a_stranger_is_told_what_would_do(thing: Any) -> None:
     with pytest.raises(TypeError, match=r"^levels\[1\]: expected one of: ") as error:
         ps.Chain([ToyLevel(5, 1), thing])
     for known in ("causal model", "a model id", "GGUF", "rollback", "'prompt-lookup'", "'w4'",
-                  "EAGLE", "early-exit", "propose"):  # fmt: skip
+                  "eagle:", "early-exit", "propose"):  # fmt: skip
         assert known in str(error.value)
 
 

@@ -170,9 +170,8 @@ def test_an_exception_before_or_while_a_graph_is_captured(
     inner = level.model.model.layers[-1]
     forward = inner.forward
     inner.forward = Failing(forward, PASSES[faulty][captured], error)
-    if captured and isinstance(error, RuntimeError):  # the step is run as it is
-        with pytest.warns(RuntimeWarning, match="cannot be captured.*: tried to allocate"):
-            assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted)
+    if captured and isinstance(error, RuntimeError):  # the step is run as it is, then tried again
+        assert chain.generate(PROMPTS, 32, **SAMPLING).sequences.equal(wanted)
     else:
         with pytest.raises(type(error), match=str(error)) as caught:
             chain.generate(PROMPTS, 32, **SAMPLING)
