@@ -1,4 +1,4 @@
-"""What a decoder layer computes between its products, as functions over torch tensors
+"""Compute what lies between the products of a decoder layer, over torch tensors
 (polyspec/layer.hpp).
 
 Every token is computed by itself: its bits are the same whatever other tokens are in the call, the

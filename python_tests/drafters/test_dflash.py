@@ -99,7 +99,7 @@ WIDE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDE)
 def test_published_widths(name: str, tmp_path: Path) -> None:
-    """Of the widths of published drafters, with random weights, one of their five layers, and a
+    """Compare drafters of published widths, with random weights, one of their five layers, and a
     slice of the vocabulary."""
     v = WIDE[name]
     target, weights = target_of(v, layers=36), weights_of(v)

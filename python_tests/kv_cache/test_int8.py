@@ -61,7 +61,7 @@ def test_a_vector_that_is_no_number_stays_one() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_do_not_depend_on_the_passes(name: str) -> None:
-    """One row token by token, and three in passes of which parts are rejected."""
+    """Compare a row that is read token by token with three whose passes are partly rejected."""
     model = build(CONFIGS[name])
     text = torch.randint(VOCAB, (20,), generator=torch.Generator().manual_seed(3))
     cache = RollbackCache.for_model(model, 1, kv_bits=8)

@@ -143,7 +143,7 @@ def test_causality_is_what_its_mask_is(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
-    """Of rows with texts of several lengths, one longer than there are slots."""
+    """Compare rows with texts of several lengths, one longer than there are slots."""
     for tokens, length in ((1, 40), (5, 300), (3, 1100)):
         query, key, value = inputs(3, (6, 2), tokens, length, (64, 32), dtype)
         lengths = torch.tensor([0, length // 2, length - 1])

@@ -44,7 +44,7 @@ def test_long_texts_capture_few_graphs() -> None:
 
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_a_text_of_900_tokens_has_two_captures_a_step(window: list[int]) -> None:
-    """Of spans of 512 and 1024 slots; few other steps are not replayed."""
+    """Count captures of spans of 512 and 1024 slots; few other steps are not replayed."""
     graphs = Steps()
     options: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
     chain, _ = make(window, True, graphs=graphs, bucket=DEVICE_BUCKET, **options)

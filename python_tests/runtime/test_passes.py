@@ -184,7 +184,7 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(
 
 
 def test_a_text_of_900_tokens_has_four_captures_a_level() -> None:
-    """Of two spans, with drafts and without."""
+    """Count captures of two spans, with drafts and without."""
     config: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
 
     def levels(device: bool) -> list[Any]:

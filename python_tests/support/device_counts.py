@@ -1,4 +1,4 @@
-"""What a chain would launch on a device, upload to it and read back, counted on the CPU.
+"""Count on the CPU what a chain would launch on a device, upload to it and read back.
 
 Memory of the levels counts as the device's, and so does what operators make of it. Numbers of the
 host that meet it in an operator are an upload. A captured step that is replayed is one launch. This
