@@ -2,11 +2,10 @@
 they lie, fused decoder layers of known families, and all of them in one call.
 
 Eager, there are some 60 small operators between the products of a layer, which on the CPU take as
-long as the products of a pass of one token. On CUDA there are some 40 launches, and fused at most
-10. All these give a token the same bits whatever stands beside it: alone, in a verification, in a
-batch and in its prompt (on CUDA torch's products do not). They run on a copy of the modules. A
-model that is run as the user gave it keeps its attention, whose rounding is part of its
-distribution.
+long as the products of a pass of one token. On CUDA a fused layer has at most 10 launches. All
+these give a token the same bits whatever stands beside it: alone, in a verification, in a batch and
+in its prompt (on CUDA torch's products do not). They run on a copy of the modules. A model that is
+run as the user gave it keeps its attention, whose rounding is part of its distribution.
 """
 
 from __future__ import annotations

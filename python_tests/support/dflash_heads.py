@@ -58,7 +58,7 @@ class Variant:
 
 
 def variants() -> list[Variant]:
-    """One of every kind."""
+    """Return a variant of every kind."""
     scaled = {"output_multiplier": 0.5, "final_logit_softcapping": 3.0, "input_embedding_scale": 2}
     mixed: dict[str, Any] = {"sliding": (True, False), "window": 4}
     return [

@@ -67,7 +67,7 @@ class Variant:
 
 
 def variants() -> list[Variant]:
-    """One of every kind."""
+    """Return a variant of every kind."""
     third: dict[str, Any] = {"version": 3, "own_head": True}
     scaled = {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
