@@ -13,6 +13,7 @@ import torch
 from ..arguments import entries, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
 from ..levels.fused import can_pack
+from ..levels.models import ModelLevel
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
 from .checkpoint import HEADS, head_of, serves_heads
@@ -74,11 +75,12 @@ def _load_copy(thing: str, options: Options) -> Any:
 
 
 def _load_trimmed(thing: str, options: Options) -> Any:
+    from ..levels.stateful import StatefulLevel
     from ..quantization.trimming import trim
 
     _, size, place = thing.split(":", 2)
     whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))
-    if not isinstance(whole, HuggingFaceLevel):
+    if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")
     try:
         copy = trim(whole.model, None, int(size))
@@ -196,13 +198,13 @@ for _kind in (
     ),
     _Kind(
         "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target",
-        (HuggingFaceLevel,),
+        (ModelLevel,),
         lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in COPIES),
         _load_copy,
     ),
     _Kind(
         "'trim:N:' in front of an id or path",
-        (HuggingFaceLevel,),
+        (ModelLevel,),
         _matcher(r"trim:\d+:.+"),
         _load_trimmed,
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),

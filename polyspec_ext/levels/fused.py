@@ -143,6 +143,28 @@ def use_grouped(made: nn.Module) -> None:
 
 # Families by the names of their modules and classes.
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+# Hybrids by those parts that compute as Llama's, with heads that have norms as Qwen3's.
+_HYBRIDS = {
+    "RMSNorm": {
+        "bailing_hybrid": "BailingHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1",
+        "granitemoehybrid": "GraniteMoeHybrid", "jamba": "Jamba", "kimi_linear": "KimiLinear",
+        "lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "zamba": "Zamba",
+        "zamba2": "Zamba2", "zaya": "Zaya",
+    },
+    "MLP": {
+        "bailing_hybrid": "BailingHybrid", "bamba": "Bamba", "jamba": "Jamba",
+        "kimi_linear": "KimiLinear", "lara_mini": "LaraMini", "lfm2": "Lfm2",
+        "lfm2_moe": "Lfm2Moe", "lfm3": "Lfm3", "olmo_hybrid": "OlmoHybrid",
+        "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "qwen3_next": "Qwen3Next",
+        "qwen4_exp": "Qwen4ExpText", "zamba": "Zamba",
+    },
+    "Attention": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
+}  # fmt: skip
+# Their names of such parts' modules, by Llama's and Qwen3's.
+_ALIASES = {
+    "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
+    "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
+}  # fmt: skip
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
 _WIDEST_HEAD = 512  # that `ops.layer.rotary` takes
@@ -250,7 +272,12 @@ def use_fused(made: nn.Module) -> None:
     ):
         for module in made.modules():
             base: Any = type(module)
-            if _is_known(base, name) and fits(module):
+            if not _is_known(base, name):
+                continue
+            for known, theirs in _ALIASES.items():
+                if theirs in module._modules:
+                    module._modules[known] = module._modules[theirs]
+            if fits(module):
                 module.__class__ = _subclass(base, kind)
 
 
@@ -258,7 +285,7 @@ def _is_known(kind: type, name: str) -> bool:
     return any(
         kind.__module__ == f"transformers.models.{family}.modeling_{family}"
         and kind.__name__ == prefix + name
-        for family, prefix in _FAMILIES.items()
+        for family, prefix in {**_FAMILIES, **_HYBRIDS.get(name, {})}.items()
     )
 
 
@@ -277,7 +304,8 @@ def _fits_norm(module: Any) -> bool:
 
 
 def _fits_mlp(module: Any) -> bool:
-    if type(module.act_fn).__name__ not in _SILU or hooked(module.act_fn):
+    activation = getattr(module, "act_fn", None)  # None: a function, silu
+    if activation is not None and (type(activation).__name__ not in _SILU or hooked(activation)):
         return False
     return _are_merged(module, "gate_proj", "up_proj") and _runs(module.down_proj, RowProduct)
 
@@ -555,6 +583,8 @@ def packed(model: nn.Module, name: str) -> Runs:
             f"{other}"
         )
     if device_of(model).type == "cpu":
+        if with_adapters(model):
+            raise _refused(model, name, "adapters read weights")
         keep_freed_memory()
     # A model may use its projections in a way that wants each one's memory apart.
     for merge in (True, False):
@@ -565,11 +595,7 @@ def packed(model: nn.Module, name: str) -> Runs:
                 continue
             raise
         except AttributeError as error:
-            advice = "merge_and_unload() or pack=False" if with_adapters(model) else "pack=False"
-            raise ValueError(
-                f"{name}: expected modules that call their linear layers and read nothing else of "
-                f"them, to pack, given {type(model).__name__} ({error}); use {advice}"
-            ) from error
+            raise _refused(model, name, str(error)) from error
         if difference <= _tolerance(model):
             return runs
     raise ValueError(
@@ -578,13 +604,30 @@ def packed(model: nn.Module, name: str) -> Runs:
     )
 
 
-def unpacked(model: nn.Module) -> Runs:
+def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
+    advice = "merge_and_unload() or pack=False" if with_adapters(model) else "pack=False"
+    if _is_quantised(model):
+        advice = "the model without quantised layers"
+    return ValueError(
+        f"{name}: expected modules that call their linear layers and read nothing but their "
+        f"weights, to pack, given {type(model).__name__} ({reason}); use {advice}"
+    )
+
+
+def unpacked(model: nn.Module, name: str) -> Runs:
     """Return `model` itself; with grouped attention in place of sdpa and fused layers where it is a
-    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it."""
+    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it.
+
+    Raises:
+        ValueError: its modules read weights of quantised layers; names the level `name`.
+    """
     if not _is_quantised(model):
         return Runs(model)
     if _patched_forward(model) is None:
-        difference, runs = _compared(model, replaced(model, lambda _: False, pack_linear))
+        try:
+            difference, runs = _compared(model, replaced(model, lambda _: False, pack_linear))
+        except AttributeError as error:
+            raise _refused(model, name, str(error)) from error
         if difference <= _tolerance(model):
             return runs
     return Runs(model, _varying(model, False))

@@ -145,7 +145,7 @@ class HuggingFaceLevel(ModelLevel):
         ):
             self.max_length, self.why_no_longer = switch
         # What the passes run: `model` stays as it is.
-        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
+        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._sharded = is_sharded(model)  # by every weight, which takes milliseconds
         self._head = self._runs.get_output_embeddings()

@@ -84,7 +84,10 @@ class RowProduct(nn.Module):
         return self.bias if self.late else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.product(x.flatten(0, -2))
+        rows = x.flatten(0, -2)
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        y = self.product(rows)
         if self.late and self.bias is not None:
             y += self.bias
         return y.view(*x.shape[:-1], self.out_features)
@@ -104,7 +107,17 @@ class PackedLinear(RowProduct):
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         self.register_buffer("bias", stacked_bias(layers))
+        # No buffer: the model has it already.
+        self._plain = [layers[0].weight.detach()] if len(layers) == 1 else []
         self._pack(torch.cat([layer.weight.detach() for layer in layers]))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Return the weights as the only layer has them, which some models ask for their type, or
+        multiply with themselves."""
+        if not self._plain:
+            raise AttributeError(f"{type(self).__name__} of several layers has no weight")
+        return self._plain[0]
 
     def _pack(self, weight: torch.Tensor) -> None:
         raise NotImplementedError
@@ -218,7 +231,7 @@ class QuantizedLinear(RowProduct):
 # ---- copies of models ----------------------------------------------------------------------------
 
 # Projections of one and the same input: one product with their weights one below the other.
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 class Merged:

@@ -7,15 +7,19 @@ import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from .recorded import Call
 
 # Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
 _OVERWRITTEN = ("conv_states", "recurrent_states")
+# States that modules of RecurrentGemma keep as attributes; passes replace them by new tensors.
+_IN_MODULES = frozenset(("conv1d_state", "recurrent_states"))
 # Copies of a row at the ends of prompts, and of answers that a server saves.
 _PINNED = 3
 
@@ -49,8 +53,18 @@ class _Pass:
     after: Sequence[dict[str, Any]] = ()
 
 
+def modules_with_states(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that keep a state between passes themselves, beside the cache."""
+    return [module for module in model.modules() if not _IN_MODULES.isdisjoint(vars(module))]
+
+
 class RowState:
     """The state of one row.
+
+    Args:
+        past: an empty cache.
+        checkpoints: latest passes that a rollback may return to.
+        modules: of `modules_with_states`.
 
     Attributes:
         length: tokens that `past` has read.
@@ -59,29 +73,43 @@ class RowState:
         pinned: at the ends of the latest prompts and where a text was saved, oldest first.
     """
 
-    def __init__(self, past: Any, checkpoints: int) -> None:
+    def __init__(self, past: Any, checkpoints: int, modules: Sequence[nn.Module] = ()) -> None:
         self.past, self.length, self.told = past, 0, 0
+        self._modules = modules
+        # The modules' states, as a layer of the cache has its states.
+        self._beside = [
+            SimpleNamespace(**dict.fromkeys(_IN_MODULES.intersection(vars(module))))
+            for module in modules
+        ]
         self.passes: deque[_Pass] = deque(maxlen=checkpoints)
         self.pinned: deque[SavedState] = deque(maxlen=_PINNED)
         self._empty = self._copy()
+
+    @property
+    def _layers(self) -> list[Any]:
+        return [*self.past.layers, *self._beside]
 
     def _copy(self) -> SavedState:
         for layer in self.past.layers if self.length else ():
             if getattr(layer, "record_past", False):
                 _cut(layer)
-        return SavedState(self.length, [_copied(vars(layer)) for layer in self.past.layers])
+        return SavedState(self.length, [_copied(vars(layer)) for layer in self._layers])
 
     def begin_pass(self) -> None:
         """Keep a copy of the state as it is, for the next rollbacks."""
         self.passes.append(_Pass(self._copy()))
+        for module, states in zip(self._modules, self._beside, strict=True):
+            vars(module).update(vars(states))
 
     def end_pass(self, count: int, calls: list[Call] | None) -> None:
         """Note a pass over `count` tokens, and the calls of it that were recorded."""
+        for module, states in zip(self._modules, self._beside, strict=True):
+            vars(states).update({name: vars(module)[name] for name in vars(states)})
         self.length += count
         latest = self.passes[-1]
         latest.end, latest.calls = self.length, calls
         if calls is not None:
-            latest.after = [_copied(vars(layer), ()) for layer in self.past.layers]
+            latest.after = [_copied(vars(layer), ()) for layer in self._layers]
 
     def pin(self) -> None:
         """Keep a copy of the state as it is, however many passes follow."""
@@ -91,7 +119,7 @@ class RowState:
     def restore(self, state: SavedState) -> None:
         """Return to a copy, which stays as it is."""
         self.length = state.length
-        for layer, kept in zip(self.past.layers, state.layers, strict=True):
+        for layer, kept in zip(self._layers, state.layers, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(kept))
 
@@ -119,7 +147,7 @@ class RowState:
     def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
         left = iter(calls)
         for layer, before, after in zip(
-            self.past.layers, latest.before.layers, latest.after, strict=True
+            self._layers, latest.before.layers, latest.after, strict=True
         ):
             vars(layer).clear()
             vars(layer).update(_copied(after, ()))

@@ -37,9 +37,9 @@ from .models import (
     text_of,
     tolerance,
 )
-from .products import without_wrapper
+from .products import pack_linear, replaced, without_wrapper
 from .recorded import recorded, watch
-from .row_states import RowState, SavedState
+from .row_states import RowState, SavedState, modules_with_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,7 +111,11 @@ class StatefulLevel(ModelLevel):
         super().__init__(model, name or caches.name_of(model))
         require_no_autocast(self.device, self.name)
         self.pack, self.choice = pack, None
-        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model)
+        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
+        if modules_with_states(model) and self._runs is model:
+            # Other threads may run the model.
+            self._runs = replaced(model, lambda module: False, pack_linear)
+        self._keepers = modules_with_states(self._runs)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = cache_name(model)
@@ -158,7 +162,7 @@ class StatefulLevel(ModelLevel):
         past = DynamicCache(config=self.model.config)
         if self.advances:
             past.activate_past_recording()
-        return RowState(past, checkpoints or self._checkpoints)
+        return RowState(past, checkpoints or self._checkpoints, self._keepers)
 
     # ---- passes ----------------------------------------------------------------------------------
 

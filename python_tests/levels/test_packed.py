@@ -188,20 +188,23 @@ def test_siblings_that_differ_stay_apart() -> None:
 
 
 class Reading(nn.Linear):
-    """A layer that reads the weights of the plain one within it, as adapters of LoRA do."""
+    """A layer that uses more of the plain one within it than a packed one has."""
 
     def __init__(self, inner: nn.Linear) -> None:
         super().__init__(inner.in_features, inner.out_features, bias=False)
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert callable(self.inner.reset_parameters)
         return self.inner(x.to(self.inner.weight.dtype))
 
 
-def test_layers_whose_weights_are_read_are_refused_by_name() -> None:
+def test_layers_of_which_more_is_used_are_refused_by_name() -> None:
     own = model()
     own.model.layers[0].mlp.up_proj = Reading(own.model.layers[0].mlp.up_proj)
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM: .*read nothing else.*use pack=False"):
+    with pytest.raises(
+        ValueError, match=r"LlamaForCausalLM: .*nothing but their weights.*use pack=False"
+    ):
         ps.HuggingFaceLevel(own, pack=True)
     assert ps.Chain([own], pack="auto").generate([1, 2], 3).sequences.shape == (1, 5)
 

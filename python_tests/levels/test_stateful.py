@@ -23,12 +23,16 @@ import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
+from polyspec_ext.levels.products import RowProduct
 from polyspec_ext.levels.recorded import recorded
 from polyspec_ext.levels.stateful import StatefulLevel
 from polyspec_ext.planning.theory import replays
+from polyspec_ext.quantization.weights import weights_of as weights_of_copy
 
-# A convolution alone, two delta rules, a scan, one that reads token by token, an index of keys.
-KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", "jamba", "deepseek_v32")
+# A convolution alone, two delta rules, a scan, two that read token by token, of which one keeps its
+# state in its modules, an index of keys.
+STEPWISE = ("jamba", "recurrent_gemma")
+KINDS = ("lfm2", "qwen3_next", "kimi_linear", "mamba2", *STEPWISE, "deepseek_v32")
 
 
 def made(family: str, **options: Any) -> StatefulLevel:
@@ -49,8 +53,8 @@ def law(model: Any, text: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(("checkpoints", "advance"), [(1, True), (8, True), (8, False)])
 def test_logits_behind_any_rollbacks(family: str, checkpoints: int, advance: bool) -> None:
     level = made(family, checkpoints=checkpoints, advance=advance)
-    assert level.stepwise == (family == "jamba")
-    assert level.advances == (advance and family != "jamba")
+    assert level.stepwise == (family in STEPWISE)
+    assert level.advances == (advance and family not in STEPWISE)
     replayed = []
 
     @given(st.randoms(use_true_random=False))
@@ -377,6 +381,90 @@ def test_a_folder(tmp_path: Path) -> None:
         ps.Chain([str(tmp_path), "w4"], [3])
 
 
+# What of a packed model is fused, by the end of its classes' names; of heads that attention takes.
+FUSED = {
+    "lfm2": {"Attention": 1, "MLP": 2, "RMSNorm": 7},
+    "bamba": {"MLP": 2, "RMSNorm": 5},
+    "granitemoehybrid": {"RMSNorm": 5},
+    "jamba": {"MLP": 1, "RMSNorm": 8},
+    "kimi_linear": {"MLP": 2, "RMSNorm": 7},
+    "qwen3_next": {"MLP": 2},
+    "nemotron_h": {},
+    "mamba2": {},
+    "recurrent_gemma": {},
+    "zamba": {"RMSNorm": 5},
+}
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_packed_levels(family: str) -> None:
+    """Every linear layer is packed and known parts are fused; logits behind rollbacks are those of
+    the model. A token's packed products are the same bits in a block as alone."""
+    level = made(family, pack=True)
+    runs = list(level._runs.modules())
+    assert not any(type(module) is torch.nn.Linear for module in runs)
+    names = [type(module).__name__ for module in runs]
+    fused = [name for name in names if name.startswith("Fused")]
+    found = {end: sum(name.endswith(end) for name in fused) for end in FUSED[family]}
+    assert (found, len(fused)) == (FUSED[family], sum(FUSED[family].values()))
+    text = [5, 17, 80, 3, 3, 41, 9, 12, 33]
+    level.prefill(PromptBatch(torch.tensor([text[:3]])))
+    level.forward(InputBlock(torch.tensor([[1, 2, 3]]), 1))
+    level.rollback([3])
+    begin = level._rows[0].length
+    logits = level.forward(InputBlock(torch.tensor([text[begin:]]), 6)).logits[0]
+    whole = law(level.model, text)[3:]
+    assert max(map(relative_difference, logits, whole)) < 1e-3
+    rows = torch.randn(5, level._width)
+    for module in runs:
+        if isinstance(module, RowProduct) and module.in_features == level._width:
+            assert module(rows[2:3]).equal(module(rows)[2:3])
+
+
+@pytest.mark.filterwarnings("ignore:.*expected no more parameters")
+@pytest.mark.parametrize("place", [1, 2])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bamba"])
+def test_copies_of_4_bits_draft_and_verify(family: str, place: int, tmp_path: Path) -> None:
+    """Below any target by the word, also with fewer ids; logits are close to those of the model
+    with the rounded weights, and texts are the target's."""
+    model = model_of(family)
+    model.save_pretrained(tmp_path)
+    places: list[Any] = [model_of("llama"), model_of("llama"), model_of("llama")]
+    places[place] = f"w4:{tmp_path}"
+    chain = ps.Chain(places, [4, 2], check_vocabulary=False)
+    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
+    prompts = [[5, 17, 80, 3, 3, 41], [9]]
+    wanted = ps.Chain(places[:1]).generate(prompts, 12, **options)
+    assert chain.generate(prompts, 12, **options).sequences.equal(wanted.sequences)
+    part: Any = chain.engine.parts[place]
+    level = getattr(part, "level", part)
+    assert isinstance(level, StatefulLevel)
+    rounded = copy.deepcopy(model)
+    count = 0
+    for name, weights in weights_of_copy(level.model):
+        groups = weights.values.float().unflatten(1, (-1, weights.group)) - 8
+        plain = groups * weights.scales[..., None] + weights.zeros[..., None]
+        rounded.get_submodule(name).weight.data = plain.flatten(1)
+        count += 1
+    assert count > 8
+    text = [5, 17, 80, 3, 3, 41, 9, 12, 33]
+    level.prefill(PromptBatch(torch.tensor([text[:1]])))
+    logits = level.forward(InputBlock(torch.tensor([text[1:]]), 8)).logits[0]
+    assert max(map(relative_difference, logits, law(rounded, text)[1:])) < 0.1
+    small = ps.Chain([places[0], f"trim:40:{tmp_path}"], [3], check_vocabulary=False)
+    assert small.generate(prompts, 12, **options).sequences.equal(wanted.sequences)
+
+
+def test_states_in_modules_are_the_levels() -> None:
+    """Passes of a level leave nothing in the modules of the model that the user has."""
+    level = made("recurrent_gemma")
+    level.prefill(PromptBatch(torch.tensor([[5, 17, 80]])))
+    for kept in (level.model, level._runs):
+        states = [m.conv1d_state for m in kept.modules() if hasattr(m, "conv1d_state")]
+        assert len(states) == 1
+        assert (states[0] is None) == (kept is level.model)
+
+
 def test_copies_packed_levels_and_refusals() -> None:
     level = made("lfm2", name="mine", pack=True)
     again = copy.deepcopy(level)
@@ -386,6 +474,8 @@ def test_copies_packed_levels_and_refusals() -> None:
         for one in (level, again)
     ]
     assert texts[0].sequences.equal(texts[1].sequences)
+    with pytest.raises(ValueError, match=r"small: .*nothing but their weights.*without quantised"):
+        StatefulLevel(ps.quantize_w4(model_of("mamba2"), 32), name="small")
     with pytest.raises(ValueError, match="mine: expected no tree"):
         level.forward(InputBlock(torch.tensor([[1]]), 1, parents=torch.tensor([[-1]])))
     with pytest.raises(ValueError, match="checkpoints: expected"):

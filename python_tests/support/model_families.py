@@ -79,16 +79,22 @@ TABLE = [
         "batches",
         "recurrent state, alone or beside attention: checkpoints advance",
         "",
-        "bailing_hybrid bamba falcon_h1 granitemoehybrid inkling_text inkling2_text kimi_linear "
-        "lfm2 lfm2_moe lfm3 mamba2 nemotron_h olmo_hybrid qwen3_5_text qwen3_5_moe_text "
-        "qwen3_next qwen4_exp_text zamba2",
+        "bailing_hybrid bamba falcon_h1 granitemoehybrid inkling_text inkling2_text "
+        "inkling2_loop_text kimi_linear lara_mini lfm2 lfm2_moe lfm3 mamba2 nemotron_h olmo_hybrid "
+        "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp_text zamba2",
+    ),
+    Verdict(
+        "batches",
+        "recurrent state beside attention: by checkpoints, behind which tokens are read again",
+        "",
+        "zaya",
     ),
     Verdict(
         "batches",
         "drops its state in passes of several tokens: token by token, so that it can only draft "
         "with a gain",
         "",
-        "falcon_mamba jamba mamba",
+        "falcon_mamba jamba mamba recurrent_gemma zamba",
     ),
     Verdict(
         "batches",
@@ -106,7 +112,7 @@ TABLE = [
         "refused",
         "keeps its state outside the cache of transformers",
         "to give the logits of one pass over the whole text.*does not",
-        "minimax recurrent_gemma rwkv xlstm",
+        "minimax rwkv xlstm",
     ),
     Verdict(
         "refused",
@@ -187,6 +193,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "inkling2_text": {"unpadded_vocab_size": V},
+    "inkling2_loop_text": {"unpadded_vocab_size": V},
     "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_chunk_size": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
@@ -220,6 +227,13 @@ _OWN: dict[str, dict[str, Any]] = {
         "indexer_head_dim": 8,
     },
     "reformer": {"axial_pos_embds": False},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "zaya": {"num_experts_per_tok": 1},
     "zamba2": {
         "num_hidden_layers": 4,
         "layers_block_type": ["mamba", "mamba", "hybrid", "mamba"],
