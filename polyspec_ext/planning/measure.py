@@ -230,7 +230,8 @@ class Measured:
             their rounds alone.
         trees: pairs with trees among these. A small tree is wide and a deep one narrow, so rounds
             with a window near that of the chain tell.
-        verify: seconds by part, whether it verifies trees, and tokens; 0 tokens: plain decoding.
+        verify: seconds by part, the drafter whose trees it verifies (0: of chains), and tokens, or
+            levels of a tree; 0 tokens: plain decoding.
         draft: seconds by part and tokens.
         prefill: seconds by part and tokens of a call's longest prompt.
         replays: by part, as of `Part.replays`. The tokens of its verifications include those that
@@ -248,7 +249,7 @@ class Measured:
     proposals: dict[_Pair, Proposals] = field(default_factory=dict)
     observed: dict[_Pair, list[tuple[int, LevelStats]]] = field(default_factory=dict)
     trees: set[_Pair] = field(default_factory=set)
-    verify: dict[tuple[int, bool], Times] = field(default_factory=dict)
+    verify: dict[_Pair, Times] = field(default_factory=dict)
     draft: dict[int, Times] = field(default_factory=dict)
     prefill: dict[int, Times] = field(default_factory=dict)
     replays: dict[int, int] = field(default_factory=dict)
@@ -307,10 +308,11 @@ class MeasuredSeconds:
 
     def verify(self, level: int, pending: int) -> float:
         pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
-        tree, verify = pair in self.measured.trees, self.measured.verify
-        # (Of a level that stands above trees alone no other pass is timed.)
-        tree = tree and (pending > 0 or (pair[0], False) not in verify)
-        times, most = verify[pair[0], tree], self.measured.replays.get(pair[0], 0)
+        trees, verify = pair in self.measured.trees, self.measured.verify
+        # (Of a level that is above trees alone no other pass is timed.)
+        trees = trees and (pending > 0 or (pair[0], 0) not in verify)
+        times = verify[pair if trees else (pair[0], 0)]
+        most = self.measured.replays.get(pair[0], 0)
         if most == 0 or pending == 0:
             return times.at(pending) + self.measured.outside
         again, passes = replays(self.measured.rate(*pair), pending, most)
@@ -324,19 +326,21 @@ def timed_settings(parts: Sequence[Part]) -> list[Setting]:
     """Return the target alone and the chains whose steps are timed, with every window.
 
     They are the target with the next model, with every pair of neighbouring models and with every
-    drafter; the last model with a drafter, since that model verifies as well; and, since no text
-    tells what is accepted of these, the target with every level in its cache, and every such level
-    with every drafter that reads its states.
+    drafter; the last model with a drafter, since that model verifies as well; every model with
+    every drafter of trees, of which each has its sizes; and, since no text tells what is accepted
+    of these, the target with every level in its cache, and every such level with every drafter that
+    reads its states.
     """
-    models = [n for n, part in enumerate(parts) if part.verifies and n > 0]
-    drafters = [n for n, part in enumerate(parts) if not part.verifies]
+    models = [n for n, part in enumerate(parts) if part.model and n > 0]
+    drafters = [n for n, part in enumerate(parts) if not part.model]
     chains = [(0, n) for n in models if n == models[0] or not parts[n].reads_apart]
     chains += [(0, n) for n in drafters]
     longer: list[tuple[int, ...]] = [(0, *pair) for pair in itertools.pairwise(models)]
     for model in models:
         below = [n for n in drafters if parts[n].drafts_below(parts[model], parts[0])]
-        longer += [(0, model, n) for n in below[: model == models[-1]]]
-        longer += [(0, model, n) for n in below if parts[n].reads_states]
+        straight = [n for n in below if not parts[n].trees]
+        longer += [(0, model, n) for n in straight[: model == models[-1]]]
+        longer += [(0, model, n) for n in below if parts[n].trees or parts[n].reads_states]
     settings = [
         Setting(chain, (*[2 * (window + 1)] * (len(chain) - 2), window), (2,) * (len(chain) - 2))
         for chain in dict.fromkeys([*chains, *longer])
@@ -391,7 +395,7 @@ def measure(
     for n, part in enumerate(parts):
         drafts = any(setting.parts[-1] == n != 0 for setting in settings)
         verifies = any(n in setting.parts[1:-1] for setting in settings)
-        timed = {part for part, _ in measured.verify}
+        timed = {above for above, _ in measured.verify}
         if (drafts and n not in measured.draft) or (verifies and n not in timed):
             raise ValueError(
                 "max_new_tokens: expected texts of more rounds, by which levels can be timed, "
@@ -425,7 +429,7 @@ def _enter_times(
                 draft[part].append((setting.windows[-1], level.seconds, count))
                 continue
             lowest = at == len(chain) - 2
-            tree = lowest and parts[chain[-1]].trees
+            tree = chain[-1] if lowest and parts[chain[-1]].trees else 0
             again = sum(call.replayed[at] for call in calls)
             tokens = round((level.num_draft_tokens + again) / level.num_verifications)
             verify[part, tree].append(
@@ -490,7 +494,7 @@ def _acceptances(
 ) -> None:
     vocab = int(parts[0].thing.vocab_size)
     pieces: dict[_Pair, list[Any]] = defaultdict(list)
-    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].verifies]
+    pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
     apart = [n for n, part in enumerate(parts) if part.model and (n == 0 or part.reads_apart)]
     for prompt, new in texts:
         rows = {n: _distributions(parts[n].thing, vocab, prompt, new, request) for n in apart}

@@ -14,7 +14,6 @@ from .. import arguments, progress
 from ..drafters import DraftModel, elements, is_drafter
 from ..drafters.checkpoint import head_of
 from ..levels import batched
-from ..levels.base import id_map_of
 from ..levels.sources import is_copy, original
 from ..sampling import Sampling
 from ..tuning import Switch, level_for, pass_seconds
@@ -99,11 +98,6 @@ class Part:
         return match[1] + str(path.absolute() if loads and path.exists() else match[2])
 
     @property
-    def verifies(self) -> bool:
-        """Whether it can stand above another: a level that draws every id. Others are the last."""
-        return self.model and id_map_of(batched(self.thing)).drawn is None
-
-    @property
     def reads_apart(self) -> bool:
         """Whether its distributions can be read along a text. Of a level in another's cache rounds
         alone tell what is accepted."""
@@ -130,8 +124,10 @@ class Part:
         return getattr(self.thing, "capabilities", None)
 
     def drafts_below(self, above: Part, target: Part) -> bool:
-        """Return whether it can stand below a part. A drafter that reads hidden states drafts for
-        the target whose states it was made for, or for a copy in the target's cache."""
+        """Return whether it can be below a part: one of trees below a level that reads them; one
+        that reads hidden states below the target, or below a copy in the target's cache."""
+        if self.trees and not batched(above.thing).capabilities.trees:
+            return False
         return not self.reads_states or above == target or not above.reads_apart
 
 
@@ -147,10 +143,13 @@ def owners_above(parts: Sequence[Part]) -> bool:
 def considered(levels: Sequence[Any]) -> list[str]:
     """Return words for what `levels` do not name, target first.
 
-    They are drafters without a model; the target's 4-bit copy in its cache; and, of every draft
-    whose directory is given, its 4-bit copy, and the draft with a quarter of its many ids.
+    They are drafters without a model; the multi-token head in the target's directory; the target's
+    4-bit copy in its cache; and, of every draft whose directory is given, its 4-bit copy, and the
+    draft with a quarter of its many ids.
     """
     words = ["prompt-lookup", "suffix", "w4"]  # what takes no time to make comes first
+    if isinstance(levels[0], str | Path) and Path(levels[0]).is_dir():
+        words.insert(2, "mtp")
     for thing in levels[1:]:
         size = _vocabulary(original(thing))
         if size is not None:
@@ -233,7 +232,7 @@ def _named(parts: Sequence[Part]) -> list[Part]:
 
 def in_order(parts: Sequence[Part]) -> list[Part]:
     """Return the target, others that verify from the slowest down, then what only drafts."""
-    target, others = parts[0], [part for part in parts[1:] if part.verifies]
+    target, others = parts[0], [part for part in parts[1:] if part.model]
     apart = [part for part in others if part.reads_apart]
     cost = {}
     if len(others) > 1 and apart:
@@ -242,4 +241,4 @@ def in_order(parts: Sequence[Part]) -> list[Part]:
         cost = {part.name: seconds[1] for part, seconds in zip(apart, times, strict=True)}
     # What shares the target's cache is a copy of it.
     others.sort(key=lambda part: -cost.get(part.name, float("inf")))
-    return [target, *others, *(part for part in parts[1:] if not part.verifies)]
+    return [target, *others, *(part for part in parts[1:] if not part.model)]

@@ -29,7 +29,7 @@ from .search import (
     with_trials,
 )
 
-SCHEMA = 6  # of what is kept
+SCHEMA = 7  # of what is kept
 RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
 _MEASURING = 0.75  # of the time; the rest is for trials
 _TRYING = 0.25  # of the time, beside, for both rules
@@ -211,10 +211,10 @@ def plan(
         theorem: also run the chains that Theorem 3.2 compares, and try all of them.
         repeats: of these runs.
         trials: how many of the fastest chains are run for a moment; None: all.
-        consider: also what `levels` do not name: prompt lookup and suffixes, the target's 4-bit
-            copy in its cache, and, of drafts given by their directories, 4-bit copies and drafts
-            with a quarter of their many ids. What cannot be made is left out. Making them may take
-            a quarter of `seconds` beside.
+        consider: also what `levels` do not name: prompt lookup and suffixes, the multi-token head
+            in the target's directory, the target's 4-bit copy in its cache, and, of drafts given by
+            their directories, 4-bit copies and drafts with a quarter of their many ids. What cannot
+            be made is left out. Making them may take a quarter of `seconds` beside.
 
     Raises:
         TypeError, ValueError: as of `Chain` and `Chain.generate`.

@@ -50,12 +50,15 @@ def measurements(measured: Measured, parts: Sequence[Part], request: Request) ->
         f"{measured.batch}; {measured.outside * 1e6:.0f} us per step outside the levels"
     ]
     for n, part in enumerate(parts):
-        times = []
-        for name, table in (
-            ("verify", measured.verify.get((n, False))),
-            ("verify trees", measured.verify.get((n, True))),
-            ("draft", measured.draft.get(n)),
-        ):
+        times, tables = (
+            [],
+            {
+                f"verify trees of {parts[m].name}" if m else "verify": table
+                for (above, m), table in sorted(measured.verify.items(), key=lambda item: item[0])
+                if above == n
+            },
+        )
+        for name, table in {**tables, "draft": measured.draft.get(n)}.items():
             if table is not None:
                 seconds = sorted(table.seconds.items())
                 times.append(name + " " + ", ".join(f"{m}: {1e3 * s:.2f}" for m, s in seconds))

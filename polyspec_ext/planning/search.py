@@ -91,10 +91,10 @@ class Candidate:
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    """Yield every chain of at most `LONGEST` of the parts in their order: the target, any that
-    verify, and at most one that only drafts."""
-    models = [n for n, part in enumerate(parts) if part.verifies and n > 0]
-    drafters = [n for n, part in enumerate(parts) if not part.verifies and n > 0]
+    """Yield every chain of at most `LONGEST` of the parts in their order: the target, any levels,
+    and at most one that only drafts."""
+    models = [n for n, part in enumerate(parts) if part.model and n > 0]
+    drafters = [n for n, part in enumerate(parts) if not part.model and n > 0]
     for count in range(min(len(models), LONGEST - 1) + 1):
         for some in itertools.combinations(models, count):
             chain = (0, *some)
@@ -347,11 +347,12 @@ class Insertion:
 
 
 def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:
-    """Return the theorem for every chain of at least three levels and the model above its last."""
+    """Return the theorem for every chain of at least three levels and the model above its last,
+    but for drafters of trees."""
     by_parts = {one.parts: one for one in some}
     tests = []
     for one in some:
-        if len(one.parts) < 3:
+        if len(one.parts) < 3 or one.parts[-2:] in measured.trees:
             continue
         at = len(one.parts) - 2
         base = by_parts[one.parts[:at] + one.parts[-1:]]
@@ -362,7 +363,7 @@ def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]
         factor, draft = measured.factor(one.parts), measured.draft[below]
         seconds = (
             _verification(measured, after, at, above) * factor,
-            measured.verify[new, False].at(window) * factor,
+            measured.verify[new, 0].at(window) * factor,
             draft.at(window) * factor / window,
         )
         without = (
@@ -379,4 +380,4 @@ def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]
 def _verification(measured: Measured, expected: Expectation, level: int, part: int) -> float:
     pending = expected.verified[level - 1] * expected.rounds.sum()
     pending /= expected.steps.sum(0)[level - 1]
-    return measured.verify[part, False].at(round(float(pending)))
+    return measured.verify[part, 0].at(round(float(pending)))

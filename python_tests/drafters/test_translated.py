@@ -166,15 +166,19 @@ def test_rows_of_one_pass_are_those_of_many() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_plan_measures_either_kind() -> None:
+def test_a_plan_measures_either_kind_at_every_place() -> None:
     target = level_of(model_of(16), list(LETTERS))
     levels = [
         target,
         TranslatedLevel(same_in_another_order(target), target),
         RetokenizedDrafter(same_in_another_order(target), target),
     ]
-    plan = ps.plan(levels, [[3, 1, 4], [2]], 24, 0.0, seconds=4.0)
+    plan = ps.plan([*levels, "suffix"], [[3, 1, 4], [2]], 24, 0.0, seconds=4.0)
     assert [plan.measured.rate(0, n) for n in (1, 2)] == pytest.approx([1, 1], abs=0.1)
+    chains = {one.parts: one for one in plan.candidates}
+    assert {(0, 1), (0, 2), (0, 1, 2), (0, 1, 3)} < set(chains)
+    text = plan.chain(chains[0, 1, 3]).generate([3, 1, 4], 24, eos_token_id=[]).sequences
+    assert text.equal(ps.Chain([target]).generate([3, 1, 4], 24, eos_token_id=[]).sequences)
 
 
 @pytest.mark.parametrize("end", ["<eos>", "</s>"])
