@@ -50,18 +50,17 @@ def measurements(measured: Measured, parts: Sequence[Part], request: Request) ->
         f"{measured.batch}; {measured.outside * 1e6:.0f} us per step outside the levels"
     ]
     for n, part in enumerate(parts):
-        times, tables = (
-            [],
-            {
-                f"verify trees of {parts[m].name}" if m else "verify": table
-                for (above, m), table in sorted(measured.verify.items(), key=lambda item: item[0])
-                if above == n
-            },
-        )
-        for name, table in {**tables, "draft": measured.draft.get(n)}.items():
-            if table is not None:
-                seconds = sorted(table.seconds.items())
-                times.append(name + " " + ", ".join(f"{m}: {1e3 * s:.2f}" for m, s in seconds))
+        tables = {
+            f"verify trees of {parts[m].name}" if m else "verify": measured.verify[above, m]
+            for above, m in sorted(measured.verify)
+            if above == n
+        }
+        if n in measured.draft:
+            tables["draft"] = measured.draft[n]
+        times = []
+        for name, table in tables.items():
+            seconds = sorted(table.seconds.items())
+            times.append(name + " " + ", ".join(f"{m}: {1e3 * s:.2f}" for m, s in seconds))
         read = measured.prefill[n].seconds
         ends = sorted({min(read), max(read)})
         times.append("prefill " + ", ".join(f"{size}: {read[size] * 1e3:.1f}" for size in ends))
