@@ -23,10 +23,12 @@ T = TypeVar("T")
 Call = Callable[[], Any]
 
 
-def rotated(things: Sequence[T], turn: int) -> list[T]:
-    """Return the order of a turn, which begins one further than that of the turn before."""
-    shift = turn % max(len(things), 1)
-    return [*things[shift:], *things[:shift]]
+def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
+    """Return the order of a turn, which begins one further than that of the turn before; the
+    `first` of them come first in every turn, since the others are compared with them."""
+    ahead, others = things[:first], things[first:]
+    shift = turn % max(len(others), 1)
+    return [*ahead, *others[shift:], *others[:shift]]
 
 
 @dataclass
