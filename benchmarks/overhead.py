@@ -22,9 +22,10 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -73,14 +74,11 @@ def installed(meters: Meters, device: str) -> Iterator[None]:
     owners += [(unchecked, "_verify", "operators")]
     if device == "cuda":
         owners += [(torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in owners]
-    for (owner, name, kind), (_, _, call) in zip(owners, before, strict=True):
-        setattr(owner, name, metered(meters, kind, call))
-    try:
+    with ExitStack() as stack:
+        for owner, name, kind in owners:
+            call = metered(meters, kind, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, call))
         yield
-    finally:
-        for owner, name, call in before:
-            setattr(owner, name, call)
 
 
 class InstantLevel:

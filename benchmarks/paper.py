@@ -210,6 +210,7 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the report. Return 1 where a turn failed."""
+    machine.require_device(args.device)
     if not args.no_report:
         _require_pandas()
     models, template = models_of(args)
@@ -512,8 +513,11 @@ class Runner:
         answers: Answers,
         texts: Texts,
     ) -> Answers:
-        """Measure a turn of a batch, or take it from the disk; return the answers with its own, and
-        None after a failure."""
+        """Measure a turn of a batch, or take it from the disk.
+
+        Returns:
+            the answers with those of this turn; None after a failure.
+        """
         some, asked = [self._questions[index] for index in batch], self._asked
         prompts = [
             self._conversation.prompt(question.turns[: turn + 1], own)
@@ -542,9 +546,8 @@ class Runner:
             except Exception as error:  # a method's error must not end the run
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             # A batch is measured whole; turns on the disk stay as they are.
-            for key, head, row in zip(
-                keys, heads, rows or [_failed(reason)] * len(batch), strict=True
-            ):
+            rows = rows or [_failed(reason)] * len(batch)
+            for key, head, row in zip(keys, heads, rows, strict=True):
                 if key not in self._done:
                     self._done[key] = {**head, **row}
                     self._writer.add(self._done[key])

@@ -100,7 +100,8 @@ class Run:
         lines, turns: all lines, and those that did not fail, with ``decode_seconds``, and the
             tokens that the target ``emitted`` in ``verified`` verifications.
         levels: sums over turns by method and level (1: the target), with L and T in ms.
-        methods: of ``run.json``, by name; `baseline` is the one that speedups are over.
+        methods: of ``run.json``, by name, and their labels for tables; `baseline` is the one that
+            speedups are over.
         tasks: of the lines, in the papers' order.
         target: of the models in ``run.json``.
 
@@ -113,7 +114,8 @@ class Run:
         self.lines = pd.DataFrame(record.read_turns(folder))
         if self.lines.empty:
             raise ValueError(f"RUN: expected a run with turns, given {folder} without any")
-        self.methods: dict[str, Record] = {one["name"]: one for one in self.facts["methods"]}
+        self.methods: dict[str, Record] = {row["name"]: row for row in self.facts["methods"]}
+        self.labels = {name: str(method["label"]) for name, method in self.methods.items()}
         baselines = [name for name, method in self.methods.items() if method["baseline"]]
         if len(baselines) != 1:
             raise ValueError(
@@ -139,19 +141,19 @@ class Run:
 
     def levels_of(self, method: str) -> list[Any]:
         """Return the sums of each level, target first; nothing for other engines."""
-        own = self.levels.index.get_level_values("method") == method
-        return list(self.levels[own].itertuples())
+        chosen = self.levels.index.get_level_values("method") == method
+        return list(self.levels[chosen].itertuples())
 
     def turns_of(self, method: str, task: str = OVERALL) -> pd.DataFrame:
         """Return the turns of a task that a method did not fail."""
-        own = self.turns[self.turns.method == method]
-        return own if task == OVERALL else own[own.task == task]
+        turns = self.turns[self.turns.method == method]
+        return turns if task == OVERALL else turns[turns.task == task]
 
     def common(self, method: str, base: str | None = None, task: str = OVERALL) -> pd.DataFrame:
         """Return turns that neither of two methods failed; `base`: the baseline if None."""
         columns = [*_SAME_TURN, "new_tokens", "seconds", "decode_seconds"]
-        theirs = self.turns_of(base or self.baseline)[columns]
-        return self.turns_of(method, task).merge(theirs, on=_SAME_TURN, suffixes=("", "_base"))
+        others = self.turns_of(base or self.baseline)[columns]
+        return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
 
     def speedup(
         self, method: str, base: str | None = None, task: str = OVERALL, by: str = "seconds"
@@ -175,14 +177,15 @@ class Run:
 
     def named(self, name: str) -> Record:
         """Return key and label of a method as records have them."""
-        return {"method": name, "label": self.methods[name]["label"]}
+        return {"method": name, "label": self.labels[name]}
 
     def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a frame that has methods with their labels, in their order."""
         names = list(self.methods)
-        frame = frame.sort_values("method", key=lambda one: one.map(names.index), kind="stable")
-        labels = frame.method.map(lambda name: self.methods[name]["label"])
-        return frame.assign(label=labels)
+        frame = frame.sort_values(
+            "method", key=lambda column: column.map(names.index), kind="stable"
+        )
+        return frame.assign(label=frame.method.map(self.labels))
 
     @property
     def models_key(self) -> str:
@@ -199,9 +202,9 @@ class Run:
 
 def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
     rows = [
-        {**one, "method": turn.method, "level": level, "emitted": sum(one["accepted"]),
-         "verified": len(one["accepted"])}
-        for turn in turns.itertuples() for level, one in enumerate(turn.levels, 1)
+        {**level, "method": turn.method, "level": number, "emitted": sum(level["accepted"]),
+         "verified": len(level["accepted"])}
+        for turn in turns.itertuples() for number, level in enumerate(turn.levels, 1)
     ]  # fmt: skip
     numbers = ["passes", "seconds", "emitted", "verified"]
     by_level = pd.DataFrame(rows, columns=["method", "level", "name", *numbers]).groupby(
@@ -215,8 +218,8 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
 def _compared(
     speedup: Interval, length: Interval, turns: int, paper: printed.Result | None
 ) -> Record:
-    theirs = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
-    return {**speedup.named("speedup"), **length.named("length"), **theirs, "turns": turns}
+    numbers = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
+    return {**speedup.named("speedup"), **length.named("length"), **numbers, "turns": turns}
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -245,11 +248,11 @@ class Table:
 
     def lines(self, heads: Collection[str] = ()) -> list[str]:
         """Return the lines of Markdown, of some columns or of all."""
-        shown = {head: one for head, one in self._shown.items() if not heads or head in heads}
+        shown = {head: spec for head, spec in self._shown.items() if not heads or head in heads}
         numbers = [at for at, (_, _, form) in enumerate(shown.values()) if form]
         rows = [
-            [_cell(one, key, form).replace("|", "\\|") for key, _, form in shown.values()]
-            for one in self.records
+            [_cell(row, key, form).replace("|", "\\|") for key, _, form in shown.values()]
+            for row in self.records
         ]
         return output.table(list(shown), rows, numbers)
 
@@ -262,15 +265,15 @@ class Table:
         return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
 
 
-def _cell(one: Record, key: str, form: str) -> str:
+def _cell(row: Record, key: str, form: str) -> str:
     """Return a cell; behind a number are its bounds and what the paper prints."""
-    value, low, paper = one.get(key), one.get(f"{key}_low"), one.get(f"paper_{key}")
+    value, low, paper = row.get(key), row.get(f"{key}_low"), row.get(f"paper_{key}")
     if value in (None, "") or isinstance(value, str):
         words = value or "-"
     else:
         words = f"{value:{form}}".rstrip("%")
     if low is not None:
-        words += f" [{low:{form}}, {one[f'{key}_high']:{form}}]"
+        words += f" [{low:{form}}, {row[f'{key}_high']:{form}}]"
     return words if paper is None else f"{words} (paper {paper:.2f})"
 
 
@@ -294,8 +297,10 @@ def _fastest(run: Run, names: Collection[str]) -> str | None:
 
 def overall(run: Run) -> Table:
     """Return every method over all tasks (Figure 2)."""
-    lengths = {name: len(one["levels"]) for name, one in run.methods.items()}
-    others = [name for name, one in run.methods.items() if one["kind"] in ("assisted", "engine")]
+    lengths = {name: len(method["levels"]) for name, method in run.methods.items()}
+    others = [
+        name for name, method in run.methods.items() if method["kind"] in ("assisted", "engine")
+    ]
     best = _fastest(run, [name for name, n in lengths.items() if n == 2 and name not in others])
     failed = run.lines[run.lines.status != record.OK].method.value_counts()
     records = [
@@ -310,14 +315,14 @@ def overall(run: Run) -> Table:
         }
         for name, method in run.methods.items()
     ]
-    losing = sum((one["speedup"] or 1) < 1 for one in records)
+    losing = sum((row["speedup"] or 1) < 1 for row in records)
     note = (
         f"Speedup over {run.methods[run.baseline]['label']}: new tokens per second of wall time, "
         "prefill included, over the same turns; the median of repeats, with the 95 % bootstrap "
         "interval over questions. Mean accepted: tokens per verification of the target. "
     )
     if run.temperature > 0:
-        count = sum(one.get("p_value") is not None for one in records)
+        count = sum(row.get("p_value") is not None for row in records)
         note += (
             f"Lossless: {count} p-values of the texts' likelihood under the target; by chance one "
             f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
@@ -354,15 +359,15 @@ def _lossless(run: Run, name: str) -> Record:
                 "lossless": "not compared"}  # fmt: skip
     gaps = known.gap[~known.identical.astype(bool)].astype(float)
     tied = int((gaps <= largest_tie(run.target["dtype"])).sum())
-    found: Record = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
+    counts: Record = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
     gap = None if gaps.isna().all() else float(gaps.max())
     unknown = len(turns) - len(known)
-    parts = [f"{found['identical']} of {len(known)} identical"]
+    parts = [f"{counts['identical']} of {len(known)} identical"]
     parts += [f"{tied} tied"] * (tied > 0)
-    parts += [f"{found['other']} DIFFER"] * (found["other"] > 0)
+    parts += [f"{counts['other']} DIFFER"] * (counts["other"] > 0)
     parts += [] if gap is None else [f"gap <= {gap:.1e}"]
     parts += [f"{unknown} not compared"] * (unknown > 0)
-    return {**found, "gap": gap, "unknown": unknown, "lossless": ", ".join(parts)}
+    return {**counts, "gap": gap, "unknown": unknown, "lossless": ", ".join(parts)}
 
 
 def by_task(run: Run) -> Table:
@@ -370,17 +375,17 @@ def by_task(run: Run) -> Table:
     tasks = (*run.tasks, OVERALL)
     records = []
     for name in run.methods:
-        one = run.named(name)
+        row = run.named(name)
         for task in tasks:
-            own = run.compared(name, task)
-            paper = own["paper_speedup"]
-            one |= {f"{task}_{key}": value for key, value in own.items()}
-            words = _cell({**own, "paper_speedup": None}, "speedup", ".2f")
-            words += f" / {output.number(own['length'], '.2f')}"
+            numbers = run.compared(name, task)
+            paper = numbers["paper_speedup"]
+            row |= {f"{task}_{key}": value for key, value in numbers.items()}
+            words = _cell({**numbers, "paper_speedup": None}, "speedup", ".2f")
+            words += f" / {output.number(numbers['length'], '.2f')}"
             if paper is not None:
-                words += f" (paper {paper:.2f} / {own['paper_length']:.2f})"
-            one[task] = words
-        records.append(one)
+                words += f" (paper {paper:.2f} / {numbers['paper_length']:.2f})"
+            row[task] = words
+        records.append(row)
     shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
     title = "Speedup / mean accepted length by task (Table 2)"
     return Table("table2", title, "As above, for each task by itself.", records, shown)
@@ -416,31 +421,31 @@ def decoding(run: Run) -> Table:
     """Return prefill and decode apart, and what was predicted."""
     known = run.turns.dropna(subset=["prefill_seconds"]).groupby("method")
     columns = ["prefill_seconds", "prompt_tokens", "seconds", "decode_seconds", "new_tokens"]
-    own = known[columns].sum().reindex(list(run.methods))
-    inside = run.levels.groupby("method").seconds.sum().reindex(own.index)
-    forecasts = {name: one["tokens_per_second"] for name, one in run.facts["prediction"].items()}
-    measured = [run.rate(name, "decode_seconds") for name in own.index]
-    predicted = own.index.map(forecasts)
+    sums = known[columns].sum().reindex(list(run.methods))
+    inside = run.levels.groupby("method").seconds.sum().reindex(sums.index)
+    forecasts = {name: rate["tokens_per_second"] for name, rate in run.facts["prediction"].items()}
+    measured = [run.rate(name, "decode_seconds") for name in sums.index]
+    predicted = sums.index.map(forecasts)
     frame = pd.DataFrame(
         {
-            "turns": run.turns.groupby("method").size().reindex(own.index),
-            "prefill_ms": 1e3 * own.prefill_seconds / known.size(),
-            "prefill_tokens_per_second": own.prompt_tokens / own.prefill_seconds,
-            "prefill_share": own.prefill_seconds / own.seconds,
+            "turns": run.turns.groupby("method").size().reindex(sums.index),
+            "prefill_ms": 1e3 * sums.prefill_seconds / known.size(),
+            "prefill_tokens_per_second": sums.prompt_tokens / sums.prefill_seconds,
+            "prefill_share": sums.prefill_seconds / sums.seconds,
             "decode_tokens_per_second": measured,
-            "engine_share": 1 - inside / own.decode_seconds,
+            "engine_share": 1 - inside / sums.decode_seconds,
             "predicted_tokens_per_second": predicted,
             "predicted_over_measured": predicted / measured,
-            "lemma_ms": [_lemma(run.levels_of(name)) for name in own.index],
-            "passes_ms": 1e3 * inside / own.new_tokens,
-            "decode_ms": 1e3 * own.decode_seconds / own.new_tokens,
+            "lemma_ms": [_lemma(run.levels_of(name)) for name in sums.index],
+            "passes_ms": 1e3 * inside / sums.new_tokens,
+            "decode_ms": 1e3 * sums.decode_seconds / sums.new_tokens,
         },
-        own.index,
+        sums.index,
     )
     speedups = [
-        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in own.index
+        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in sums.index
     ]
-    frame = frame.join(pd.DataFrame(speedups, index=own.index)).rename_axis("method").reset_index()
+    frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
     shown = {
         "method": "label", "prefill, ms/turn": "prefill_ms .1f",
         "prompt tokens/s": "prefill_tokens_per_second .0f", "prefill share, %": "prefill_share .0%",
@@ -498,7 +503,7 @@ def insertions(run: Run) -> Table:
             if [*longer[:at], *longer[at + 1 :]] == shorter:
                 records += _inserted(run, before, after, at)
     if records:
-        records += [_insertion(one, "paper", None) for one in printed.INSERTIONS]
+        records += [_insertion(row, "paper", None) for row in printed.INSERTIONS]
     shown = {
         "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
         "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
@@ -556,18 +561,18 @@ def adaptation(run: Run) -> Table:
         speedup = run.speedup(name)
         if method["kind"] != "adaptive" or speedup.value is None:
             continue
-        alike = (k for k, one in run.methods.items() if one["levels"] == method["levels"])
+        alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
         best = _fastest(run, [k for k in alike if run.methods[k]["kind"] in _FIXED])
         paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
         gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
-        one = {**run.named(name), "policy": method["policy"], **speedup.named("speedup")}
+        row = {**run.named(name), "policy": method["policy"], **speedup.named("speedup")}
         if best is not None:
-            one |= {"best_fixed": run.methods[best]["label"]}
-            one |= {"best_fixed_speedup": run.speedup(best).value}
-            one |= run.speedup(name, best).named("gain")
-        records.append({**one, "paper": paper})
+            row |= {"best_fixed": run.labels[best]}
+            row |= {"best_fixed_speedup": run.speedup(best).value}
+            row |= run.speedup(name, best).named("gain")
+        records.append({**row, "paper": paper})
     shown = {
         "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
         "its speedup": "best_fixed_speedup .2f", "gain": "gain .3f", "paper": "paper",
@@ -584,14 +589,14 @@ def variances(run: Run) -> Table:
     some = run.turns[run.turns.verified > 0].explode("accepted")
     by_query = some.groupby(["question_id", "method"]).accepted
     frame = by_query.agg(lambda counts: statistics.pvariance(counts.tolist())).unstack()
-    several = {name: one["label"] for name, one in run.methods.items() if len(one["levels"]) > 1}
+    several = [name for name, method in run.methods.items() if len(method["levels"]) > 1]
     names = [name for name in several if name in frame]
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
-    frame = frame[names].dropna(how="all").reindex([one for one in tasks if one in frame.index])
+    frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
     low, high = printed.VARIANCES[run.sampling]
     shown = {"question": "question_id", "task": "task"}
-    shown |= {several[name]: f"{name} .1f" for name in names}
+    shown |= {run.labels[name]: f"{name} .1f" for name in names}
     return Table(
         "figure4",
         f"Variance of the acceptance length by query, {run.sampling} (Figure 4)",
@@ -625,8 +630,8 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
     for at, run in enumerate(runs, 1):
         for name, method in run.methods.items():
             windows = windows_of(method)
-            one = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
-            one |= run.speedup(name).named(f"run_{at}")
+            row = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
+            row |= run.speedup(name).named(f"run_{at}")
     shown = {"method": "label", "windows": "windows"}
     shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
     title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
@@ -645,7 +650,7 @@ def larger_targets(runs: Sequence[Run]) -> Table:
             "label": method["label"],
             **run.compared(name),
         }
-        for run in sorted(runs, key=lambda one: one.target["parameters"])
+        for run in sorted(runs, key=lambda run: run.target["parameters"])
         for name, method in run.methods.items()
         if method["kind"] == "eagle" or len(method["levels"]) > 2
     ]
@@ -653,8 +658,8 @@ def larger_targets(runs: Sequence[Run]) -> Table:
     for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
         if target not in seen:
             paper = printed.SPEEDUPS[target, system][OVERALL]
-            own = _compared(Interval(), Interval(), 0, paper)
-            records.append({"target": target, "run": "paper", "label": system, **own})
+            numbers = _compared(Interval(), Interval(), 0, paper)
+            records.append({"target": target, "run": "paper", "label": system, **numbers})
     shown = {
         "target": "target", "parameters, millions": "millions .0f", "run": "run",
         "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
@@ -668,7 +673,7 @@ def as_printed() -> Table:
     """Return Tables 2 and 3 as the paper has them."""
     rows = [
         {"target": target, "system": system}
-        | {task: f"{own.speedup:.2f} / {own.length:.2f}" for task, own in results.items()}
+        | {task: f"{result.speedup:.2f} / {result.length:.2f}" for task, result in results.items()}
         for (target, system), results in printed.SPEEDUPS.items()
     ]
     note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
@@ -684,8 +689,8 @@ def tables_of_several(runs: Sequence[Run]) -> list[Table]:
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     repeated = [group for group in groups.values() if len(group) > 1]
-    found = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
-    return [table for table in (*found, larger_targets(runs), as_printed()) if table.records]
+    tables = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
+    return [table for table in (*tables, larger_targets(runs), as_printed()) if table.records]
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -697,13 +702,13 @@ def load(folders: Sequence[Path]) -> list[Run]:
     Raises:
         FileNotFoundError, ValueError: a folder has no run with turns, or is given twice.
     """
-    places = [folder.resolve() for folder in folders]
-    if len(set(places)) != len(places):
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) != len(paths):
         raise ValueError(f"RUN: expected different folders, given {', '.join(map(str, folders))}")
-    names = [place.name for place in places]
+    names = [path.name for path in paths]
     return [
-        Run(name if names.count(name) == 1 else f"{place.parent.name}/{name}", place)
-        for name, place in zip(names, places, strict=True)
+        Run(name if names.count(name) == 1 else f"{path.parent.name}/{name}", path)
+        for name, path in zip(names, paths, strict=True)
     ]
 
 
