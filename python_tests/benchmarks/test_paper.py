@@ -505,13 +505,14 @@ def test_a_grown_target_says_the_same() -> None:
     assert names["eagle2"] == "shipped eagle2, grown 2 times"
 
 
-@pytest.mark.usefixtures("bare")
 def test_a_target_of_a_published_width_and_depth(
     tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small one here: twice as wide, 12 layers, one pair of key heads."""
     small = Shape("llama2-7b", 512, 1300, 12, 4, 1, 32000)
     monkeypatch.setitem(SHAPES, small.name, small)
+    monkeypatch.setattr(paper, "surroundings", lambda *_: {})
+    monkeypatch.delattr(paper, "report")  # which nothing asks for
     own = tiny.grown(1)
     model = tiny.grown(**growth_of(small, own))
     assert model.config.hidden_size == small.hidden
@@ -519,7 +520,7 @@ def test_a_target_of_a_published_width_and_depth(
     assert model.config.num_hidden_layers == small.layers
     heads = model.config.num_key_value_heads * model.config.head_dim
     assert heads == small.kv_heads * small.head_dim
-    words = ["--per-task", "1", "--shape", small.name]
+    words = ["--per-task", "1", "--shape", small.name, "--no-report"]
     keys = ["plain", "w4", "eagle2", "w4+eagle2", "w4+drafter"]
     assert main([*command(tmp_path / "run", questions, *words), "--methods", ",".join(keys)]) == 0
     turns = record.read_turns(tmp_path / "run")

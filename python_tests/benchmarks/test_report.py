@@ -358,3 +358,5 @@ def test_refusals(
     for arguments in (["report", good], ["paper"]):  # which is told before anything is measured
         assert main(arguments) == 2
         assert "expected the package pandas" in capsys.readouterr().err
+    assert main(["paper", "--no-report", "--methods", "none"]) == 2
+    assert "given 'none'" in capsys.readouterr().err
