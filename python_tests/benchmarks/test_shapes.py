@@ -54,7 +54,7 @@ def test_memory_comes_first(
     for command in (["shapes", "--device", "cpu"], ["paper"]):
         assert main([*command, "--shape", "llama2-7b"]) == 2
         error = capsys.readouterr().err
-        assert re.search(r"free on cpu.*target \d+\.\d.*given 8\.0 GB", error)
+        assert re.search(r"free on cpu.*target 13\.\d.*packed weights 1\d\.\d.*8\.0 GB", error)
     # What passes through the host counts there.
     free["cpu"] = 2e9
     with pytest.raises(ValueError, match="free on cpu for 32 layers"):
