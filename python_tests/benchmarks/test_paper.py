@@ -512,7 +512,7 @@ def test_a_target_of_a_published_width_and_depth(
     small = Shape("llama2-7b", 512, 1300, 12, 4, 1, 32000)
     monkeypatch.setitem(SHAPES, small.name, small)
     monkeypatch.setattr(paper, "surroundings", lambda *_: {})
-    monkeypatch.delattr(paper, "report")  # which nothing asks for
+    monkeypatch.setattr(paper, "report", None)  # which nothing asks for
     own = tiny.grown(1)
     model = tiny.grown(**growth_of(small, own))
     assert model.config.hidden_size == small.hidden
