@@ -276,6 +276,12 @@ def load_mtp(
     plain = list(map(_plain, names))
     layout = _layout(plain, count, name)
     kinds = _kinds(model)
+    types = getattr(model.text, "layer_types", None) or ()
+    if layout.kinds and "sliding_attention" in types:
+        raise ValueError(
+            f"{name}: expected a target without sliding windows, which are not followed in MTP "
+            f"heads, given layers of {', '.join(sorted(set(types)))}"
+        )
     heads = _heads(layout, plain, count, len(kinds))[:most]
     known = set[str]().union(*heads)
     found = checkpoint.read_folder(folder, lambda key: _plain(key).removesuffix(_SCALE) in known)

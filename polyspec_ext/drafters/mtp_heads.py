@@ -58,7 +58,7 @@ class SeveralCache(FeatureCache):
     def __init__(self, heads: int, config: Any, *args: Any) -> None:
         super().__init__(config, *args)
         self._later, self._first = heads - 1, config.num_hidden_layers - heads + 1
-        # By head behind the first: pairs of each row that it has read with tokens of the text.
+        # By head behind the first: pairs of each row that it has read.
         self._known: list[list[int]] = []
 
     @property
@@ -85,6 +85,7 @@ class SeveralCache(FeatureCache):
     def keep(self, pairs: Sequence[int] | torch.Tensor) -> None:
         super().keep(pairs)
         kept = self._on_host()
+        # The last pairs of a head have had tokens that come next.
         self._known = [
             [min(n, max(count - head, 0)) for n, count in zip(known, kept, strict=True)]
             for head, known in enumerate(self._known, 1)
@@ -140,7 +141,7 @@ class SeveralCache(FeatureCache):
         """Note that the pass of `later` is done."""
         assert self.cache.rows.host is not None
         read = zip(self._known[head - 1], some, self.cache.rows.host, strict=True)
-        self._known[head - 1] = [max(end - head, 0) if on else n for n, on, end in read]
+        self._known[head - 1] = [end if on else n for n, on, end in read]
 
 
 class SeveralPasses(HeadPasses):

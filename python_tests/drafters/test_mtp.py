@@ -45,7 +45,8 @@ def test_drafts_are_those_of_the_plain_forward_pass(
 ) -> None:
     """A draft behind a prompt, and drafts behind tokens that were accepted, rejected or read anew;
     two rows of different lengths. Of several heads some are not asked in each draft."""
-    # An index chooses among few keys: of the target's, whose ties rounding decides, among all.
+    # An index chooses among few keys: of the target's, whose ties rounding decides, among all; and
+    # of three heads', which meet such ties too.
     sizes = {"index_topk": 6} if family == "deepseek_v32" and heads == 1 else {}
     target, reference, head = head_in(family, tmp_path, heads, **sizes)
     if pack:
@@ -247,11 +248,15 @@ def test_logits_are_those_of_transformers(
         assert (found[i] - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("where", ["inputs", "note"])
 def test_a_pass_that_is_cut_off_leaves_no_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second of three heads is interrupted, and the text is drafted for again."""
-    target, reference, head = head_in("mimo", tmp_path, 3)
+    """The second of three heads is interrupted in front of its pass or behind it, and the text is
+    drafted for again."""
+    target, reference, _ = head_in("mimo", tmp_path, 3)
+    passes = load_mtp(tmp_path, target)
+    head = ps.MTP(passes)
     text, states = [3, 9, 27, 17, 51], torch.randn(4, 32)
     head.prefill(prompts(1))
 
@@ -261,18 +266,18 @@ def test_a_pass_that_is_cut_off_leaves_no_trace(
         assert (drawn_from(head, block, 0) - rows).abs().max() < 1e-4 * rows.abs().max()
 
     drafted(told((-1,), [states], [0]))
-    text, states, new = [*text, 7, 8], torch.cat([states, more := torch.randn(2, 32)]), more
-    kind, passes = type(target.model.layers[0]), []
-    forward = kind.forward
+    new = torch.randn(2, 32)
+    text, states = [*text, 7, 8], torch.cat([states, new])
+    whole, calls = getattr(passes.features, where), []
 
-    def stopped(layer: Any, *args: Any, **options: Any) -> Any:
-        passes.append(layer)
-        if len(passes) == 2:
+    def stopped(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
             raise KeyboardInterrupt
-        return forward(layer, *args, **options)
+        return whole(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "forward", stopped)
+        patch.setattr(passes.features, where, stopped)
         with pytest.raises(KeyboardInterrupt):
             head.draft(draft_input([text], [4], told((-1,), [new], [4])))
     drafted(told((-1,), [new], [4]))
@@ -303,6 +308,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     ):
         tensors = {k: w for k, w in {**whole, **change}.items() if w is not None}
         refused(save(target, tensors, tmp_path / "changed"), words)
+    target = target_of("deepseek_v3")
+    target.config.layer_types = ["sliding_attention", "full_attention", "full_attention"]
+    heads = save(target, reference.tensors(), tmp_path / "sliding")
+    refused(heads, "without sliding windows.*given layers of full_attention, sliding", target)
     with pytest.raises(ValueError, match=r"'mtp' below a Hugging Face model.*given nothing above"):
         ps.Chain(["mtp"])
     with pytest.raises(ValueError, match="expected a target with the checkpoint"):
