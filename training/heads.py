@@ -156,8 +156,8 @@ def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor
     if count == 0:
         return None
     squares.diagonal().add_(_RIDGE * count)
-    found: torch.Tensor = torch.linalg.solve(squares, products)
-    return found.T
+    matrix: torch.Tensor = torch.linalg.solve(squares, products)
+    return matrix.T
 
 
 def save_head(

@@ -237,7 +237,7 @@ class HeadPasses:
         self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
     ) -> torch.Tensor:
         """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
-        last; `step` of them are a row's."""
+        last; `step` is 1 for the first of a draft."""
         return self._append(tokens, self._runs.carried(states), counts, stays=False)
 
     def _append(

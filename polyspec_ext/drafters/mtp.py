@@ -319,7 +319,8 @@ def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
         The head, and the names of its tensors in a checkpoint: those of the target's family, or
         MiMo's for families without heads.
     """
-    model, kinds = Target(target), _kinds(Target(target))
+    model = Target(target)
+    kinds = _kinds(model)
     count, family = model.text.num_hidden_layers, str(model.text.model_type)
     known = (each for each in _LAYOUTS if each.kinds and family.startswith(each.kinds))
     layout = next(known, next(each for each in _LAYOUTS if not each.kinds))
@@ -350,8 +351,8 @@ def _kinds(model: Target) -> list[str]:
 def _config(
     model: Target, layout: _Layout, kinds: Sequence[str], names: Iterable[str], heads: int
 ) -> MTPConfig:
-    """Return the configuration of heads, each with layers of these kinds, by the `names` of one's
-    tensors."""
+    """Return the configuration of heads, each with layers of these kinds, by the `names` of the
+    first one's tensors."""
     sparse = any(".experts." in name for name in names)
     blocks = list(kinds) * heads
     layers = len(blocks) * (1 + _is_indexed(model.text)) + heads - 1  # those of states last
@@ -366,18 +367,16 @@ def _config(
 
 def _heads(layout: _Layout, names: Sequence[str], count: int, blocks: int) -> list[dict[str, str]]:
     """Return the network's names of the tensors of each head, by their names in the checkpoint."""
-    found: list[dict[str, str]] = []
+    heads: list[dict[str, str]] = []
     while True:
-        head, read = len(found), dict[str, str]()
-        begin = layout.prefix(count, head)
+        begin, read = layout.prefix(count, len(heads)), dict[str, str]()
         for key in names:
             if key.startswith(begin):
-                name = layout.named(key.removeprefix(begin), head, blocks)
+                name = layout.named(key.removeprefix(begin), len(heads), blocks)
                 read |= {} if name is None else {key: name}
-        kinds = {name.partition(".")[0] for name in read.values()}
-        if head and not kinds >= {"fc", "layers"}:
-            return found
-        found.append(read)
+        if heads and not {name.partition(".")[0] for name in read.values()} >= {"fc", "layers"}:
+            return heads
+        heads.append(read)
 
 
 def _plain(key: str) -> str:

@@ -19,7 +19,7 @@ from ..tensors import RowCounts
 from .features import FeatureCache
 from .heads import HeadConfig, HeadNetwork, HeadPasses
 
-_DIGITS = (65536, 256, 1)  # of an id, each of which every dtype of a cache has
+_DIGITS = (65536, 256, 1)  # of an id to base 256: every dtype of a cache has these numbers
 
 
 class SeveralNetwork(HeadNetwork):
@@ -100,8 +100,7 @@ class SeveralCache(FeatureCache):
             return
         digits = states[..., :1]
         if tokens is not None:
-            parts = [tokens // size % 256 for size in _DIGITS]
-            digits = torch.stack(parts, -1).to(states.dtype)
+            digits = torch.stack([tokens // size % 256 for size in _DIGITS], -1).to(states.dtype)
         self.cache.update(states[:, None], digits[:, None], self._first + head)
 
     def later(
