@@ -95,7 +95,10 @@ class Engine:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         wanted = config.device.type == "cpu" if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
-        self._planner = RoundPlanner(config, self.parts, bool(self._layers), can.tree_size)
+        captured = graphs is not None
+        self._planner = RoundPlanner(
+            config, self.parts, bool(self._layers), can.tree_size, captured
+        )
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)

@@ -17,6 +17,7 @@ from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..ops.schedule import Plan
 from ..tensors import Place, RowCounts
 from .graphs import Graphs
+from .plan import size_of
 from .requirements import Member
 from .rows import Step
 
@@ -35,15 +36,6 @@ class Read(NamedTuple):
     num_accepted: torch.Tensor
     status: torch.Tensor
     logprobs: torch.Tensor
-
-
-def size_of(most: int, usual: int) -> int:
-    """Return the draft tokens that a pass over `most` of them is made for: few sizes, 0, 7, 15, 31,
-    ..., or `usual`, the most that the windows of the chain give."""
-    if most == 0:
-        return 0
-    size = max(8, 1 << most.bit_length()) - 1
-    return min(size, usual) if most <= usual else size
 
 
 def uploaded(step: Step, device: torch.device, width: int) -> Step:
