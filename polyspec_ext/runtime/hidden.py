@@ -154,7 +154,7 @@ class HiddenWindow:
         if above is not None:
             read = (above - begin).clamp_min(0)
             skipped = read if skipped is None else read.maximum(skipped.to(read.device))
-        # (Of rows without a part no less is kept than 0.)
+        # (Rows without a part have none.)
         self.add(layers, begin, (kept.on(begin.device) - begin) * plan.part, skipped)
 
     def states(self) -> HiddenStates:
