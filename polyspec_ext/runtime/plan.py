@@ -182,8 +182,8 @@ class RoundPlanner:
         return self._in_few_sizes(plan) if self._captured else plan
 
     def _in_few_sizes(self, plan: RoundPlan) -> RoundPlan:
-        """Return the plan with room for more pending tokens than its windows give. Rows have the
-        numbers that they had: what a step has too much is padding."""
+        # Room for more pending tokens than the windows give. Rows have the numbers that they had:
+        # what a step has too much is padding.
         *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
         sizes = (*itertools.starmap(size_of, above), draft_size(*drafts))
         return plan._replace(max_pending=sizes)

@@ -290,6 +290,6 @@ def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
     assert graphs is not None
     out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)
     assert 0 < graphs.num_captures <= 4
-    passes = out.stats.levels[0].num_verifications
+    passes = out.stats.levels[0].num_forward_passes
     assert passes > 300
     assert passes - graphs.num_captures - graphs.num_replays <= 2
