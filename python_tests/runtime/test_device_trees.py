@@ -190,9 +190,10 @@ def test_a_text_of_900_tokens_has_two_captures_a_step(
     assert steps - graphs.num_captures - graphs.num_replays <= 6
 
 
+@pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)
 @some("first tree", "third chain", "medusa")
 def test_rounds_that_the_host_follows_in_between(
-    heads: Heads, monkeypatch: pytest.MonkeyPatch
+    heads: Heads, window: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows of a row's own: what is not told yet goes to the host, and comes back. With graphs
     drafted pairs are on the device alone."""
@@ -200,13 +201,13 @@ def test_rounds_that_the_host_follows_in_between(
     for sync, graphs in ((None, None), (False, None), (False, Keyed(Recorder()))):
         if graphs is not None:
             monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
-        chain = chain_of(heads, [6, 3], sync=sync, captured=graphs)
+        chain = chain_of(heads, window, sync=sync, captured=graphs)
         batch = chain.batch(PROMPTS, 60, 1.0, seed=6, eos_token_id=[])
         with counted() as rounds:
             for number in range(12):
                 if number in (4, 8):
                     with torch.inference_mode():
-                        windows = [6, 3] if number == 8 else [3, 2]
+                        windows = window if number == 8 else [3, 2][: len(window)]
                         chain.engine.set_windows(batch.rows[1], windows)
                 batch.advance()
         if sync is False:
