@@ -183,7 +183,7 @@ class Step(NamedTuple):
 
 
 _PASSES = ((hugging_face.HuggingFaceLevel, "forward"), (HeadPasses, "extend"),
-           (HeadPasses, "follow"), (HeadPasses, "step"), (HeadPasses, "logits"))  # fmt: skip
+           (HeadPasses, "next"), (HeadPasses, "step"), (HeadPasses, "logits"))  # fmt: skip
 
 
 def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -> list[Step]:
