@@ -75,7 +75,8 @@ class RowCounts(Sequence[int]):
     def less(self, by: int, most: int | None = None) -> RowCounts:
         """Return ``max(n - by, 0)`` of each number n, at most `most`."""
         if self.host is None:
-            return RowCounts(None, (self._tensor - by).clamp(0, most))
+            fewer = self._tensor - by if by else self._tensor
+            return RowCounts(None, fewer.clamp(0, most))
         own = map(max, map(operator.sub, self.host, repeat(by)), repeat(0))
         return RowCounts(tuple(own if most is None else map(min, own, repeat(most))))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -14,6 +14,9 @@ from ..tensors import RowCounts, RowParameters
 
 if TYPE_CHECKING:
     from ..sampling import RequestProcessors
+
+LONGEST = 256  # tokens of a pass that is captured; longer ones have work to hide the launches
+Outputs = tuple[torch.Tensor | None, ...]
 
 
 class HiddenStates(NamedTuple):
@@ -73,6 +76,33 @@ class RowBuffer(NamedTuple):
     statistics: torch.Tensor | None
 
 
+class CapturedPasses(Protocol):
+    """Runs passes by CUDA graphs while the host follows (`runtime.passes`)."""
+
+    def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
+        """Return the output of ``level.forward``."""
+        ...
+
+    def call(
+        self,
+        kind: str,
+        form: Hashable,
+        reserve: Callable[[int], Hashable | None],
+        inputs: Sequence[torch.Tensor],
+        run: Callable[..., Outputs],
+    ) -> Outputs:
+        """Return ``run(*inputs)``, valid until the next call of the kind.
+
+        Args:
+            kind: of the call, for a message.
+            form: what else `run` depends on, such as numbers that it has closed over.
+            reserve: as `DeviceLengths.reserve_span`, for texts of so many tokens.
+            inputs: ``[B, ..]``, copied to a fixed address; of two dimensions and more with columns
+                of zeros, or of earlier calls, up to one of few widths.
+        """
+        ...
+
+
 @dataclass(slots=True)
 class DraftInput:
     """Inputs of a draft. Rows without a part in the step have 0 `counts` and `lengths`. The next
@@ -101,7 +131,7 @@ class DraftInput:
         hidden: new states of the verifiers. Rows without a part get them again. None: the drafter
             reads none.
         vocab_size: ids of the level above, and so of draft tokens, are below it.
-        forward: runs a pass of the level at hand, by a CUDA graph; None: its `forward`.
+        passes: run passes by CUDA graphs; None: they run as they are.
     """
 
     tokens: torch.Tensor
@@ -120,7 +150,7 @@ class DraftInput:
     text: Callable[[int], torch.Tensor] | None = None
     hidden: HiddenStates | None = None
     vocab_size: int = 2**31 - 1
-    forward: Callable[[BatchedLevel, InputBlock], LevelOutput] | None = None
+    passes: CapturedPasses | None = None
 
 
 @dataclass(slots=True)

@@ -209,9 +209,9 @@ class DFlashPasses(HeadPasses):
     def begin(self, batch: int, capacity: int) -> None:
         super().begin(batch, capacity + self.config.block_size)
 
-    def reserve_span(self, tokens: int) -> Place | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
         # The masks of a block lie behind the longest text.
-        return super().reserve_span(tokens + self.config.block_size)
+        return super().reserve_span(tokens + self.config.block_size, followed)
 
     def extend(
         self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
@@ -236,6 +236,12 @@ class DFlashPasses(HeadPasses):
     def block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
         """Return the logits ``[B, count, Vd]`` of the first tokens of a block behind `anchors`,
         ``[B, 1]``; the block leaves the cache with the next call of `keep`."""
+        if self.passes is None:
+            return self._block(anchors, count)
+        width = [self.config.block_size] * len(anchors)
+        return self.captured(count, [anchors], lambda x: self._block(x, count), width)
+
+    def _block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
         config = self.config
         masks = anchors.new_full((1, 1), config.mask_token_id)
         masks = masks.expand(len(anchors), config.block_size - 1)
@@ -356,6 +362,7 @@ class DFlash(HeadDrafter):
     def draft(self, inputs: DraftInput) -> DraftBlock:
         self.revision += 1
         head, device = self._head, self.device
+        head.passes = inputs.passes
         features, ids = head.features, inputs.tokens
 
         def extend(tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:

@@ -22,7 +22,7 @@ from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target, count_of
-from .trees import DynamicTree, Tree
+from .trees import DynamicTree, Nodes, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,6 +116,7 @@ class FeatureCache:
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
+            self.cache.rows.place(self._pairs)  # drafted ones may lie behind them
         assert self._pairs.host is not None
         return self._pairs.host
 
@@ -142,10 +143,16 @@ class FeatureCache:
         else:
             self._pairs = RowCounts(list(map(int.__add__, self._on_host(), more.host)))
 
-    def reserve_span(self, tokens: int, more: Hashable = None) -> Place | None:
+    def reserve_span(
+        self, tokens: int, more: Hashable = None, followed: bool = False
+    ) -> Place | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
         than `tokens`, drafted pairs among them. `more` is what passes depend on beside the
-        cache."""
+        cache. `followed`: one call, behind which the cache is told its lengths."""
+        if followed:
+            place = self.cache.reserve_span(tokens, more)
+            self.cache.rows.host = None  # or the call would have the numbers of this one
+            return place
         if self._pairs.host is not None:
             if self._memory.shape[0] != len(self._pairs):
                 self._memory = self._memory.new_zeros(len(self._pairs))
@@ -218,18 +225,20 @@ class FeatureCache:
             features = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
         else:  # of texts of one token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
-        known = inputs.counts.host is not None
         # (The state rows' device is that of these.)
-        told, ends = hidden.counts, inputs.positions - 1  # pairs of each text
+        told = hidden.counts
         counts = inputs.counts.on(told.device)
-        kept = torch.where(told > 0, hidden.positions, ends)
-        kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)
-        self.keep(RowCounts.read(kept, known))
         # (A state behind the last token is of no pair yet.)
         fresh = torch.minimum(told, counts - 1).clamp_min(0)
-        if not known:
+        if inputs.counts.host is None:
+            # In front of these stand no more pairs than tokens, in rows without a part as well.
+            self.keep(RowCounts(None, hidden.positions))
             width = features.shape[1]
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
+        ends = inputs.positions - 1  # pairs of each text
+        kept = torch.where(told > 0, hidden.positions, ends)
+        kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)
+        self.keep(RowCounts.read(kept, True))
         # Tokens that no verifier with states has read.
         rest = (ends - fresh - self._pairs.on(ends.device)) * (counts > 0)
         # A text of one token has no pair: the token is read behind a state of zeros, which stays
@@ -395,6 +404,7 @@ class LastStateDrafter:
         self.vocab_size = heads.vocab_size
         self.max_length: int | None = None
         self.num_forward_passes = 0
+        self._passes: dict[int, int] = {}  # of a tree by its depth
         self.revision = 0  # nothing is remembered
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -507,11 +517,13 @@ class LastStateDrafter:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
-        heads = self._runs
+        heads, passes = self._runs, 0
+        depth, entries = min(inputs.most, self.num_heads), inputs.vocab_size
 
         def logits(states: torch.Tensor, head: int) -> torch.Tensor:
-            self.num_forward_passes += 1
-            return heads.logits(states, head)[..., : inputs.vocab_size]
+            nonlocal passes
+            passes += 1
+            return heads.logits(states, head)[..., :entries]
 
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
@@ -519,13 +531,28 @@ class LastStateDrafter:
             states = heads.below(above, tokens)
             return states, logits(states, depth)
 
+        def grown(state: torch.Tensor, token: torch.Tensor, lengths: torch.Tensor) -> Nodes:
+            nonlocal passes
+            passes, first = 0, heads.below(state, token)
+            return self.tree.grow(logits(first, 0)[:, 0], first, lengths, depth, expand)
+
         state, known = self._state(inputs)
         lengths = torch.where(known, inputs.lengths.on(self.device), 0)
         last = inputs.counts.less(1).on(self.device)
         token = inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1)
-        first = heads.below(state, token)
-        depth = min(inputs.most, self.num_heads)
-        nodes = self.tree.grow(logits(first, 0)[:, 0], first, lengths, depth, expand)
+        given = state, token, lengths
+        if inputs.passes is None:
+            nodes = grown(*given)
+        else:
+            (table,) = inputs.passes.call(
+                "a draft", (depth, entries), self.reserve_span, given,
+                lambda *x: (grown(*x).table(),),
+            )  # fmt: skip
+            assert table is not None
+            nodes = Nodes.of(table.cpu())
+        # (A replay runs no Python.)
+        passes = self._passes[depth] = passes or self._passes[depth]
+        self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
     def _state(self, inputs: DraftInput) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,11 +29,18 @@ from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
 from ..ops import unchecked
 from ..tensors import Place, RowCounts
-from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
+from .base import (
+    LONGEST,
+    CapturedPasses,
+    DraftBlock,
+    DrafterCapabilities,
+    DraftInput,
+    TreeSize,
+)
 from .checkpoint import Target
 from .features import FeatureCache
 from .model import draw_chain
-from .trees import Tree
+from .trees import Nodes, Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -175,6 +182,9 @@ class HeadPasses:
         target: a level or its model: gives embeddings and output head where the network has none.
         ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
             same.
+
+    Attributes:
+        passes: of the draft at hand (`DraftInput.passes`).
     """
 
     def __init__(
@@ -202,6 +212,7 @@ class HeadPasses:
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+        self.passes: CapturedPasses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make another over copies, with an empty cache, for `copy` and `pickle`."""
@@ -209,45 +220,98 @@ class HeadPasses:
 
     def begin(self, batch: int, capacity: int) -> None:
         """Begin a batch of so many rows."""
-        self._weights = None
+        self._weights = self.passes = None
         self.features.begin(batch, capacity)
 
-    def reserve_span(self, tokens: int) -> Place | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
         inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
             self._weights = Place(self.network, weights + self.id_map.tensors)
-        return self.features.reserve_span(tokens, self._weights)
+        return self.features.reserve_span(tokens, self._weights, followed)
+
+    def captured(
+        self,
+        form: Hashable,
+        inputs: Sequence[torch.Tensor],
+        run: Callable[..., torch.Tensor],
+        more: Sequence[int],
+        beside: int = 0,
+    ) -> torch.Tensor:
+        """Return ``run(*inputs)``, which appends ``more[b]`` pairs to row b, by a CUDA graph; valid
+        until the next call.
+
+        Args:
+            form: as of `CapturedPasses.call`.
+            beside: pairs of a row that no text has.
+        """
+        cache = self.features.cache
+        before = cache.rows.host
+        assert self.passes is not None
+        assert before is not None, "the host follows these passes"
+
+        def reserve(tokens: int) -> Place | None:
+            return self.reserve_span(tokens + beside, followed=True)
+
+        (made,) = self.passes.call(
+            "a pass of a head", form, reserve, inputs, lambda *given: (run(*given),)
+        )
+        cache.note_lengths(list(map(int.__add__, before, more)))
+        assert made is not None
+        return made
 
     def extend(
         self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
     ) -> torch.Tensor:
         """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
         ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
-        states = self._runs.fuse(features.to(self.device, self.dtype))
-        return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
+        return self._append(True, tokens, features.to(self.device, self.dtype), counts)
 
     def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
         """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does."""
-        return self._append(tokens, self._runs.carried(states), counts)
+        return self._append(False, tokens, states, counts)
 
     def next(
         self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
     ) -> torch.Tensor:
         """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
         last; `step` is 1 for the first of a draft."""
-        return self._append(tokens, self._runs.carried(states), counts, stays=False)
+        return self._append(False, tokens, states, counts, stays=False)
 
     def _append(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
+        self,
+        fuses: bool,
+        tokens: torch.Tensor,
+        states: torch.Tensor,
+        counts: RowCounts,
+        stays: bool = True,
     ) -> torch.Tensor:
+        if self.passes is None or tokens.shape[1] > LONGEST:
+            out = self._behind(fuses, tokens, states, counts)
+        else:
+
+            def run(ids: torch.Tensor, behind: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+                return self._behind(fuses, ids, behind, RowCounts(None, new))
+
+            inputs = tokens, states, counts.on(self.device)
+            out = self.captured(fuses, inputs, run, list(counts)).clone()
+        if stays:
+            self.features.appended(counts)
+        return out
+
+    def _behind(
+        self, fuses: bool, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
+    ) -> torch.Tensor:
+        """Append pairs, and return the state behind each row's last one."""
+        if fuses:
+            tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
+        else:
+            states = self._runs.carried(states)
         even = counts.all(tokens.shape[1])
         inputs = self.features.inputs(tokens.shape[1], None if even else counts)
         out = self._pass(tokens, states, *inputs)
-        if stays:
-            self.features.appended(counts)
         if even:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
@@ -309,6 +373,7 @@ class HeadDrafter:
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
+        self._passes: dict[int, int] = {}  # of a tree by its depth
         self.revision = 0  # see `Continuing`
 
     @property
@@ -367,7 +432,8 @@ class HeadDrafter:
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
         self.revision += 1
-        self._head.features.rollback(lengths)
+        if RowCounts.of(lengths).host is not None:  # else the next draft keeps what it is told to
+            self._head.features.rollback(lengths)
         return lengths
 
     @torch.inference_mode()
@@ -385,7 +451,7 @@ class HeadDrafter:
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
         self.revision += 1
-        head = self._head
+        head, head.passes = self._head, inputs.passes
         states = head.features.read(
             inputs, self._head.config.hidden_layers, head.extend, self._follow
         )
@@ -416,18 +482,35 @@ class HeadDrafter:
         return block
 
     def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head, id_map = self._head, self._head.id_map
+        head, id_map, most = self._head, self._head.id_map, inputs.most
         entries = id_map.entries_below(inputs.vocab_size)
+        passes = 0
 
         def expand(
             tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            self.num_forward_passes += 1
+            nonlocal passes
+            passes += 1
             out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, head.logits(out)[..., :entries]
 
-        lengths = inputs.lengths.on(self.device)
-        self.num_forward_passes += 1
-        first = head.logits(states)[:, 0, :entries]
-        nodes = tree.grow(first, states, lengths, inputs.most, expand)
-        return DraftBlock(id_map.to_above(nodes.tokens), nodes.counts, parents=nodes.parents)
+        def grown(states: torch.Tensor, lengths: torch.Tensor) -> Nodes:
+            nonlocal passes
+            passes = 1
+            first = head.logits(states)[:, 0, :entries]
+            nodes = tree.grow(first, states, lengths, most, expand)
+            return nodes._replace(tokens=id_map.to_above(nodes.tokens))
+
+        given = states, inputs.lengths.on(self.device)
+        if inputs.passes is None:
+            nodes = grown(*given)
+        else:
+            read, rows = self._tree_size(most).read, len(states)
+            table = head.captured(
+                (most, entries), given, lambda *x: grown(*x).table(), [read] * rows, read
+            )
+            nodes = Nodes.of(table.cpu())
+        # (A replay runs no Python.)
+        passes = self._passes[most] = passes or self._passes[most]
+        self.num_forward_passes += passes
+        return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)

@@ -187,8 +187,8 @@ class DraftModel:
             RequestError: a row of logits has no distribution, and the host may read the tokens.
         """
         forward = self._level.forward
-        if inputs.forward is not None:
-            forward = partial(inputs.forward, self._level)
+        if inputs.passes is not None:
+            forward = partial(inputs.passes.forward, self._level)
         what = forward, self._ids, self.vocab_size, self._draw
         if self.paths == 1:
             block = draw_chain(inputs, *what)

@@ -38,6 +38,16 @@ class Nodes(NamedTuple):
     parents: torch.Tensor
     counts: torch.Tensor
 
+    def table(self) -> torch.Tensor:
+        """Return all of them in one table, ``[B, 2N + 1]``, which is one copy to the host."""
+        return torch.cat([self.tokens, self.parents, self.counts[:, None]], 1)
+
+    @classmethod
+    def of(cls, table: torch.Tensor) -> Nodes:
+        """Return the nodes of a `table`."""
+        count = table.shape[1] // 2
+        return cls(table[:, :count], table[:, count:-1], table[:, -1])
+
 
 @runtime_checkable
 class Tree(Protocol):

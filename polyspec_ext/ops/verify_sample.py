@@ -409,7 +409,8 @@ def _verify_fake(
     draft_len: int,
     *rest: object,
 ) -> tuple[torch.Tensor, ...]:
-    return results_of(target_logits, requests_of(target_logits, offsets), draft_len + 1)
+    rows = target_logits.shape[1] if offsets is None else draft_len + 1
+    return results_of(target_logits, requests_of(target_logits, offsets), rows)
 
 
 torch.library.register_fake("polyspec::sample", _sample_fake)

@@ -95,7 +95,10 @@ class Engine:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         wanted = config.device.type == "cpu" if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
-        self._planner = RoundPlanner(config, self.parts, bool(self._layers), can.tree_size)
+        captured = graphs is not None
+        self._planner = RoundPlanner(
+            config, self.parts, bool(self._layers), can.tree_size, captured
+        )
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
@@ -405,9 +408,9 @@ class Engine:
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
-        forward, sent = None, step
+        passes, sent = None, step
         if self._passes is not None and host is not None and self._passes.serves(drafter):
-            forward, sent = self._passes.forward, self._sent(step, drafter.device)
+            passes, sent = self._passes, self._sent(step, drafter.device)
         block = drafter.draft(
             DraftInput(
                 self._ids(sent.input_ids, level),
@@ -426,7 +429,7 @@ class Engine:
                 text=rows.text,
                 hidden=rows.hidden.states() if self._layers else None,
                 vocab_size=self.config.vocab_sizes[-2],
-                forward=forward,
+                passes=passes,
             )
         )
         if self._trees or block.parents is not None:
@@ -451,8 +454,8 @@ class Engine:
                 id_map = self.config.id_maps[-1]
                 pending.append_tail(block.tokens, block.rows, report.slots, plan.of_tail, id_map)
         if rows.on_host:
-            passes = drafter.num_forward_passes - before
-            self._drafts.append((passes, None if tree is None else tree.counts.tolist()))
+            count = drafter.num_forward_passes - before
+            self._drafts.append((count, None if tree is None else tree.counts.tolist()))
         return ()
 
     def _wrong_kind(self) -> ValueError:

@@ -254,8 +254,13 @@ class Queue:
             rows.pending.begin_draft(level - 1, step.most)
         if self._graphs is None or any(span is None for span in self._spans.values()):
             return run()
-        # The levels below are cut as well, so the graph depends on where they are.
-        touched = {at: span for at, span in self._spans.items() if at >= level}
+        # The levels below are cut as well, so the graph depends on where they are, and not on how
+        # many slots their own passes read.
+        touched = {
+            at: span.of_any_span() if at > level and isinstance(span, Place) else span
+            for at, span in self._spans.items()
+            if at >= level
+        }
         kind = "a draft" if draft else f"the verification of {self._config.names[level - 1]}"
         key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
         if not rows.parameters.greedy and (step.tail or 1 < level < count):

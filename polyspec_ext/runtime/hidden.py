@@ -32,6 +32,7 @@ class HiddenWindow:
         self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
         self.counts = torch.zeros_like(self.begin)
         self._layers: dict[int, torch.Tensor] = {}
+        self._reach = torch.arange(width, device=device)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -79,6 +80,9 @@ class HiddenWindow:
         first = torch.where(part, first, self.begin)
         end = torch.where(part, end, self.begin + self.counts)
         width = self.width or max(1, int((end - first).max()))
+        if self.width and layers.keys() == self._layers.keys():
+            self._move(layers, part, begin, own_begin, first, end)
+            return
         positions = first[:, None] + torch.arange(width, device=first.device)
         place = positions - begin[:, None]
         fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
@@ -96,6 +100,34 @@ class HiddenWindow:
                 self._layers[layer] = both
         self.begin.copy_(first)
         self.counts.copy_(end - first)
+
+    def _move(
+        self,
+        layers: Hidden,
+        part: torch.Tensor,
+        begin: torch.Tensor,
+        own_begin: torch.Tensor,
+        first: torch.Tensor,
+        end: torch.Tensor,
+    ) -> None:
+        """Set the window to ``[first, end)``: of rows with a `part` from `own_begin` on states of a
+        pass that begins at `begin`, else its earlier ones. Few operators, since captured steps have
+        them."""
+        positions = first[:, None] + self._reach
+        # Earlier states and later ones side by side; what lies behind the end is anything.
+        fresh = part[:, None] & (positions >= own_begin[:, None])
+        at = positions - torch.where(fresh, (begin - self.width)[:, None], self.begin[:, None])
+        for layer, states in layers.items():
+            own = self._layers[layer]
+            dtype = torch.promote_types(own.dtype, states.dtype)
+            both = torch.cat([own.to(dtype), states.to(own.device, dtype)], 1)
+            moved = _at(both, at)
+            if own.dtype == dtype:
+                own.copy_(moved)
+            else:  # nothing of either is rounded
+                self._layers[layer] = moved
+        self.begin.copy_(first)
+        torch.sub(end, first, out=self.counts)
 
     def add_pass(
         self,
@@ -119,11 +151,11 @@ class HiddenWindow:
             self.cut(torch.where(plan.part > 0, lengths, most))
             return
         begin = plan.positions - (plan.counts - plan.lengths)
-        counts = kept.on(begin.device) - begin
         if above is not None:
             read = (above - begin).clamp_min(0)
             skipped = read if skipped is None else read.maximum(skipped.to(read.device))
-        self.add(layers, begin, torch.where(plan.part > 0, counts, 0), skipped)
+        # (Rows without a part have none.)
+        self.add(layers, begin, (kept.on(begin.device) - begin) * plan.part, skipped)
 
     def states(self) -> HiddenStates:
         """Return the states, not copied."""
@@ -136,9 +168,11 @@ class HiddenWindow:
         torch.sub(end, self.begin, out=self.counts)
 
     def forget(self, part: torch.Tensor) -> None:
-        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0: the drafter has them."""
-        self.begin.add_(self.counts * (part != 0))
-        self.counts.mul_(part == 0)
+        """Drop the states of rows whose `part`, ``[B]`` int64, is 1 and not 0: the drafter has
+        them."""
+        told = self.counts * part
+        self.begin.add_(told)
+        self.counts.sub_(told)
         if not self.width and not self.counts.any():
             self._layers = {}  # those of a prompt may be large
 

@@ -8,19 +8,19 @@ the device meanwhile, so a text of any length has a graph for every size and spa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, cast
 
 import torch
 
+from ..drafters.base import LONGEST
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..ops.schedule import Plan
 from ..tensors import Place, RowCounts
-from .graphs import Graphs
+from .graphs import Graphs, Outputs
+from .plan import size_of
 from .requirements import Member
 from .rows import Step
-
-_LONGEST = 256  # tokens of a pass that is captured; longer ones have work to hide the launches
 
 
 class Read(NamedTuple):
@@ -35,15 +35,6 @@ class Read(NamedTuple):
     num_accepted: torch.Tensor
     status: torch.Tensor
     logprobs: torch.Tensor
-
-
-def size_of(most: int, usual: int) -> int:
-    """Return the draft tokens that a pass over `most` of them is made for: few sizes, 0, 7, 15, 31,
-    ..., or `usual`, the most that the windows of the chain give."""
-    if most == 0:
-        return 0
-    size = max(8, 1 << most.bit_length()) - 1
-    return min(size, usual) if most <= usual else size
 
 
 def uploaded(step: Step, device: torch.device, width: int) -> Step:
@@ -70,7 +61,7 @@ class Passes:
     def __init__(self, graphs: Graphs, usual: Sequence[int]) -> None:
         self._graphs, self._usual = graphs, usual
         # Of each size the tokens of a pass, with counts and the first token whose logits are kept.
-        self._inputs: dict[tuple[int, ...], torch.Tensor] = {}
+        self._inputs: dict[Hashable, torch.Tensor] = {}
         self._cached: list[int] = []
         self._limit = 0
 
@@ -119,7 +110,7 @@ class Passes:
         counts = [width] * len(self._cached) if block.counts is None else block.counts.host
         assert counts is not None, "the host follows these passes"
         self._cached = list(map(int.__add__, self._cached, counts))
-        if width > _LONGEST or (block.parents is not None and block.parents.shape[1] != width):
+        if width > LONGEST or (block.parents is not None and block.parents.shape[1] != width):
             return level.forward(block)
         lengths = cast(DeviceLengths, level)
         span, inputs = lengths.reserve_span(self._limit), self._written(id(level), block)
@@ -141,6 +132,33 @@ class Passes:
         # A later pass writes states again before the drafter has read them.
         hidden = {at: x.clone() for at, x in zip(layers, states, strict=False) if x is not None}
         return LevelOutput(logits, hidden or None, None if skipped is None else skipped.clone())
+
+    def call(
+        self,
+        kind: str,
+        form: Hashable,
+        reserve: Callable[[int], Hashable | None],
+        inputs: Sequence[torch.Tensor],
+        run: Callable[..., Outputs],
+    ) -> Outputs:
+        """Return ``run(*inputs)`` (`CapturedPasses.call`)."""
+        kept = [self._kept((kind, number), x) for number, x in enumerate(inputs)]
+        span = reserve(self._limit)
+        if span is None:
+            return run(*kept)
+        return self._graphs.run(kind, (form, Place(self, kept), span), lambda: run(*kept))
+
+    def _kept(self, name: Hashable, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` at a fixed address, at few widths."""
+        batch, *more = x.shape
+        if more and more[0] > 1:
+            more[0] = max(8, 1 << (more[0] - 1).bit_length())
+        size = name, batch, *more
+        if size not in self._inputs:
+            self._inputs[size] = x.new_zeros(batch, *more)
+        whole = self._inputs[size]
+        (whole[:, : x.shape[1]] if more else whole).copy_(x)
+        return whole
 
     def _written(self, level: int, block: InputBlock) -> torch.Tensor:
         """Return ``[2 + T, B]``, counts, first and the tokens of a block, or ``[2 + 2T, B]`` with

@@ -16,6 +16,7 @@ from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
 _CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
 _TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
 _KEPT = 4  # batch sizes whose rows stay allocated
+_STEPS = 16  # of a round, whose entries are allocated together
 _USEFUL = 64  # windows up to this are planned as they are to the end of a text
 
 
@@ -42,8 +43,8 @@ class RoundPlan(NamedTuple):
         return len(self.windows) + 1
 
     @property
-    def drafts(self) -> int:  # tokens of one draft
-        return self.windows[-1]
+    def drafts(self) -> int:  # tokens of one draft, at most
+        return max(self.windows[-1], self.max_pending[-1])
 
     def queue(self) -> list[PlannedStep]:
         """Return the steps of a round whose order is known before its tokens are."""
@@ -116,6 +117,23 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
     return RoundPlan(windows, steps if bounded else None, tuple(max_pending), asked, tail)
 
 
+def size_of(most: int, usual: int) -> int:
+    """Return the draft tokens that a pass over `most` of them is made for: few sizes, 0, 7, 15, 31,
+    ..., or `usual`, the most that the windows of the chain give."""
+    if most == 0:
+        return 0
+    size = max(8, 1 << most.bit_length()) - 1
+    return min(size, usual) if most <= usual else size
+
+
+def draft_size(most: int, usual: int) -> int:
+    """Return the tokens that a draft of `most` is made for, which takes a pass for each: few sizes,
+    up to 4, 6, 8, 12, 16, 24, ..., or `usual`."""
+    step = 1 << max(0, (most - 1).bit_length() - 2)
+    size = -(-most // step) * step
+    return min(size, usual) if most <= usual else size
+
+
 def default_rounds(windows: Sequence[int]) -> list[int]:
     """Return how many rounds of the level below fill each window if all tokens are accepted. A
     verification of m tokens emits up to m + 1."""
@@ -130,6 +148,7 @@ class RoundPlanner:
         parts: levels and drafter, target first.
         hidden: whether the drafter reads hidden states.
         tree_size: of the drafter's trees; None: it drafts chains, or trees of any size.
+        captured: steps are captured, so that windows which a policy chooses come in few sizes.
     """
 
     def __init__(
@@ -138,9 +157,12 @@ class RoundPlanner:
         parts: Sequence[Member],
         hidden: bool,
         tree_size: Callable[[int], TreeSize] | None,
+        captured: bool = False,
     ) -> None:
         self._config, self._parts = config, parts
         self._hidden, self._tree_size = hidden, tree_size
+        self._usual = round_plan(config.windows, config.rounds, config.tail)
+        self._captured = captured
         self._one_pass: bool = getattr(parts[-1].capabilities, "one_pass", False)
         self._kept: dict[Hashable, Rows] = {}
 
@@ -156,7 +178,15 @@ class RoundPlanner:
         useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
-        return round_plan(windows, rounds, self._config.tail)
+        plan = round_plan(windows, rounds, self._config.tail)
+        return self._in_few_sizes(plan) if self._captured else plan
+
+    def _in_few_sizes(self, plan: RoundPlan) -> RoundPlan:
+        # Room for more pending tokens than the windows give. Rows have the numbers that they had:
+        # what a step has too much is padding.
+        *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
+        sizes = (*itertools.starmap(size_of, above), draft_size(*drafts))
+        return plan._replace(max_pending=sizes)
 
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""
@@ -196,7 +226,8 @@ class RoundPlanner:
     def rows(self, plan: RoundPlan, on_host: bool, slots: Sequence[Row], before: Rows) -> Rows:
         """Return rows for the rounds to come, which the host reads after each step if `on_host`, of
         the requests `slots`, whose rows have been `before`."""
-        steps = 1 if on_host else len(plan.steps or ())
+        # Of captured steps in multiples: rows that move have all captured anew.
+        steps = 1 if on_host else -(-len(plan.steps or ()) // _STEPS) * _STEPS
         longest = max(row.committed for row in slots)
         width = self._hidden_width(plan) if self._hidden and not on_host else 0
         # (The batch and its EOS ids are as they were.)

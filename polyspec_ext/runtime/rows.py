@@ -350,7 +350,7 @@ class StateRows:
     def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
         cached = self.words[:, self._drafted]
         before = cached.clone()
-        cached.copy_(torch.minimum(cached, unread))
+        torch.minimum(before, unread, out=cached)
         return before
 
     def report(

@@ -3,69 +3,16 @@ by operators one by one, which are those of all layers in one call."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import fake_cuda
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from fake_chains import fused_copy, in_four_bits, model
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import RollbackCache
 from polyspec_ext.levels import fused
-from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-
-
-def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](
-        **{
-            "vocab_size": 97,
-            "hidden_size": 128,
-            "intermediate_size": 192,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "sliding_window": None,
-            **more,
-        }
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-
-
-def fused_copy(given: Any) -> Any:
-    made = fused.pack_layers(given)
-    fused.use_grouped(made)
-    fused.use_fused(made)
-    return made
-
-
-def in_four_bits(given: Any) -> Any:
-    """A copy as of `ps.quantize_w4`, whose weights have no numbers here."""
-
-    def make(layers: Any) -> CudaInt4Linear:
-        inputs = layers[0].in_features
-        outputs = sum(layer.out_features for layer in layers)
-        packed = Int4Weights(
-            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
-            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
-        )
-        made = CudaInt4Linear(packed, device="meta")
-        for name, x in made.named_buffers():
-            setattr(made, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
-        if layers[0].bias is not None:
-            made.bias = torch.empty(outputs, dtype=torch.bfloat16, device="cuda")
-        return made
-
-    head = given.get_output_embeddings()
-    copy = fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
-    fused.use_grouped(copy)
-    fused.use_fused(copy)
-    return copy
 
 
 def launches_of(
@@ -75,7 +22,7 @@ def launches_of(
     with fake_cuda.launches() as counted, torch.no_grad():
         with torch.device("cuda"):
             given = model(family, layers)
-        made = in_four_bits(given) if quantised else fused_copy(given)
+        made = fused_copy(in_four_bits(given) if quantised else given)
         stacked = fused.stacked_pass(made)
         assert stacked is not None
         cache = RollbackCache.for_model(given, batch, capacity=span, bucket=span)

@@ -239,7 +239,8 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
     for number, cache in enumerate(caches, 1):
         places = {place for place in places_of(keys) if place.owner() is cache}
         assert len({place.tensors for place in places}) == 1
-        assert {place.span for place in places} == {32, 64, 128}
+        # (A step that only cuts a cache is for any span.)
+        assert {place.span for place in places if place.span} == {32, 64, 128}
         # A step depends on its own level and those below, which it cuts.
         owners = [
             {place.owner() for place in places_of([key])}

@@ -14,10 +14,10 @@ from captured_chains import PROMPTS, level
 from device_rounds import counted, same, same_without_the_host, watched
 from eagle_heads import Variant, save, weights_of
 from last_state_heads import hydra, medusa, save_hydra, save_medusa
-from recorder import Recorder, addresses, keys_of_captures
+from recorder import OnADevice, Recorder, addresses, keys_of_captures
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache import RollbackCache
+from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
 from polyspec_ext.runtime.graphs import Graphs
 
 FIRST = Variant("first", hidden=32, vocab=40, own_head=False)
@@ -144,13 +144,6 @@ class Keyed(Graphs):
 def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) -> Keyed:
     """Compare texts of captured rounds with those that the host follows."""
 
-    class OnADevice(RollbackCache):
-        """Lengths are written at once and in place, and attention reads few numbers of slots."""
-
-        def __init__(self, *given: Any, **options: Any) -> None:
-            super().__init__(*given, **{**options, "bucket": 32})
-            self.rows.on_cpu = False
-
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     followed = chain_of(heads, [6, 3], shared=shared, sync=None)
     recorder = Recorder()
@@ -170,23 +163,56 @@ def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) 
     return graphs
 
 
+@some("first tree", "first chain", "third chain")
+def test_a_text_of_900_tokens_has_two_captures_a_step(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a draft and of a verification, in spans of 512 and 1024 slots: caches grow once at
+    most."""
+
+    class Wide(OnADevice):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            self.rows.bucket = DEVICE_BUCKET
+
+    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", Wide)
+    config = {"bucket": DEVICE_BUCKET, "capacity": 1024, "max_position_embeddings": 2048}
+    target = level(0, 3, "level 0", True, **SHARP, **config)
+    recorder = Recorder()
+    graphs = Graphs(recorder, progress=False)
+    drafter = heads.drafter(target, heads.trees[0])
+    drafter.max_length = 2048
+    chain = ps.Chain([target, drafter], [3], graphs=graphs, sync_each_step=False)
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "eos_token_id": []}
+    out = chain.generate(PROMPTS[0], 900, **options)
+    assert 0 < graphs.num_captures <= 4
+    steps = out.stats.levels[0].num_verifications + out.stats.levels[1].num_proposals
+    assert steps - graphs.num_captures - graphs.num_replays <= 6
+
+
+@pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)
 @some("first tree", "third chain", "medusa")
-def test_rounds_that_the_host_follows_in_between(heads: Heads) -> None:
-    """Windows of a row's own: what is not told yet goes to the host, and comes back."""
+def test_rounds_that_the_host_follows_in_between(
+    heads: Heads, window: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of a row's own: what is not told yet goes to the host, and comes back. With graphs
+    drafted pairs are on the device alone."""
     texts = []
-    for sync in (None, False):
-        chain = chain_of(heads, [6, 3], sync=sync)
+    for sync, graphs in ((None, None), (False, None), (False, Keyed(Recorder()))):
+        if graphs is not None:
+            monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
+        chain = chain_of(heads, window, sync=sync, captured=graphs)
         batch = chain.batch(PROMPTS, 60, 1.0, seed=6, eos_token_id=[])
         with counted() as rounds:
             for number in range(12):
                 if number in (4, 8):
                     with torch.inference_mode():
-                        windows = [6, 3] if number == 8 else [3, 2]
+                        windows = window if number == 8 else [3, 2][: len(window)]
                         chain.engine.set_windows(batch.rows[1], windows)
                 batch.advance()
         if sync is False:
-            assert len(rounds) in (7, 8)
+            assert len(rounds) in (7, 8) or graphs is not None
         # (Whatever the drafts are, the tokens are the target's; how many stand is not.)
         levels = [(own.num_draft_tokens, own.num_accepted_tokens) for own in batch.stats.levels]
         texts.append(([row.tokens for row in batch.rows], levels))
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]

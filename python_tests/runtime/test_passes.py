@@ -5,20 +5,24 @@ for CUDA graphs (`recorder.py`)."""
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import dflash_heads
 import pytest
 import torch
 from captured_chains import PROMPTS, level
 from device_counts import CountingRecorder, Counts, counting
 from eagle_heads import Variant, save, weights_of
-from recorder import Recorder, addresses, keys_of_captures
+from last_state_heads import hydra, medusa, save_hydra, save_medusa
+from recorder import OnADevice, Recorder, addresses, keys_of_captures, on_a_device
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import NGramTable, PromptLookup, SuffixMatch
+from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
@@ -124,8 +128,12 @@ def test_processors_change_the_logits_of_captured_passes() -> None:
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 @pytest.mark.parametrize("middle", ["smaller", "copy", "none"])
-def test_a_head_that_the_host_follows(middle: str, tree: Any, tmp_path: Path) -> None:
-    """Below a smaller model, which has no states for it; below a copy, and the target itself."""
+def test_a_head_that_the_host_follows(
+    middle: str, tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a smaller model, which has no states for it; below a copy, and the target itself. Its
+    network is in graphs as well."""
+    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     variant = Variant("first", hidden=32, vocab=40)
     place = save(variant, weights_of(variant, 3), tmp_path)
 
@@ -138,6 +146,16 @@ def test_a_head_that_the_host_follows(middle: str, tree: Any, tmp_path: Path) ->
     eager, chain, _ = pair(levels, [3] if middle == "none" else [5, 3])
     graphs = chain.engine.graphs
     assert graphs is not None
+    kinds: Counter[str] = Counter()
+    run = graphs.run
+
+    def counted(kind: str, *arguments: Any) -> Any:
+        before = graphs.num_replays
+        made = run(kind, *arguments)
+        kinds[kind] += graphs.num_replays - before
+        return made
+
+    monkeypatch.setattr(graphs, "run", counted)
     for prompts in (REPEATING, PROMPTS):
         for temperature in (0.0, 1.0):
             wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
@@ -145,6 +163,44 @@ def test_a_head_that_the_host_follows(middle: str, tree: Any, tmp_path: Path) ->
             assert got.sequences.equal(wanted.sequences)
             passes = got.stats.levels[0].num_forward_passes
             assert graphs.num_replays > passes / 2
+            assert got.stats.levels[-1].num_proposals == wanted.stats.levels[-1].num_proposals
+    assert graphs.num_replays > 2 * graphs.num_captures > 0
+    assert kinds["a pass of a head"] > 2 * got.stats.levels[-1].num_proposals
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "dflash"])
+def test_drafts_in_one_pass_that_the_host_follows(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees of Medusa's and Hydra's heads, and DFlash's blocks. A replay counts as many passes."""
+    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
+
+    def levels(device: bool) -> list[Any]:
+        if kind == "dflash":
+            variant = dflash_heads.variants()[0]
+            model = dflash_heads.target_of(variant)
+            place = dflash_heads.save(variant, dflash_heads.weights_of(variant), tmp_path)
+            target = HuggingFaceLevel(
+                model, new_cache=lambda rows: on_a_device(model, rows, bucket=32, capacity=256)
+            )
+            return [target, ps.DFlash.from_pretrained(place, target)]
+        target, tree = one(0, device), ps.DynamicTree(3, 9)
+        if kind == "medusa":
+            place = save_medusa(medusa(vocab=40), tmp_path)
+            return [target, ps.Medusa.from_pretrained(place, target, tree=tree)]
+        place = save_hydra(hydra(vocab=40), tmp_path)
+        return [target, ps.Hydra.from_pretrained(place, target, tree=tree)]
+
+    eager, chain, _ = pair(levels, [3])
+    graphs = chain.engine.graphs
+    assert graphs is not None
+    for prompts in (REPEATING, PROMPTS):
+        for temperature in (0.0, 1.0):
+            wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
+            got = chain.generate(prompts, 30, temperature, **OPTIONS)
+            assert got.sequences.equal(wanted.sequences)
+            mine, theirs = got.stats.levels[-1], wanted.stats.levels[-1]
+            assert mine.num_forward_passes == theirs.num_forward_passes
     assert graphs.num_replays > 2 * graphs.num_captures > 0
 
 
@@ -183,7 +239,46 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(
             assert len(counts.launches) <= launches * sum(passes), counts.launches
 
 
-def test_a_text_of_900_tokens_has_four_captures_a_level() -> None:
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
+def test_a_head_s_draft_is_few_replays_and_reads(
+    tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chain a replay and a read for each token; of a tree one for what it reads, one for the
+    tree, and one read. The verification has one of each more. (The window of states lies on the
+    host, and counts as the device's here once it has met that.)"""
+    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
+    variant, window = Variant("first", hidden=32, vocab=40), 3
+    place = save(variant, weights_of(variant, 3), tmp_path)
+    target = one(0, True)
+    head = load_head(place, target)
+    counts = Counts()
+    graphs = Graphs(CountingRecorder(counts), progress=False)
+    chain = ps.Chain([target, ps.Eagle(head, tree)], [window], graphs=graphs, sync_each_step=True)
+    for _ in range(2):
+        chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
+    batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
+    batch.advance()
+    cache = head.features.cache
+    states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+    counts.own([*head.network.parameters(), *states, cache.rows.lengths, cache.rows.base])
+    with counting(chain, counts):
+        for _ in range(3):  # parameters reach the device once
+            batch.advance()
+        for _ in range(8):
+            counts.clear()
+            batch.advance()
+            assert counts.launches.count("replay") == (1 + window if tree is None else 3)
+            assert counts.uploads.count("a step") == 2
+            assert len(counts.launches) <= 130
+            reads = Counter(counts.reads)
+            if tree is None:
+                assert reads["tolist [1, 1]"] == window
+            else:
+                assert reads["cpu [1, 17]"] == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
     """Count captures of two spans, with drafts and without."""
     config: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
 
@@ -193,8 +288,8 @@ def test_a_text_of_900_tokens_has_four_captures_a_level() -> None:
     _, chain, _ = pair(levels, [4])
     graphs = chain.engine.graphs
     assert graphs is not None
-    out = chain.generate(REPEATING[0], 900, 1.0, **OPTIONS)
+    out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)
     assert 0 < graphs.num_captures <= 4
-    passes = out.stats.levels[0].num_verifications
+    passes = out.stats.levels[0].num_forward_passes
     assert passes > 300
     assert passes - graphs.num_captures - graphs.num_replays <= 2

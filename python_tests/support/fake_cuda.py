@@ -1,5 +1,6 @@
 """CUDA without a GPU: tensors on ``cuda`` that have shapes and no numbers, and the launches that
-operations on them would be. What it counts holds for the operators' calls; no kernel runs."""
+operations on them would be. What it counts holds for the operators' calls; no kernel runs. Tensors
+of the host stay what they are."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polyspec_ext import _C
@@ -29,18 +30,28 @@ _GUARDS, _CUDA, _META = "_ZN3c104impl26device_guard_impl_registryE", 1, 14
 SPAN = 512  # keys of one launch (`ops.attention`)
 
 
+class HostRead(Exception):
+    """The host waits for numbers of a device, which has none here."""
+
+
 class Launches(TorchDispatchMode):
     """Count the launches of operations on CUDA tensors.
+
+    Args:
+        fakes: makes tensors of the host that meet them fake; None: whoever counts further out does.
 
     Attributes:
         counts: launches by the name of the operation.
         reads: operations that have the host wait for a device's numbers.
+        uploads: copies of numbers of the host.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fakes: FakeTensorMode | None = None) -> None:
         super().__init__()
+        self._fakes = fakes
         self.counts: Counter[str] = Counter()
         self.reads: list[str] = []
+        self.uploads: list[str] = []
 
     @property
     def total(self) -> int:
@@ -48,20 +59,46 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
+        given = torch.utils._pytree.tree_leaves((args, kwargs or {}))
+        if not any(map(_is_fake, given)):
+            with unset_fake_temporarily():
+                return func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and func._can_decompose():  # in inference mode they come whole
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        if self._fakes is not None:
+            args, kwargs = torch.utils._pytree.tree_map(self._without_numbers, (args, kwargs))
         if name == "is_set_to":  # which fake tensors do not know
             return _same(*args)
         if name in ("_local_scalar_dense", "nonzero"):
             self.reads.append(name)
+            raise HostRead(name)
         made = func(*args, **(kwargs or {}))
         tensors = [x for x in torch.utils._pytree.tree_leaves((args, made)) if _on_cuda(x)]
+        if name in ("_to_copy", "copy_") and tensors:
+            source = args[1 if name == "copy_" else 0]
+            if not _on_cuda(made):
+                self.reads.append(f"{name} {list(source.shape)}")
+                raise HostRead(self.reads[-1])
+            if not _on_cuda(source):
+                self.uploads.append(f"{name} {list(source.shape)}")
+                return made
         if tensors and name not in _NOTHING:
             spans = -(-args[1].shape[2] // SPAN) if name == "attention" else 1
             self.counts[name] += 1 + (spans > 1)
         return made
 
+    def _without_numbers(self, x: Any) -> Any:
+        real = isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
+        return self._fakes.from_tensor(x) if self._fakes is not None and real else x
+
 
 def _on_cuda(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.device.type == "cuda"
+
+
+def _is_fake(x: Any) -> bool:
+    return isinstance(x, FakeTensor) or (isinstance(x, torch.device) and x.type == "cuda")
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -87,7 +124,7 @@ def launches() -> Iterator[Launches]:
     built = {**_C.build_info(), "cuda": True}
     with (
         mock.patch.object(_C, "build_info", return_value=built),
-        FakeTensorMode(),
-        Launches() as counted,
+        FakeTensorMode() as fakes,
+        Launches(fakes) as counted,
     ):
         yield counted

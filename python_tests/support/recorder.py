@@ -183,6 +183,14 @@ def addresses(key: Any) -> set[int]:
     return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
 
 
+class OnADevice(RollbackCache):
+    """The same of a head's pairs: attention reads few numbers of slots."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **{**options, "bucket": 32})
+        self.rows.on_cpu = False
+
+
 def on_a_device(model: Any, batch_size: int, **options: Any) -> RollbackCache:
     """A cache whose lengths are written at once and in place, as on CUDA."""
     cache = RollbackCache.for_model(model, batch_size, **options)

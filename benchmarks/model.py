@@ -1,0 +1,207 @@
+"""``benchmarks model``: what a 4-bit copy between a target and an EAGLE head would gain on a GPU.
+
+An estimate: a pass takes the time of its launches in a captured graph, and the time in which its
+weights are read. The launches are counted on tensors without numbers, and a test holds what stands
+here (`python_tests/levels/test_cuda_chains.py`). Everything else is assumed, and printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from benchmarks import output
+from benchmarks.shapes import SHAPES, Shape
+from polyspec_ext.cli import options
+from polyspec_ext.planning.theory import Acceptance, expectation
+from polyspec_ext.runtime.plan import default_rounds
+
+SCHEMA = 4  # of the JSON report
+
+
+class Launches(NamedTuple):
+    """Launches of the steps of the chain (target, 4-bit copy, EAGLE head), one row.
+
+    Attributes:
+        layer, copy_layer: of a decoder layer of the target, and of its copy.
+        plain: of a step of the target alone, beside its layers.
+        target, copy: of a verification beside its layers: the pass's ends, the rows, the rule, and
+            the states that the head will read.
+        draft: of a draft of one token.
+        token: of each token more.
+    """
+
+    layer: int
+    copy_layer: int
+    plain: int
+    target: int
+    copy: int
+    draft: int
+    token: int
+
+
+# Counted with attention over up to 512 slots. Without fused layers torch's attention is several
+# operators for tensors without numbers, and one or two kernels on a device.
+EAGER = Launches(52, 49, 44, 77, 102, 75, 53)
+FUSED = Launches(9, 9, 37, 64, 89, 75, 53)
+
+BF16, INT4 = 2.0, 0.5 + 4 / 128  # bytes of a weight; a scale and a zero for 128 of 4 bits
+READ = 0.85  # of the bandwidth that bfloat16 products reach
+GROWTH, INT4_GROWTH = 0.006, 0.01  # of reading the weights, for each token more
+WINDOWS = range(1, 11)  # tried of the head
+OUTER = range(4, 37, 4)  # and of the target with the copy below it
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the passes of a chain run.
+
+    Attributes:
+        launches: of its steps.
+        share: of the bandwidth that the 4-bit product reaches.
+    """
+
+    name: str
+    launches: Launches
+    share: float
+
+
+WAYS = (
+    Way("transformers' layers, 4-bit product at 55 %", EAGER, 0.55),
+    Way("fused layers, 4-bit product at 55 %", FUSED, 0.55),
+    Way("fused layers, 4-bit product at 80 %", FUSED, 0.80),
+)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """`planning.theory.PassSeconds` of a chain of `shape`: the target, its copy where it has
+    `copy`, and a head.
+
+    Args:
+        bandwidth: bytes a second.
+        node: seconds of a launch.
+    """
+
+    shape: Shape
+    way: Way
+    bandwidth: float
+    node: float
+    copy: bool
+
+    def verify(self, level: int, pending: int) -> float:
+        counts, layers = self.way.launches, self.shape.layers
+        weights = layers * self.shape.layer_weights
+        head = BF16 * self.shape.hidden * self.shape.vocab / (READ * self.bandwidth)
+        if level == 1:
+            ends = counts.target if pending else counts.plain
+            nodes = layers * counts.layer + ends
+            read = BF16 * weights / (READ * self.bandwidth)
+            return nodes * self.node + (read + head) * (1 + GROWTH * pending)
+        nodes = layers * counts.copy_layer + counts.copy
+        read = INT4 * weights / (self.way.share * self.bandwidth)
+        return nodes * self.node + (read + head) * (1 + INT4_GROWTH * pending)
+
+    def draft(self, tokens: int) -> float:
+        shape, counts = self.shape, self.way.launches
+        weights = 2 * shape.hidden**2 + shape.layer_weights + shape.hidden * shape.vocab
+        read = tokens * BF16 * weights / (READ * self.bandwidth)
+        return read + self.node * (counts.draft + (tokens - 1) * counts.token)
+
+
+def best(seconds: Seconds, acceptance: Sequence[float]) -> tuple[float, tuple[int, ...]]:
+    """Return the tokens per second of the fastest chain, and its windows."""
+    tried = [(size,) for size in WINDOWS]
+    if seconds.copy:
+        tried = list(itertools.product(OUTER, WINDOWS))
+    accept = Acceptance.constant(*acceptance)
+
+    def rate(windows: tuple[int, ...]) -> float:
+        return expectation(windows, default_rounds(windows), accept, seconds).tokens_per_second
+
+    return max((rate(windows), windows) for windows in tried)
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the JSON report: the estimates, and all that goes into them."""
+    shape, rows = SHAPES[args.shape], []
+    for way in WAYS:
+        row: dict[str, Any] = {"way": way.name, "launches": way.launches._asdict()}
+        with_copy, alone = (
+            Seconds(shape, way, 1e12 * args.bandwidth, 1e-6 * args.node, copy)
+            for copy in (True, False)
+        )
+        plain = alone.verify(1, 0)
+        row["milliseconds"] = {
+            "target": 1e3 * plain,
+            "copy": 1e3 * with_copy.verify(2, 0),
+            "head": 1e3 * (alone.draft(2) - alone.draft(1)),
+        }
+        for name, seconds, acceptance in (
+            ("head", alone, [args.inner]), ("both", with_copy, [args.outer, args.inner])
+        ):  # fmt: skip
+            rate, windows = best(seconds, acceptance)
+            row[name] = {"times": rate * plain, "windows": list(windows)}
+        rows.append(row)
+    settings = {name: getattr(args, name) for name in ("outer", "inner", "bandwidth", "node")}
+    return {
+        "schema": SCHEMA,
+        "estimate": True,
+        "shape": asdict(shape),
+        "settings": settings,
+        "assumed": {"read": READ, "growth": GROWTH, "int4_growth": INT4_GROWTH},
+        "rows": rows,
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Return the report as a table."""
+    settings, cells = report["settings"], []
+    for row in report["rows"]:
+        counts, times = row["launches"], row["milliseconds"]
+        layers = f"{counts['layer']} / {counts['copy_layer']}"
+        passes = " / ".join(f"{times[name]:.2f}" for name in ("target", "copy", "head"))
+        chains = [
+            f"{row[name]['times']:.2f} ({', '.join(map(str, row[name]['windows']))})"
+            for name in ("head", "both")
+        ]
+        cells.append([row["way"], layers, passes, *chains])
+    heads = [
+        "passes", "launches a layer: target / W4", "ms: target / W4 / EAGLE token",
+        "(target, EAGLE)", "(target, W4, EAGLE)",
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            f"**Estimate, not measured**: times plain decoding by the same passes (best windows), "
+            f"{report['shape']['name']} in bfloat16.",
+            "",
+            *output.table(heads, cells, range(1, 5)),
+            "",
+            f"Counted: launches. Assumed: acceptance {settings['outer']:g} of W4's tokens, "
+            f"{settings['inner']:g} of EAGLE's; {settings['node']:g} us a launch in a graph; a "
+            f"bandwidth of {settings['bandwidth']:g} TB/s, of which bfloat16 products reach "
+            f"{READ:.0%}; {GROWTH:.1%} more for each further token of a pass, {INT4_GROWTH:.0%} in "
+            "4 bits; attention costs its launches alone.",
+        ]
+    )
+
+
+def add_command(kinds: Any) -> None:
+    """Add ``model`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "model",
+        help="an estimate of chains on a GPU from counted launches",
+        description="Estimates what (target, W4, EAGLE) gains over (target, EAGLE) on a GPU, from "
+        "launches that are counted without one. Nothing is measured. Prints Markdown, or JSON.",
+    )
+    output.add_report(sub, report_of, markdown)
+    sub.add_argument(
+        "--shape", choices=tuple(SHAPES), default="llama2-7b", help="(default: %(default)s)"
+    )
+    options.add(sub, "--outer", options.SHARE, 0.97, "A", "acceptance of W4's tokens")
+    options.add(sub, "--inner", options.SHARE, 0.8, "A", "acceptance of EAGLE's tokens")
+    options.add(sub, "--bandwidth", options.number(0.01), 3.0, "TB/S", "of the memory")
+    options.add(sub, "--node", options.number(0), 1.7, "US", "of a launch in a graph")

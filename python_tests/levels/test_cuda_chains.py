@@ -1,0 +1,59 @@
+"""Steps of chains on CUDA, counted with tensors that have no numbers: what a round launches beside
+the passes of its models, that it uploads and reads nothing, and the counts of ``benchmarks
+model``."""
+
+from __future__ import annotations
+
+import pytest
+from fake_chains import chain, launches, steps_of_a_round
+
+from benchmarks.model import EAGER, FUSED, Launches
+
+MOST, MOST_WITH_STATES = 20, 42  # launches beside the passes; where a head reads states as well
+CHAINS = {
+    "target, draft": (["target", "draft"], [4], MOST),
+    "target, W4, draft": (["target", "W4", "draft"], [5, 3], MOST),
+    "target, EAGLE": (["target", "EAGLE"], [4], MOST_WITH_STATES),
+    "target, W4, EAGLE": (["target", "W4", "EAGLE"], [5, 3], MOST_WITH_STATES),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_step_is_few_launches_beside_its_passes(name: str, temperature: float, rows: int) -> None:
+    """Drawing, handing up, verifying, and cutting caches. One that waited for the host would end
+    the round."""
+    parts, window, most = CHAINS[name]
+    with launches():
+        steps = steps_of_a_round(chain(parts, window), rows, temperature)
+    assert {step.level for step in steps} == set(range(1, len(parts) + 1))
+    for step in steps:
+        assert not step.uploads, step
+        assert step.beside.total() <= most, step.beside
+
+
+def counts(fuses: bool) -> Launches:
+    """The launches of the paper's chain, as `benchmarks.model` has them."""
+    totals = []
+    for layers, drafts in ((2, 3), (5, 3), (2, 5)):
+        with launches(fuses):
+            made = chain(["target", "W4", "EAGLE"], [6, drafts], layers)
+            totals.append({step.level: step.launches.total() for step in steps_of_a_round(made)})
+    with launches(fuses):
+        (alone,) = steps_of_a_round(chain(["target"], []))
+    few, deep, long = totals
+    layer, copy_layer = ((deep[level] - few[level]) // 3 for level in (1, 2))
+    token = (long[3] - few[3]) // 2
+    plain = alone.launches.total() - 2 * layer
+    ends = plain, few[1] - 2 * layer, few[2] - 2 * copy_layer
+    return Launches(layer, copy_layer, *ends, few[3] - 2 * token, token)
+
+
+def test_the_counts_of_bench_model_are_those_of_the_passes() -> None:
+    assert counts(fuses=True) == FUSED
+
+
+def test_the_counts_without_fused_layers_are_about_those_of_transformers() -> None:
+    """Whose releases differ."""
+    assert counts(fuses=False) == pytest.approx(EAGER, rel=0.1)

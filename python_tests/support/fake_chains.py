@@ -1,0 +1,235 @@
+"""Chains of levels on CUDA without a GPU (`fake_cuda.py`), and what the steps of a round launch.
+Their levels are made without trying them, since their logits have no numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+from unittest import mock
+
+import fake_cuda
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
+from polyspec_ext.drafters.features import FeatureCache
+from polyspec_ext.levels import fused, hugging_face
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
+from polyspec_ext.runtime import engine
+from polyspec_ext.runtime.graphs import Clock, Queue
+
+VOCAB, KV_HEADS, WIDTH = 97, 2, 32
+
+
+def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 128,
+            "intermediate_size": 192,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": WIDTH,
+            "sliding_window": None,
+            **more,
+        }
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def fused_copy(given: Any) -> Any:
+    """What passes of a packed level run, or of a 4-bit copy's."""
+    made = fused.pack_layers(given)
+    fused.use_grouped(made)
+    fused.use_fused(made)
+    return made
+
+
+def in_four_bits(given: Any) -> Any:
+    """A copy as of `ps.quantize_w4`, whose weights have no numbers here."""
+
+    def make(layers: Any) -> CudaInt4Linear:
+        inputs = layers[0].in_features
+        outputs = sum(layer.out_features for layer in layers)
+        packed = Int4Weights(
+            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
+            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
+        )
+        made = CudaInt4Linear(packed, device="meta")
+        for name, x in made.named_buffers():
+            setattr(made, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
+        if layers[0].bias is not None:
+            made.bias = torch.empty(outputs, dtype=torch.bfloat16, device="cuda")
+        return made
+
+    head = given.get_output_embeddings()
+    return fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
+
+
+def head(target: Any) -> HeadPasses:
+    """An EAGLE-2 head of the target's sizes."""
+    text = target.model.config
+    layer = LlamaConfig(**{**text.to_dict(), "num_hidden_layers": 1, "architectures": None})
+    config = EagleConfig(1, layer, text.hidden_size, (-1,), fc_bias=True)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            network = EagleNetwork(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+    return HeadPasses(network, target)
+
+
+class _Untried:
+    """In place of `levels.models.Probe` and `Unchanged`."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def single(self) -> None: ...
+    def ragged(self) -> None: ...
+    def tree(self) -> None: ...
+    def prepared(self) -> None: ...
+    def require(self) -> None: ...
+
+
+@contextmanager
+def launches(fuses: bool = True) -> Iterator[fake_cuda.Launches]:
+    """Have levels and chains be made and run on fake tensors, and count what is launched. `fuses`:
+    the layers of all levels are fused."""
+
+    def runs(model: Any, _: object = None) -> fused.Runs:
+        return fused.Runs(fused_copy(model) if fuses else model, ())
+
+    replaced = {
+        (hugging_face, "Probe"): _Untried,
+        (hugging_face, "Unchanged"): _Untried,
+        (hugging_face, "packed"): runs,
+        (hugging_face, "unpacked"): runs,
+        (engine, "Clock"): _HostClock,
+        (torch.Tensor, "pin_memory"): lambda self: self,
+        (FakeTensor, "data_ptr"): lambda self: self.untyped_storage()._cdata,
+        (torch.cuda, "synchronize"): lambda *_: None,
+        (torch.cuda, "current_stream"): mock.MagicMock(),
+        (torch.cuda, "Stream"): mock.MagicMock(),
+        (torch.cuda, "stream"): mock.MagicMock(),
+    }
+    with ExitStack() as patches:
+        counted = patches.enter_context(fake_cuda.launches())
+        for (place, name), other in replaced.items():
+            patches.enter_context(mock.patch.object(place, name, other, create=True))
+
+        def tolist(self: FakeTensor) -> Any:  # a prompt's tokens are read once
+            counted.reads.append(f"tolist {list(self.shape)}")
+            return np.zeros(self.shape, int).tolist()
+
+        patches.enter_context(mock.patch.object(FakeTensor, "tolist", tolist))
+        patches.enter_context(torch.no_grad())
+        yield counted
+
+
+class _HostClock:
+    @staticmethod
+    def of(device: torch.device) -> Clock:
+        return Clock(time.perf_counter)
+
+
+def chain(parts: Sequence[str], window: Sequence[int], layers: int = 2, **options: Any) -> ps.Chain:
+    """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "EAGLE" and "tree"
+    (of EAGLE's)."""
+    with torch.device("cuda"):
+        given = model("llama", layers)
+    target = ps.HuggingFaceLevel(given, name="target")
+    made: list[Any] = []
+    for part in parts:
+        if part == "target":
+            made.append(target)
+        elif part == "W4":
+            copy = in_four_bits(given)
+            made.append(ps.HuggingFaceLevel(copy, name=part, shares_cache_with=target))
+        elif part == "draft":
+            with torch.device("cuda"):
+                small = model("llama", layers)
+            made.append(ps.HuggingFaceLevel(small, name=part))
+        else:
+            tree = ps.DynamicTree(3, 9) if part == "tree" else None
+            made.append(ps.Eagle(head(target), tree))
+    return ps.Chain(made, window, graphs=False, **options)
+
+
+class Step(NamedTuple):
+    """A step of a round.
+
+    Attributes:
+        level, tokens: n drafts, the others verify; at most so many tokens.
+        launches, uploads: of it.
+        beside: of the launches those that are no pass of a model.
+    """
+
+    level: int
+    tokens: int
+    launches: Counter[str]
+    uploads: list[str]
+    beside: Counter[str]
+
+
+_PASSES = ((hugging_face.HuggingFaceLevel, "forward"), (HeadPasses, "extend"),
+           (HeadPasses, "next"), (HeadPasses, "step"), (HeadPasses, "logits"))  # fmt: skip
+
+
+def steps_of_a_round(chain: ps.Chain, rows: int = 1, temperature: float = 1.0) -> list[Step]:
+    """Return the steps of a round that is behind a first one."""
+    steps: list[Step] = []
+    inside: list[Counter[str]] = []
+    run = Queue.run
+
+    def watched(self: Queue, step: Any, *arguments: Any) -> Any:
+        inside.clear()
+        waits = mock.Mock(side_effect=fake_cuda.HostRead("tolist"))
+        with mock.patch.object(FakeTensor, "tolist", waits), fake_cuda.Launches() as own:
+            made = run(self, step, *arguments)
+        beside = own.counts - sum(inside, Counter[str]())
+        steps.append(Step(step.level, step.most, own.counts, own.uploads, beside))
+        return made
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def passes(*arguments: Any, **options: Any) -> Any:
+            with fake_cuda.Launches() as own:
+                made = call(*arguments, **options)
+            inside.append(own.counts)
+            return made
+
+        return passes
+
+    begin = FeatureCache.begin
+
+    def allocated(self: FeatureCache, batch: int, capacity: int) -> None:
+        begin(self, batch, capacity)
+        like = torch.zeros(batch, KV_HEADS, 1, WIDTH, dtype=self.dtype, device=self.device)
+        for layer in self.cache.layers:
+            layer.lazy_initialization(like, like)
+
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(Queue, "run", watched))
+        # A first round, whose results the host would read, is not followed by another otherwise.
+        patches.enter_context(mock.patch.object(FeatureCache, "begin", allocated))
+        for kind, name in _PASSES:
+            call = counted(getattr(kind, name))
+            patches.enter_context(mock.patch.object(kind, name, call))
+        prompts = [[3, 1, 4, 1, 5, 9][row:] for row in range(rows)]
+        chain.batch(prompts, 64, temperature, seed=list(range(rows)), eos_token_id=[])
+        patches.enter_context(torch.inference_mode())
+        for _ in range(2):
+            steps.clear()
+            with suppress(fake_cuda.HostRead):
+                chain.engine.round()
+    return steps
