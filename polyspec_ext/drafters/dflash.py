@@ -357,7 +357,6 @@ class DFlash(HeadDrafter):
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        self.revision += 1
         head, device = self._head, self.device
         features, ids = head.features, inputs.tokens
 

@@ -17,7 +17,6 @@ from ..levels import HuggingFaceLevel, IdMap
 from ..levels.base import (
     Admitting,
     BatchedLevel,
-    Continuing,
     DeviceLengths,
     InputBlock,
     Level,
@@ -126,11 +125,6 @@ class DraftModel:
         return TreeSize(self.paths * depth, self.paths * (depth - 1))
 
     @property
-    def revision(self) -> int:
-        """See `Continuing`."""
-        return cast(Continuing, self._level).revision
-
-    @property
     def one_at_a_time(self) -> str:
         """Why the level takes no batches."""
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
@@ -171,8 +165,8 @@ class DraftModel:
     def save(self, row: int, begin: int, end: int) -> Any:
         return cast(Admitting, self._level).save(row, begin, end)
 
-    def restore(self, sequence: Any, saved: Any) -> None:
-        cast(Admitting, self._level).restore(sequence, saved)
+    def restore(self, sequence: Any, saved: Any, count: int) -> None:
+        cast(Admitting, self._level).restore(sequence, saved, count)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
         return cast(DeviceLengths, self._level).reserve_span(tokens)

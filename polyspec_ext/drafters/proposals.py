@@ -127,7 +127,7 @@ class ProposalDrafter:
     def save(self, row: int, begin: int, end: int) -> None:
         """Save nothing: reading costs no more."""
 
-    def restore(self, sequence: list[int], saved: None) -> None: ...
+    def restore(self, sequence: list[int], saved: None, count: int) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None:
         self._contexts = [self._contexts[row] for row in rows]

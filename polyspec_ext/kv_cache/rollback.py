@@ -557,15 +557,16 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             for layer in self.layers
         ]
 
-    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Append keys and values of `save` to a cache of one row, whose length the host knows."""
+    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+        """Append keys and values of the first `count` tokens of `save` to a cache of one row,
+        whose length the host knows."""
         rows = self.rows
         assert rows.host is not None, "the length is on the device"
         begin = rows.host[0]
-        end = begin + saved[0][0].shape[1]
+        end = begin + count
         rows.make_room(end)
         for layer, (keys, values) in zip(self.layers, saved, strict=True):
-            layer.put(keys, values, begin)
+            layer.put(keys[:, :count], values[:, :count], begin)
         rows.place(RowCounts([end]))
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:

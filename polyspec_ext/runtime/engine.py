@@ -26,7 +26,7 @@ from . import requirements
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches, Reading
+from .prefill import Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
@@ -110,36 +110,25 @@ class Engine:
 
     # ---- a batch ---------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def reuse_prefix(self, rows: Sequence[Row]) -> dict[int, list[int]]:
-        """Truncate every cache to the longest common prefix of the previous batch and `rows`, with
-        which `begin` has to be called next.
-
-        Returns:
-            Cached lengths by level; empty: nothing can be reused.
-        """
-        if self.caches.settled is None:
-            return {}
-        return self.caches.reuse_prefix(self.slots, self._rows, rows)
-
     def begin(
         self,
         slots: Sequence[Row],
         recorder: StatsRecorder,
         processors: RequestProcessors | None,
         observe: Observer | None,
-        reused: Mapping[int, list[int]],
     ) -> None:
-        """Begin a batch with the cached lengths that `reuse_prefix` has returned for it."""
-        self.caches.begin(reused)
+        """Begin a batch with empty caches."""
+        self.caches.begin()
         self._at_work = None
-        for row, length in zip(slots, reused.get(1, ()), strict=False):
-            row.stats.num_cached_tokens = length
         self._recorder, self._processors, self._observe = recorder, processors, observe
         self._rows = Rows(StateRows(self._count, len(slots)))
         for row in slots:
             self._begin_windows(row)
         self._follow(slots)
+
+    def fill(self, readings: Sequence[Reading]) -> None:
+        """Have the rows of a batch that has begun begin with readings of their texts."""
+        self.caches.join(readings, self.slots, self._rows)
 
     def _follow(self, slots: Sequence[Row]) -> None:
         self.slots, self._rounds = list(slots), 0
@@ -169,7 +158,7 @@ class Engine:
             rows = self._rows.select(keep)
         else:
             rows = Rows(StateRows(self._count, len(new)))
-            self.caches.begin({})
+            self.caches.begin()
         together = bool(readings) and (len(slots) == len(new) or self.caches.can_join)
         try:
             if together:
@@ -191,7 +180,7 @@ class Engine:
             self.set_windows(row, sizes)
 
     def _begin_caches(self) -> None:
-        self.caches.begin({})
+        self.caches.begin()
         self._rounds = 0
         self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
 
@@ -252,9 +241,13 @@ class Engine:
         return self._rows.state.windows[row.slot][: self._count - 1]
 
     def cached(self, row: Row) -> list[int]:
-        """Return how many tokens of a row each level has in its cache."""
-        state = self._rows.state
-        return [state.cached(number)[row.slot] for number in range(1, len(self.parts) + 1)]
+        """Return how many tokens of a row each level has in its cache, as it would have them
+        alone: of a drafter that reads hidden states those that it will not read again."""
+        state, numbers = self._rows.state, range(1, len(self.parts) + 1)
+        lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
+        if self._layers:
+            lengths[-1] = min(lengths[-1], int(self._rows.hidden.begin[row.slot]) + 1)
+        return lengths
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of one row from the next round on; bounded rounds follow them."""
@@ -279,7 +272,6 @@ class Engine:
 
     def round(self) -> Committed:
         """Run one round of the target; return the tokens that it commits, by request."""
-        self.caches.settled = None
         try:
             if self.recovers:
                 self._before = self.slots, self._rows.state.round_counts
@@ -294,7 +286,6 @@ class Engine:
                 at = range(len(self.slots)) if host is None else host.group
                 name_place(error, self.config.names, level - 1, [self.slots[slot] for slot in at])
             raise
-        self.caches.settled = list(map(REVISION, self.caches.continuing))
         return committed
 
     def _prepare_rounds(self) -> None:

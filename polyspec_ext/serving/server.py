@@ -16,13 +16,13 @@ from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
+from ..kv_cache import Prefixes
 from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
 from ..sampling import Alternatives, likeliest
 from ..stats import Stats
-from .prefix import PrefixCache, StateCache
 
 _CHUNK = 512  # tokens of prompts that one step reads at most
 _LEAST = 64  # and beside other requests at least: fewer take about as long
@@ -98,8 +98,7 @@ class Server:
         if max_tokens is not None:
             arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1)
         self.max_tokens = max_tokens
-        self.cache = PrefixCache(arguments.integer("cache_tokens", cache_tokens))
-        self._states = StateCache(2 * slots if cache_tokens else 0)
+        self.prefixes = Prefixes(arguments.integer("cache_tokens", cache_tokens), 2 * slots)
         inputs.require_batches(chain.names, chain.engine.parts, slots)
         if getattr(chain.levels[0], "reads_encoder_input", False):
             raise ValueError(f"chain: expected a decoder-only target, given {chain.names[0]}")
@@ -120,6 +119,7 @@ class Server:
             [],
             policy=chain.policy,
             observe=self._observe,
+            prefixes=self.prefixes if cache_tokens else None,
             isolates=True,
             traces=True,
         )
@@ -269,20 +269,12 @@ class Server:
                 events.append(self._event(row, 0))
             else:
                 rows.append(row)
-        if not rows:
-            return
-        saved = [self.cache.find(row.tokens[:-1]) for row in rows]
-        states = [self._states.find(row.tokens[:-1]) for row in rows]
-        idle = not self._readings and all(row.ended for row in self._batch.rows)
-        short = sum(row.committed for row in rows) <= _TOGETHER
-        if not self._batch.admits or (
-            idle and short and len(rows) > 1 and not any(saved) and not any(states)
-        ):
+        if rows and not self._batch.admits:
             self._add(rows, (), events)
             return
-        for row, blocks, whole in zip(rows, saved, states, strict=True):
+        for row in rows:
             try:
-                self._readings.append(self._batch.open(row, blocks, self.cache.block, whole))
+                self._readings.append(self._batch.open(row))
             except Exception as error:
                 self._fail(row, error, events)
 
@@ -324,25 +316,18 @@ class Server:
                 return
 
     def _join(self, events: list[Event]) -> None:
-        """Have the requests whose prompts are read join the batch."""
         ready = [reading for reading in self._readings if reading.left == 0]
         if not ready:
             return
         self._readings = [reading for reading in self._readings if reading.left]
-        rows = [reading.row for reading in ready]
-        if self._add(rows, ready, events):
-            for row in rows:
-                self._save(row)
+        self._add([reading.row for reading in ready], ready, events)
 
-    def _add(self, rows: list[Row], readings: Sequence[Reading], events: list[Event]) -> bool:
-        """Have requests join the batch. Returns whether they have; else all of them fail."""
+    def _add(self, rows: list[Row], readings: Sequence[Reading], events: list[Event]) -> None:
         try:
             self._batch.join(rows, readings)
         except Exception as error:
-            for row in rows:
+            for row in rows:  # none of them has joined
                 self._fail(row, error, events)
-            return False
-        return True
 
     def _event(self, row: Row, begin: int) -> Event:
         """Return the event of a request whose tokens from `begin` on are new."""
@@ -371,25 +356,12 @@ class Server:
         events.append(self._event(row, 0))
 
     def _leave(self) -> None:
-        """Free the slots of requests that have ended."""
         for row in [row for row in self._running.values() if row.ended]:
             if any(other is row for other in self._batch.rows):
-                if row.error is None:
-                    self._save(row)
                 self._batch.leave(row)
             del self._running[row.number]
             self._alternatives.pop(row.number, None)
             self._numbers.append(row.policy_number)
-
-    def _save(self, row: Row) -> None:
-        if not self._batch.admits:
-            return
-        lengths = [min(n, row.committed) for n in self._batch.cached(row)]
-        for level in self._batch.saves_rows:
-            length, lengths[level - 1] = lengths[level - 1], 0
-            saved = self._batch.save(row, level, 0, length)
-            self._states.add(row.tokens[:length], level, saved)
-        self.cache.add(row.tokens, lengths, lambda level, a, b: self._batch.save(row, level, a, b))
 
 
 def _size(row: Row) -> int:

