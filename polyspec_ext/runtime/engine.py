@@ -23,6 +23,7 @@ from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
 from . import requirements
+from .forced import Runs, behind, forced_runs, in_front, no_draft
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
@@ -246,7 +247,8 @@ class Engine:
         state, numbers = self._rows.state, range(1, len(self.parts) + 1)
         lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
         if self._layers:
-            lengths[-1] = min(lengths[-1], int(self._rows.hidden.begin[row.slot]) + 1)
+            told = int(self._rows.hidden.begin[row.slot])  # states
+            lengths[-1] = min(lengths[-1], told + 1 if told else 0)
         return lengths
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
@@ -397,35 +399,49 @@ class Engine:
         before = drafter.num_forward_passes
         self._at_work = level, step
         forward, sent = None, step
-        if self._passes is not None and host is not None and self._passes.serves(drafter):
+        runs: Runs = []
+        id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
+        if self._applied is not None and host is not None:
+            runs = forced_runs(self._applied, rows, host.lengths, size)
+        captures = self._passes is not None and host is not None and not any(runs)
+        if captures and self._passes is not None and self._passes.serves(drafter):
             forward, sent = self._passes.forward, self._sent(step, drafter.device)
-        block = drafter.draft(
-            DraftInput(
-                self._ids(sent.input_ids, level),
-                RowCounts(None if host is None else host.counts, sent.plan.counts),
-                RowCounts(None if host is None else host.lengths, sent.plan.lengths),
-                step.most,
-                sent.plan.positions,
-                sent.plan.rounds,
-                level,
-                rows.parameters,
-                not greedy,
-                rows.requests,
-                rows=pending.tables.get(level - 1),
-                eos=rows.eos,
-                processors=self._applied,
-                text=rows.text,
-                hidden=rows.hidden.states() if self._layers else None,
-                vocab_size=self.config.vocab_sizes[-2],
-                forward=forward,
-            )
+        inputs = DraftInput(
+            self._ids(sent.input_ids, level),
+            RowCounts(None if host is None else host.counts, sent.plan.counts),
+            RowCounts(None if host is None else host.lengths, sent.plan.lengths),
+            step.most,
+            sent.plan.positions,
+            sent.plan.rounds,
+            level,
+            rows.parameters,
+            not greedy,
+            rows.requests,
+            rows=pending.tables.get(level - 1),
+            eos=rows.eos,
+            processors=self._applied,
+            text=rows.text,
+            hidden=rows.hidden.states() if self._layers else None,
+            vocab_size=size,
+            forward=forward,
         )
+        if any(runs):
+            inputs = behind(inputs, runs, id_map)
+        # Where all that it would draft is forced, it has read nothing new but these tokens.
+        drafts = inputs.most > 0 or not any(runs)
+        if drafts:
+            block = drafter.draft(inputs)
+        else:
+            drafter.read(inputs.tokens, list(inputs.counts))
+            block = no_draft(inputs, self._trees)
+        if any(runs):
+            block = in_front(block, runs, inputs.lengths, id_map, size)
         if self._trees or block.parents is not None:
             if self._trees != (block.parents is not None):
                 raise self._wrong_kind()
-            pending.append_tree(self.config.names[-1], block, step, self.config.vocab_sizes[-2])
+            pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
-        if self._layers:  # no states are told of complete texts
+        if self._layers and drafts:  # no states are told of complete texts
             rows.hidden.forget(plan.part + rows.state.complete())
         tree = pending.tree
         if tree is None:
@@ -439,7 +455,6 @@ class Engine:
             pending.tables[level - 1] = block.rows
             if step.tail:
                 assert report.slots is not None
-                id_map = self.config.id_maps[-1]
                 pending.append_tail(block.tokens, block.rows, report.slots, plan.of_tail, id_map)
         if rows.on_host:
             passes = drafter.num_forward_passes - before
@@ -534,6 +549,9 @@ class Engine:
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = sent.plan if sent.table.device == device else sent.on(device)
         entries = self._target_to_draft if lowest and q is not None else None
+        drawn = config.id_maps[-1].drawn
+        if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
+            entries = None  # rows of all ids
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
             if draft_logits is not None and draft_logits.shape[1] > step.most:
