@@ -196,6 +196,7 @@ class Batch:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
         self._isolates, self._prefixes = isolates, prefixes
+        self._plain = False  # the policy has all rows decode plainly
         if len(rows) == 1 and not isolates:
             self.stats = rows[0].stats
         else:
@@ -252,7 +253,7 @@ class Batch:
         return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
 
     def _open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
-        reading = self._engine.caches.open(row, found)
+        reading = self._engine.caches.open(row, found, self._plain)
         for stats in {id(one): one for one in (row.stats, self.stats)}.values():
             stats.num_cached_tokens += reading.begin
         return reading
@@ -421,11 +422,15 @@ class Batch:
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)
         rows = [row for row in self._engine.slots if row.active]
+        self._plain = True
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
             steps = self._recorder.take(row.stats)
             report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
-            name = f"policy ({type(policy).__name__})"
-            windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
-            self._engine.set_windows(row, windows)
+            windows = policy.next(report)
+            if not (type(windows) is list and windows == list(now)):  # most rounds change nothing
+                name = f"policy ({type(policy).__name__})"
+                windows = arguments.sizes(name, windows, len(now), len(now) + 1)
+                self._engine.set_windows(row, windows)
+            self._plain = self._plain and windows[0] == 0

@@ -164,13 +164,15 @@ class Caches:
         others = {number for number, _ in can} - set(able)
         return [] if set(able) - apart and others - apart else able
 
-    def open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
-        """Return the reading of a request's text, which begins with copies by level."""
+    def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
+        """Return the reading of a request's text, which begins with copies by level. Where requests
+        decode with the target alone (`plain`), levels below it read the text when they draft."""
         numbers = self.can_begin()
         parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
         sequences = {number: part.open(row.committed) for number, part in parts.items()}
         # A target that decodes alone needs no level below it.
-        asked = numbers[:1] if row.window_bound == 0 else numbers
+        alone = row.window_bound == 0 or (plain and not self._layers)
+        asked = numbers[:1] if alone else numbers
         lengths = dict.fromkeys(sequences, 0)
         for number in asked:
             lengths[number] = sum(count for _, count in found.get(number, ()))

@@ -485,6 +485,42 @@ def test_a_policy_chooses_by_request() -> None:
     assert [tokens_of(own) for own in served] == wanted
 
 
+def test_a_prompt_is_read_by_the_levels_that_draft() -> None:
+    """While a policy has all requests decode plainly, levels below the target read nothing; what
+    they have missed is read once where they draft."""
+
+    class Counting(Admitting):
+        begun = late = 0
+
+        def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+            self.begun += tokens.shape[1]
+            super().extend(sequence, tokens, layers)
+
+        def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+            self.late += sum(counts)
+            super().read(tokens, counts)
+
+    class Late:
+        """Decodes plainly for 40 tokens of each text."""
+
+        def next(self, report: Any) -> list[int]:
+            return [3 if len(report.text) > 52 else 0]
+
+    levels = [Admitting(VOCAB, 11, 1.2), Counting(VOCAB, 12, 1.2)]
+    chain = ps.Chain(levels, [3], policy=Late())
+    requests: list[dict[str, Any]] = [
+        {"prompt": [i] * 12, "max_new_tokens": 30 + 20 * i, "temperature": 1.0, "seed": i}
+        for i in range(3)
+    ]
+    wanted = [alone(chain, one).new_tokens[0] for one in requests]
+    levels[1].begun = levels[1].late = 0
+    requests = [{**one, "eos_token_id": []} for one in requests]
+    served = serve(ps.Server(chain, 3), requests, [0, 1, 2])
+    assert [tokens_of(sound(own)) for own in served] == wanted
+    assert levels[1].begun == 11  # the first, when nothing was known
+    assert 2 * 51 <= levels[1].late <= 3 * 54
+
+
 def test_slots_that_a_level_cannot_serve_are_refused() -> None:
     class Single(toy_rows.Rows):
         supports_batches = False
