@@ -113,6 +113,7 @@ class DraftModel:
             keeps_lengths=can.keeps_lengths,
             continues=can.continues,
             admits=can.admits,
+            reads_together=can.reads_together,
             saves_rows=can.saves_rows,
             id_map=can.id_map,
             trees=self.paths > 1,
@@ -152,6 +153,15 @@ class DraftModel:
 
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> object:
         return cast(Admitting, self._level).extend(sequence, tokens, ())
+
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...],
+    ) -> object:
+        return cast(Admitting, self._level).extend_together(sequences, tokens, counts, ())
 
     def admit(
         self,

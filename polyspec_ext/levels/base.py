@@ -168,6 +168,8 @@ class LevelCapabilities:
         keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: rows can join the batch at hand: it has the methods of `Admitting`.
+        reads_together: several sequences can be read from their first token on in padded passes,
+            by `Admitting.extend_together`.
         saves_rows: `Admitting.save` copies a row from its first token alone, and only where the
             level has a copy of its state.
         replays: tokens behind a checkpoint that it reads again within a pass at most; the host has
@@ -190,6 +192,7 @@ class LevelCapabilities:
     trees: bool = False
     keeps_lengths: bool = False
     admits: bool = False
+    reads_together: bool = False
     saves_rows: bool = False
     replays: int = 0
     continues: bool = False
@@ -355,6 +358,17 @@ class Admitting(Protocol):
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
         """Append tokens ``[1, T]`` to a sequence. Returns hidden states where `layers` asks for
         them."""
+        ...
+
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...],
+    ) -> Hidden | None:
+        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to sequence b, which is empty, as `extend`
+        does; of a level that `reads_together`. Behind an error the sequences are empty."""
         ...
 
     def admit(

@@ -291,6 +291,7 @@ class HuggingFaceLevel(ModelLevel):
             keeps_lengths=True,
             checked=True,
             admits=batches and bool(cache.takes_rows),
+            reads_together=batches and bool(cache.takes_rows),
             continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
             sharded=self._sharded,
             hidden_size=self.hidden_size,
@@ -363,6 +364,29 @@ class HuggingFaceLevel(ModelLevel):
         finally:
             self.adopt(whole)
         return hidden if layers else None
+
+    @torch.inference_mode()
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...] = (),
+    ) -> Hidden | None:
+        if sequences[0] is None:
+            return None
+        if layers:
+            self._states.require(layers, self.name)
+        whole = self._cache
+        self.adopt(self._make(len(sequences), max(counts)))
+        try:
+            hidden = self._read_prompts(tokens, counts, layers)
+            copies = [self._cache.save(row, 0, count) for row, count in enumerate(counts)]
+        finally:
+            self.adopt(whole)
+        for sequence, copy, count in zip(sequences, copies, counts, strict=True):
+            sequence.restore(copy, count)
+        return self.padded_states(hidden, layers, tokens) if layers else None
 
     @torch.inference_mode()
     def admit(

@@ -266,8 +266,7 @@ class Batch:
         if not any(level in copies for copies in found for level in levels):
             return
         readings = [self._open(*both) for both in zip(self.rows, found, strict=True)]
-        for reading in readings:
-            caches.extend(reading, reading.left, self._recorder)
+        caches.extend_all(readings, self._recorder)
         self._engine.fill(readings)
 
     def read(self, reading: Reading, most: int) -> None:
@@ -275,6 +274,12 @@ class Batch:
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.caches.extend(reading, most, self._recorder)
+
+    def read_all(self, readings: Sequence[Reading]) -> None:
+        """Have every level read the rest of several texts (`Caches.extend_all`)."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.caches.extend_all(readings, self._recorder)
 
     def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Have requests join the batch, with the readings of their texts, or without: then all

@@ -194,23 +194,48 @@ class Caches:
     def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
         """Have every level read the text as far as `most` tokens behind the level that has read the
         least."""
-        row, lengths = reading.row, reading.lengths
-        end = row.committed - 1 - max(0, reading.left - most)
+        end = reading.row.committed - 1 - max(0, reading.left - most)
         for number in reading.asked:
-            begin = lengths[number]
-            if begin >= end:
-                continue
-            part, began = self._parts[number - 1], time.perf_counter()
-            layers = self._layers if number == 1 else ()
-            with named(self._config.names, number - 1, [row]):
-                tokens = torch.tensor([row.tokens[begin:end]]).to(part.device)
-                tokens = self._config.id_maps[number - 1].to_below(tokens)
-                sequence = reading.sequences[number]
-                hidden = cast(Admitting, part).extend(sequence, tokens, layers)
-            lengths[number] = end
+            if reading.lengths[number] < end:
+                self._extend(number, [reading], end, recorder)
+
+    def extend_all(self, readings: Sequence[Reading], recorder: StatsRecorder) -> None:
+        """Have every level read the whole texts; those that it has read nothing of together, if it
+        can (`LevelCapabilities.reads_together`)."""
+        for number in readings[0].sequences:
+            due = [one for one in readings if number in one.asked]
+            fresh = [one for one in due if one.lengths[number] == 0 and one.row.committed > 1]
+            if self._parts[number - 1].capabilities.reads_together and len(fresh) > 1:
+                self._extend(number, fresh, max(one.row.committed for one in fresh) - 1, recorder)
+            for one in due:
+                if one.lengths[number] < one.row.committed - 1:
+                    self._extend(number, [one], one.row.committed - 1, recorder)
+
+    def _extend(
+        self, number: int, readings: Sequence[Reading], end: int, recorder: StatsRecorder
+    ) -> None:
+        """Have a level read texts as far as `end`; several from their first token on."""
+        part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
+        layers = self._layers if number == 1 else ()
+        texts = [
+            one.row.tokens[one.lengths[number] : min(end, one.row.committed - 1)]
+            for one in readings
+        ]
+        sequences = [one.sequences[number] for one in readings]
+        with named(self._config.names, number - 1, [one.row for one in readings]):
+            tokens, counts = padded(texts, self._parts[number - 1].device)
+            tokens = self._config.id_maps[number - 1].to_below(tokens)
+            if len(readings) == 1:
+                hidden = part.extend(sequences[0], tokens, layers)
+            else:
+                hidden = part.extend_together(sequences, tokens, counts, layers)
+        seconds = (time.perf_counter() - began) / len(readings)
+        for place, (one, count) in enumerate(zip(readings, counts, strict=True)):
+            one.lengths[number] += count
             if layers and hidden is not None:
-                reading.hidden.append(hidden)
-            recorder.read_beside(row.stats, number - 1, time.perf_counter() - began)
+                states = {layer: x[place : place + 1, :count] for layer, x in hidden.items()}
+                one.hidden.append(states)
+            recorder.read_beside(one.row.stats, number - 1, seconds)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
         """Have the requests of these readings join the batch, `slots` and `rows` with them. Levels

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from random_chains import Row, Shape, rows, run, shapes
 from recorder import Recorder
 from small_models import V, make, rough
+from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.serving import Event
 
@@ -312,6 +314,52 @@ def test_a_request_that_fails_ends_alone(how: str) -> None:
         assert tokens == wanted[number]
     assert 2 in failed
     assert how != "drafter" or failed == [2]
+
+
+@pytest.mark.parametrize("kind", ["models", "eagle"])
+def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
+    """In one padded pass of each level, with the bits of reading each alone."""
+    levels: list[Any] = [
+        ps.Level(AutoModelForCausalLM.from_pretrained(tiny.path("target")), pack=True)
+    ]
+    if kind == "eagle":
+        levels.append(ps.Eagle.from_pretrained(tiny.path("eagle3"), levels[0]))
+    else:
+        levels.append(tiny.path("drafter"))
+    chain = ps.Chain(levels, [4])
+    lengths = [3, 12, 15, 1, 11, 400]
+    requests: list[dict[str, Any]] = [
+        {"prompt": [(7 * i + j) % 90 + 5 for j in range(n)], "max_new_tokens": 20, "seed": i}
+        for i, n in enumerate(lengths)
+    ]
+    requests = [{**one, "temperature": 0.9} for one in requests]
+    wanted = [alone(chain, one) for one in requests]
+    passes: list[tuple[int, int]] = []
+    append = HuggingFaceLevel.append
+
+    def noted(level: HuggingFaceLevel, tokens: torch.Tensor, *given: Any) -> Any:
+        passes.append((tokens.shape[0], tokens.numel()))
+        return append(level, tokens, *given)
+
+    server = ps.Server(chain, 6)
+    ids = [server.add(**requests[0], eos_token_id=[])]
+    events = {ids[0]: server.step()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFaceLevel, "append", noted)
+        ids += [server.add(**one, eos_token_id=[]) for one in requests[1:]]
+        events.update({one: [] for one in ids[1:]})
+        for event in server.step():
+            events[event.request].append(event)
+    assert len(events[ids[0]]) == 2  # its next tokens came with the step
+    assert max(rows for rows, _ in passes) > 1
+    assert len(passes) < (len(lengths) - 1) * (1 if kind == "eagle" else 2)
+    assert max(tokens for _, tokens in passes) <= 512
+    while server.running or server.waiting:
+        for event in server.step():
+            events[event.request].append(event)
+    for request, out in zip(ids, wanted, strict=True):
+        assert tokens_of(sound(events[request])) == out.new_tokens[0]
+        assert logprobs_of(events[request]) == out.logprobs[0]
 
 
 @pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
