@@ -34,11 +34,15 @@ class Prefixes:
 
     def __init__(self, capacity: int, states: int) -> None:
         self.capacity, self._most_states = capacity, states
-        self.num_tokens = 0
         self._root = _Run(None, 0, ())
         # Oldest first. A run is newer than those below it, so that the oldest has none.
         self._by_age: OrderedDict[int, _Run] = OrderedDict()
         self._states: dict[int, OrderedDict[tuple[int, ...], Any]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are kept."""
+        return sum(len(run.tokens) for run in self._by_age.values())
 
     def find(
         self, text: Sequence[int], ahead: Mapping[int, int] | None = None
@@ -81,13 +85,10 @@ class Prefixes:
         begin = sum(count for _, count in path)
         for start in range(begin, len(text), _LONGEST):
             run = _Run(last, at, text[start : start + _LONGEST])
-            last.below[at, run.tokens[0]] = run
-            self.num_tokens += len(run.tokens)
+            self._by_age[id(run)] = last.below[at, run.tokens[0]] = run
             last, at = run, len(run.tokens)
             path.append((run, at))
-        for run, _ in reversed(path):
-            self._by_age[id(run)] = run
-            self._by_age.move_to_end(id(run))
+        self._touch(path)
         begin = 0
         for run, count in path:
             for level, length in enumerate(lengths, 1):
@@ -97,11 +98,14 @@ class Prefixes:
                     if copy is not None:
                         run.saved[level] = size, copy
             begin += count
-        while self.num_tokens > self.capacity:
+        excess = self.num_tokens - self.capacity
+        while excess > 0:
             _, oldest = self._by_age.popitem(last=False)
-            assert oldest.above is not None
-            del oldest.above.below[oldest.at, oldest.tokens[0]]
-            self.num_tokens -= len(oldest.tokens)
+            key = oldest.at, oldest.tokens[0]
+            # (An interrupt may have come before a run was put in.)
+            if oldest.above is not None and oldest.above.below.get(key) is oldest:
+                del oldest.above.below[key]
+            excess -= len(oldest.tokens)
 
     def add_state(self, text: Sequence[int], level: int, copy: Any) -> None:
         """Keep a level's copy of the state behind `text`; None: nothing."""
@@ -121,6 +125,10 @@ class Prefixes:
             run, count = below, common_prefix(below.tokens, text[begin:])
             path.append((run, count))
             begin += count
-        for run, _ in reversed(path):
-            self._by_age.move_to_end(id(run))
+        self._touch(path)
         return path
+
+    def _touch(self, path: Sequence[tuple[_Run, int]]) -> None:
+        for run, _ in reversed(path):
+            self._by_age[id(run)] = run
+            self._by_age.move_to_end(id(run))

@@ -263,11 +263,16 @@ def test_requests_of_a_server_begin_behind_copies(kind: str, tmp_path: Path) -> 
     assert none == 0
     parted = [*text[:20], 1, 2]
     *other, some = ask(parted)
+    pairs = server.chain.drafter.save(0, 0, 22) if kind == "eagle" else []  # type: ignore[union-attr]
     assert some == 20 - heads
     *again, cached = ask(text)
     assert again == first
     assert cached == len(text) - 1 - heads
     *again, more = ask(parted)  # of two runs
     assert again == other
+    if kind == "eagle":
+        found = server.chain.drafter.save(0, 0, 22)  # type: ignore[union-attr]
+        for one, same in zip(pairs, found, strict=True):
+            assert all(map(torch.equal, one, same))
     assert more == len(parted) - 1 - heads
     assert server.stats.num_cached_tokens == some + cached + more
