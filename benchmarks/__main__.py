@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from polyspec_ext.cli import options
 from polyspec_ext.cli.run import help_of, run_command
 
-from . import adaptation, chains, demo, int4, operators, overhead, paper, passes, preflight, serving
+from . import adaptation, chosen, demo, int4, operators, overhead, paper, preflight, serving
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -20,7 +20,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="NAME")
     for kind in (
-        demo, preflight, operators, overhead, chains, int4, adaptation, paper, passes, serving,
+        demo, preflight, operators, overhead, int4, adaptation, paper, chosen, serving,
     ):  # fmt: skip
         kind.add_command(kinds)
     return parser

@@ -1,7 +1,7 @@
 """``benchmarks adaptation``: every window policy beside the best fixed windows and an oracle, on
 recorded traces of the shipped models in simulated time.
 
-Numbers are of texts that are held out (`traces`): policies' defaults and fixed windows that were
+Numbers are of texts that are held out (`replay`): policies' defaults and fixed windows that were
 found before come from the other half, which `--half tuning` shows.
 """
 
@@ -17,15 +17,19 @@ from typing import Any
 
 from benchmarks import machine, output, questions
 from benchmarks.policies import POLICIES
-from benchmarks.replay import Costs, Run, Trace, oracle, replay
-from benchmarks.traces import (
+from benchmarks.replay import (
     BRANCH,
     HELD_OUT,
     TUNING,
+    Costs,
+    Run,
     Text,
+    Trace,
     Traces,
+    oracle,
     prompt_sets,
     record,
+    replay,
 )
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
@@ -95,14 +99,11 @@ def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
     }
 
 
-def searched(traces: Sequence[Trace], costs: Costs) -> dict[tuple[int, ...], Run]:
-    """Replay every fixed choice of windows."""
+def fastest(traces: Sequence[Trace], costs: Costs) -> tuple[list[int], Run]:
+    """Return the fixed windows of the most tokens per second, and their replay."""
     choices = all_windows(traces[0].levels)
-    return {tuple(windows): replay(traces, costs, None, windows) for windows in choices}
-
-
-def fastest(runs: dict[tuple[int, ...], Run]) -> tuple[int, ...]:
-    return max(runs, key=lambda windows: runs[windows].speed)
+    runs = [(windows, replay(traces, costs, None, windows)) for windows in choices]
+    return max(runs, key=lambda pair: pair[1].speed)
 
 
 def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list[int]) -> Any:
@@ -111,16 +112,18 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
     Args:
         others: the other half of the set.
     """
-    levels = traces[0].levels
-    fixed = searched(traces, costs)
-    best, found = fastest(fixed), fastest(searched(others, costs))
-    parts = [part for part in (traces[: len(traces) // 2], traces[len(traces) // 2 :]) if part]
-    halves = [max(searched(part, costs).values(), key=lambda run: run.speed) for part in parts]
+    levels, middle = traces[0].levels, len(traces) // 2
+    (best, run), (found, _) = fastest(traces, costs), fastest(others, costs)
+    halves = [fastest(part, costs)[1] for part in (traces[:middle], traces[middle:]) if part]
+
+    def fixed(windows: list[int]) -> dict[str, Any]:
+        return {"speed": replay(traces, costs, None, windows).speed, "windows": windows}
+
     rows: dict[str, Any] = {
-        PLAIN: {"speed": replay(traces, costs, None, [0] * (levels - 1)).speed},
-        SHIPPED: {"speed": replay(traces, costs, None, start).speed},
-        FOUND: {"speed": fixed[found].speed, "windows": list(found)},
-        BEST: {"speed": fixed[best].speed, "windows": list(best)},
+        PLAIN: fixed([0] * (levels - 1)),
+        SHIPPED: fixed(start),
+        FOUND: fixed(found),
+        BEST: {"speed": run.speed, "windows": best},
         HALVES: {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)},
     }
     for name in POLICIES:
@@ -159,28 +162,23 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
     report: dict[str, Any] = {
         **machine.header("adaptation", SCHEMA, "cpu"),
-        "load": {"before": machine.load_average()},
         "overhead_us": {str(n): overhead(n) for n in (2, 3, 4)},
         "chains": {},
     }
-    return report if args.overhead else report | _replayed(_traces(args), args.half)
-
-
-def _replayed(traces: Traces, half: str) -> dict[str, Any]:
+    if args.overhead:
+        return report
+    traces, half = _traces(args), args.half
     other = TUNING if half == HELD_OUT else HELD_OUT
     sets, others = (prompt_orders(traces.half(name)) for name in (half, other))
-    chains: dict[str, dict[str, Any]] = {}
     for chain in CHAINS:
         costs = Costs([traces.seconds[name] for name in chain])
         start = list(tiny.WINDOWS[tuple(chain)])
-        own = chains[", ".join(chain)] = {}
+        own = report["chains"][", ".join(chain)] = {}
         for name, texts in sets.items():
             mine, theirs = ([Trace(t, chain) for t in some] for some in (texts, others[name]))
-            own[name] = {
-                "tokens": sum(trace.size for trace in mine),
-                "policies": compared(mine, theirs, costs, start),
-            }
-    return {"half": half, "chains": chains, "seconds": traces.seconds}
+            tokens = sum(trace.size for trace in mine)
+            own[name] = {"tokens": tokens, "policies": compared(mine, theirs, costs, start)}
+    return {**report, "half": half, "seconds": traces.seconds}
 
 
 def _traces(args: argparse.Namespace) -> Traces:

@@ -1,4 +1,4 @@
-"""``shapes --chains``: chains at the shape of a published model with a chosen acceptance.
+"""``benchmarks shapes``: chains at the shape of a published model with a chosen acceptance.
 
 Weights are random, so a pass costs what it costs at that shape. What is accepted is drawn before
 the run: each level has a table with one token per position, and its logits get one large number at
@@ -19,8 +19,15 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output
-from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory
+from benchmarks import machine, output, timing
+from benchmarks.shapes import (
+    SHAPES,
+    Shape,
+    random_head,
+    random_model,
+    require_memory,
+    weight_bytes,
+)
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters import Eagle
@@ -29,7 +36,7 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
-SCHEMA = 2  # of the JSON report
+SCHEMA = 3  # of the JSON report
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
@@ -123,44 +130,38 @@ class Row:
     outer: float
     inner: float
     chain: ps.Chain
-    acceptance: tuple[float, ...]
+    acceptance: tuple[float, ...] = ()
     seconds: list[float] = field(default_factory=list)
     output: Any = None
     error: str | None = None
 
-    def call(self, tokens: int, counted: bool) -> None:
-        """Generate, and keep the times if the call counts."""
-        made = self.chain.generate([[3] * PROMPT], tokens, temperature=0.0, eos_token_id=[])
-        if counted:
-            self.output = made
-            self.seconds.append(made.stats.decode_seconds)
+    def call(self, tokens: int) -> None:
+        """Generate, and keep the result."""
+        options: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
+        self.output = self.chain.generate([[3] * PROMPT], tokens, **options)
 
     def report(self, tokens: int, plain: Row) -> dict[str, Any]:
         """Return the row of the JSON report."""
         row: dict[str, Any] = {name: getattr(self, name) for name in ("label", "outer", "inner")}
         row |= {"window": list(self.chain.window), "error": self.error}
-        if self.output is None or self.error is not None:
+        if not self.seconds or self.error is not None:
             return row
-        levels = self.output.stats.levels
+        levels, expected = self.output.stats.levels, 1.0
+        if self.acceptance:
+            seconds = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
+            accept = Acceptance.constant(*self.acceptance)
+            expected = expectation(self.chain.window, self.chain.rounds, accept, seconds).length
         row |= {
             "ms_per_token": 1e3 * statistics.median(self.seconds) / tokens,
             "levels": [{"name": one.name, "passes": one.num_forward_passes} for one in levels],
             "length": levels[0].mean_acceptance_length if self.acceptance else 1.0,
-            "expected_length": self.expected_length(),
+            "expected_length": expected,
         }
-        if plain.output is not None:
+        if plain.seconds:
             pairs = zip(plain.seconds, self.seconds, strict=False)
             row["x_plain"] = statistics.median(a / b for a, b in pairs)
             row["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
         return row
-
-    def expected_length(self) -> float:
-        """Return the expected tokens per round of the target (`planning.theory`)."""
-        if not self.acceptance:
-            return 1.0
-        seconds = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
-        accept = Acceptance.constant(*self.acceptance)
-        return expectation(self.chain.window, self.chain.rounds, accept, seconds).length
 
 
 class ChosenChains:
@@ -192,9 +193,9 @@ class ChosenChains:
     def rows(self, outer: float, inner: float) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
-        rows = [Row(PLAIN, outer, inner, ps.Chain([self.target]), ())]
+        rows = [Row(PLAIN, outer, inner, ps.Chain([self.target]))]
         if self.device.type == "cuda":
-            rows.append(Row(EAGER, outer, inner, ps.Chain([self.target], graphs=False), ()))
+            rows.append(Row(EAGER, outer, inner, ps.Chain([self.target], graphs=False)))
         for below, windows in WINDOWS.items():
             three = len(below) > 1
             parts = {W4: self.copy, HEAD: self.heads[three], DRAFT: self.drafts[three]}
@@ -226,14 +227,14 @@ def measure(
     for outer, inner in acceptances:
         rows = chains.rows(outer, inner)
         some: list[dict[str, Any]] = []
-        turns = [(turn, row) for turn in range(repeats) for row in rows]
+        turns = [(turn, row) for turn in range(repeats) for row in timing.rotated(rows, turn)]
         for turn, row in progress.bar(turns, desc=f"{outer:g}, {inner:g}", leave=False):
             if row.error is not None or time.perf_counter() > end:
                 continue
             try:
-                for _ in range(0 if turn else WARM_UP):
-                    row.call(chains.tokens, counted=False)
-                row.call(chains.tokens, counted=True)
+                for _ in range(1 if turn else 1 + WARM_UP):
+                    row.call(chains.tokens)
+                row.seconds.append(row.output.stats.decode_seconds)
             except Exception as error:
                 row.error = f"{type(error).__name__}: {error}".splitlines()[0]
             some = [one.report(chains.tokens, rows[0]) for one in rows]
@@ -246,22 +247,25 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report, which is in ``--json-file`` after every turn.
 
     Raises:
-        ValueError: no such device, or memory is short.
+        ValueError: no such device, too many layers, or memory is short.
     """
     end = time.perf_counter() + (args.seconds or float("inf"))
     machine.require_device(args.device)
-    shape, before = SHAPES[args.shape], machine.load_average()
+    shape = SHAPES[args.shape]
     layers = args.layers or shape.layers
+    if layers > shape.layers:
+        raise ValueError(f"--layers: expected an integer in [1, {shape.layers}], given {layers}")
     part = replace(shape, layers=layers)
-    draft = DRAFT_SHAPE if args.layers is None else replace(DRAFT_SHAPE, layers=min(layers, 24))
-    require_memory(part, torch.bfloat16, args.device, "; --layers N makes fewer")
-    chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
+    draft = replace(DRAFT_SHAPE, layers=min(layers, DRAFT_SHAPE.layers))
+    require_memory(part, args.device, "; --layers N makes fewer")
     settings = {name: getattr(args, name) for name in ("shape", "max_new_tokens", "repeats")}
-    report: dict[str, Any] = {
+    report = {
         **machine.header("shapes", SCHEMA, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
-        "load": {"before": before},
+        "copy_gbs": timing.copy_bandwidth(timing.clock_of(args.device), args.device),
     }
+    chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
+    report["weight_bytes"] = weight_bytes(chains.target.model)
 
     def save(rows: list[dict[str, Any]]) -> None:
         output.save(args, {**report, "rows": rows})
@@ -283,6 +287,7 @@ def markdown(report: dict[str, Any]) -> str:
         cells.append([name, f"{row['outer']:g}", f"{row['inner']:g}", *measured, text])
     heads = ["chain (windows)", "outer", "inner", "ms per token", "x plain", "tokens per round"]
     heads += ["expected", "text as plain decoding"]
+    floor = 1e-6 * report["weight_bytes"] / report["copy_gbs"]
     return "\n".join(
         [
             f"# Chains at the shape of {settings['shape']}, {report['machine']['device_name']}",
@@ -290,35 +295,40 @@ def markdown(report: dict[str, Any]) -> str:
             f"{machine.conditions(report)}. Random weights, {settings['layers']} of "
             f"{settings['of_layers']} layers; acceptance is chosen, not measured. Up to "
             f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
-            f"{settings['repeats']} turns after {settings['warm_up']} calls of warm-up.",
+            f"{settings['repeats']} turns after {settings['warm_up']} calls of warm-up. Floor of a "
+            f"pass of the target: {floor:.3f} ms, its weights over the copy bandwidth of "
+            f"{report['copy_gbs']:.1f} GB/s, which counts bytes read and written.",
             "",
             *output.table(heads, cells, range(1, 7)),
         ]
     )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``--chains``."""
-    group = parser.add_argument_group("chains with a chosen acceptance")
-    group.add_argument(
-        "--chains",
-        action="store_true",
-        help="generate with chains of the models in place of timing their passes",
+def add_command(kinds: Any) -> None:
+    """Add ``shapes`` to the kinds of benchmarks."""
+    sub = kinds.add_parser(
+        "shapes",
+        help="chains at the true shape of a published model, with a chosen acceptance",
+        description="Chains of a target at the true shape of a published model, its 4-bit copy, an "
+        "EAGLE-2 head and a small model, with random weights and a chosen acceptance, beside plain "
+        "decoding and the bandwidth floor of its passes. Prints Markdown, or JSON.",
     )
-    group.add_argument(
+    sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
+    options.add_device(sub)
+    output.add_report(sub, report_of, markdown)
+    what = "make N of the layers (default: all)"
+    sub.add_argument("--layers", type=options.COUNT, metavar="N", help=what)
+    sub.add_argument(
         "--acceptance",
         type=options.listed(_pair),
         metavar="A:B,...",
         help="of the W4 copy's tokens by the target, and of the drafter's by the level above it "
         "(default: .93:.7,.97:.8)",
     )
-    options.add_count(group, "--max-new-tokens", 128, "")
-    group.add_argument(
-        "--seconds",
-        type=options.COUNT,
-        metavar="S",
-        help="after which no turn begins, making the models included (default: none)",
-    )
+    options.add_count(sub, "--max-new-tokens", 128, "")
+    options.add_count(sub, "--repeats", 7, "turns")
+    what = "after which no turn begins, making the models included (default: none)"
+    sub.add_argument("--seconds", type=options.COUNT, metavar="S", help=what)
 
 
 def _pair(text: str) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarks import machine, output
 from benchmarks import questions as asked
 from benchmarks.engines import llama_cpp
-from benchmarks.measuring import Contender, generate_call, measure, verdict
+from benchmarks.measuring import Contender, chain_call, generate_call, measure, verdict
 from benchmarks.methods import load_level
 from polyspec_ext import columns, processor, progress, tiny
 from polyspec_ext.chain import Chain
@@ -143,13 +143,14 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
     all."""
     target = models.levels["target"]
     generate = generate_call(target.model, frozenset(target.eos_token_ids))
-    entries = [Contender.of_chain(PLAIN, Chain([target])), Contender(GENERATE, generate)]
+    entries = [Contender(PLAIN, chain_call(Chain([target]))), Contender(GENERATE, generate)]
     with contextlib.suppress(ValueError):  # where nothing can be packed
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         how = ", packed" if other.pack else ", weights as torch keeps them"
-        entries.append(Contender.of_chain(PLAIN + how, Chain([other])))
-    ours = (Contender.of_chain(_label(chain), chain) for chain in models.chains)
-    entries += [*ours, *models.others]
+        entries.append(Contender(PLAIN + how, chain_call(Chain([other]))))
+    for chain in models.chains:
+        entries.append(Contender(_label(chain), chain_call(chain), list(chain.window)))
+    entries += models.others
     count = len(models.prompts)
     progress.phase(
         f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
@@ -201,7 +202,7 @@ def rows_of(
         rows.append(
             {
                 "label": one.label,
-                "window": one.window,
+                "window": list(one.window),
                 "tokens_per_second": rate,
                 "ratio": rate / fastest.rate(),
                 "ratio_to_generate": rate / by_label[GENERATE].rate(),

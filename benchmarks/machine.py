@@ -17,8 +17,6 @@ from polyspec_ext.errors import PolyspecError
 from polyspec_ext.processor import cores as cores
 from polyspec_ext.processor import load_average as load_average
 
-from .timing import Clock
-
 
 def describe(device: str) -> dict[str, Any]:
     """Describe the machine of the numbers. No path is named."""
@@ -38,14 +36,15 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def header(kind: str, schema: int, device: str) -> dict[str, Any]:
-    """Return the head of the JSON report of ``benchmarks <kind>``: `schema` is the number of its
-    form, the date is that of UTC."""
+    """Return the head of the JSON report of ``benchmarks <kind>``, made before it measures:
+    `schema` is the number of its form, the date is that of UTC."""
     return {
         "schema": schema,
         "command": f"bench {kind}",
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": device,
         "machine": describe(device),
+        "load": {"before": load_average()},
     }
 
 
@@ -73,11 +72,6 @@ def commit() -> str | None:
         return git("rev-parse", "--short=12", "HEAD") + changed
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def is_busy(load: float | None, threads: int, cores: int, clock: Clock) -> bool:
-    """Return whether others left too few cores for `threads`, and `clock` shows it."""
-    return clock.kind == "wall time" and processor.is_busy(load, threads, cores)
 
 
 def conditions(report: Mapping[str, Any]) -> str:

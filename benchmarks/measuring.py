@@ -8,7 +8,6 @@ of the target's plain decoding.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import math
@@ -16,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +26,6 @@ from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
 Clock = Callable[[], float]
-T = TypeVar("T")
 
 
 # ---- calls ---------------------------------------------------------------------------------------
@@ -124,30 +122,6 @@ def generate_call(
 # ---- turns ---------------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
-    """A repeat, a task and a turn of it, by number."""
-
-    repeat: int
-    task: int
-    turn: int
-
-
-def interleaved(
-    methods: Sequence[T], tasks: Sequence[int], repeats: int, first: int = 1
-) -> Iterator[tuple[Step, T]]:
-    """Yield every method at every turn; the `first` come first, the others rotate.
-
-    Args:
-        tasks: turns of each.
-        first: how many come first, since the others are compared with them.
-    """
-    ahead, others = methods[:first], methods[first:]
-    for repeat, (task, turns) in itertools.product(range(repeats), enumerate(tasks)):
-        for turn in range(turns):
-            for one in (*ahead, *rotated(others, task + turn + repeat)):
-                yield Step(repeat, task, turn), one
-
-
 def device_clock(device: torch.device) -> Clock:
     """Return a wall clock that waits until the device has done all that was started on it."""
     if device.type != "cuda":
@@ -168,16 +142,6 @@ def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float
     return answer, spent if answer.seconds is None else answer.seconds
 
 
-@contextlib.contextmanager
-def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
-    """Add the seconds of a block, also of one that fails."""
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
-
-
 class Call(NamedTuple):
     """A measured call of a contender."""
 
@@ -193,28 +157,17 @@ class Contender:
 
     Attributes:
         label: for tables.
-        chain: of ours; None: another engine's.
+        window: of a chain; empty: plain decoding.
         plain: label of the contender whose texts these are compared with; None: the first.
-        candidate: the planner's, with its prediction; None: not planned.
         calls: in order; texts: by prompt, of the last repeat.
     """
 
     label: str
     decode: Decode
-    chain: Chain | None = None
+    window: Sequence[int] = ()
     plain: str | None = None
-    candidate: Any = None
     calls: list[Call] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def of_chain(cls, label: str, chain: Chain, candidate: Any = None) -> Contender:
-        """Return a contender that is a chain."""
-        return cls(label, chain_call(chain), chain, candidate=candidate)
-
-    @property
-    def window(self) -> list[int]:
-        return [] if self.chain is None else list(self.chain.window)
 
     @property
     def stats(self) -> Stats | None:
@@ -222,67 +175,51 @@ class Contender:
         every = [call.stats for call in self.calls if call.stats is not None]
         return merge(every) if every else None
 
-    def rates(self) -> list[float]:
-        """Return tokens per second of every repeat."""
-        repeats = itertools.groupby(self.calls, lambda call: call.repeat)
-        return [_rate(list(calls)) for _, calls in repeats]
-
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
-        return statistics.median(self.rates())
-
-
-def _rate(calls: Sequence[Call]) -> float:
-    return sum(call.tokens for call in calls) / sum(call.seconds for call in calls)
-
-
-def ratios(a: Contender, b: Contender) -> dict[str, float]:
-    """Return the rate of `a` over that of `b`, repeat by repeat: median, lowest and highest."""
-    each = [x / y for x, y in zip(a.rates(), b.rates(), strict=True)]
-    return {"median": statistics.median(each), "low": min(each), "high": max(each)}
+        rates = []
+        for _, some in itertools.groupby(self.calls, lambda call: call.repeat):
+            calls = list(some)
+            rates.append(sum(call.tokens for call in calls) / sum(call.seconds for call in calls))
+        return statistics.median(rates)
 
 
 def measure(
-    made: Sequence[Contender],
+    contenders: Sequence[Contender],
     prompts: Sequence[list[int]],
     *,
     repeats: int,
     max_new_tokens: int,
     temperature: float,
     seed: int,
-    warm_up: int = 8,
-    uncounted: int = 0,
+    warm_up: int,
     clock: Clock = time.perf_counter,
-    desc: str = "measuring",
 ) -> Iterator[int]:
     """Measure every contender at every prompt in turns; yield the number of finished repeats.
 
     Args:
         seed: of the first prompt's first repeat. A prompt has one seed however it is run.
         warm_up: new tokens of a first call of each, which does not count.
-        uncounted: whole repeats before those that count. CUDA graphs are captured in the second.
     """
 
     def request(number: int, repeat: int, tokens: int) -> Request:
         seeds = [seed + repeat * len(prompts) + number]
         return Request([prompts[number]], tokens, temperature, seeds)
 
-    for one in made:
+    for one in contenders:
         one.decode(request(0, 0, warm_up))
-    for _, number, one in itertools.product(range(uncounted), range(len(prompts)), made):
-        one.decode(request(number, 0, max_new_tokens))
-    every = len(prompts) * len(made)
-    with progress.bar(total=repeats * every, desc=desc, leave=False) as bar:
-        steps = interleaved(made, [1] * len(prompts), repeats)
-        for count, (step, one) in enumerate(steps, 1):
-            asked = request(step.task, step.repeat, max_new_tokens)
-            answer, seconds = timed(one.decode, asked, clock)
-            (text,) = answer.texts
-            one.calls.append(Call(step.repeat, len(text), seconds, answer.stats))
-            one.texts[step.task] = text
-            bar.update()
-            if count % every == 0:
-                yield step.repeat + 1
+    total = repeats * len(prompts) * len(contenders)
+    with progress.bar(total=total, desc="measuring", leave=False) as bar:
+        for repeat in range(repeats):
+            for number in range(len(prompts)):
+                asked = request(number, repeat, max_new_tokens)
+                for one in rotated(contenders, number + repeat, 1):
+                    answer, seconds = timed(one.decode, asked, clock)
+                    (text,) = answer.texts
+                    one.calls.append(Call(repeat, len(text), seconds, answer.stats))
+                    one.texts[number] = text
+                    bar.update()
+            yield repeat + 1
 
 
 # ---- texts ---------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ colon the policy that chooses their windows: ``w4+drafter``, ``joint:middle+draf
 
 from __future__ import annotations
 
+import contextlib
 import re
 import runpy
 import tempfile
@@ -15,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks import chains
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
-from benchmarks.weights import parameters
-from polyspec_ext import progress, tiny
+from benchmarks.shapes import SHAPES, growth_of, parameters, require_memory
+from polyspec_ext import processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import (
     DynamicTree,
@@ -35,6 +36,8 @@ from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
+from polyspec_ext.quantization import quantize_w4
+from polyspec_ext.quantization.stored import stored_w4
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.tuning import level_for
 
@@ -52,6 +55,8 @@ ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
 _WIDTHS = (1, 6)  # tokens of the passes by which the form of a level is chosen
+# A pass of many tokens is dear on a CPU: a small tree.
+_SHIPPED_TREE = DynamicTree(top_k=4, total_tokens=12)
 # Names that neither a draft model nor a method of the user's can have.
 RESERVED = (
     PLAIN, CAPTURED, GENERATE, STATIC, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
@@ -122,8 +127,7 @@ class Models:
         target: directory or id; None: the shipped target.
         drafts: models of draft levels by name, the dearest first; heads: of `HEADS`, by name.
         tree: of the heads; None: they draft chains. `depth` is where their windows begin.
-        times: how many times as wide the shipped target is made (`tiny.grown`).
-        w4: directory of the 4-bit copy; None: it is made anew.
+        growth: arguments of `tiny.grown`, which makes the shipped target larger; empty: as it is.
         engines, functions: other engines, and the user's methods by name.
         device, dtype: of the models; None: each checkpoint's, or what is fastest.
     """
@@ -133,8 +137,7 @@ class Models:
     heads: Mapping[str, str | Path] = field(default_factory=dict)
     tree: DynamicTree | None = None
     depth: int = 6
-    times: int = 1
-    w4: Path | None = None
+    growth: Mapping[str, int] = field(default_factory=dict)
     engines: Sequence[Engine] = ()
     functions: Mapping[str, Make] = field(default_factory=dict)
     device: str = "cpu"
@@ -184,33 +187,27 @@ class Models:
             raise ValueError(f"--target: {error}") from error
 
     def _load_target(self) -> Any:
-        if self.times > 1 and self.dtype is None and self.on_cpu:
-            return chains.faster_target(times=self.times)[0]
-        if self.times > 1:
-            model = tiny.grown(self.times, dtype=self.dtype, device=self.device)
+        if self.growth:
+            fast = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
+            model = tiny.grown(dtype=self.dtype or fast, device=self.device, **self.growth)
             return load_level(model, name="--target")
         plain = self.target is None and self.dtype is None and self.on_cpu
         dtype = torch.float32 if plain else self.dtype
         return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
 
     def draft(self, name: str) -> HuggingFaceLevel:
-        """Return a draft level, or the 4-bit copy."""
+        """Return a draft level, or the 4-bit copy, rounded to the nearest as users have it."""
 
         def load() -> Any:
-            return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
+            if name != W4:
+                options = (self.dtype, self.device)
+                return load_level(self.drafts[name], *options, name=f"--draft {name}")
+            model = self.level.model
+            # A grown target is made anew in every run, and so is its copy.
+            copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
+            return packed(copy, name=W4, shares_cache_with=self.level)
 
-        return self._once(name, self._quantised if name == W4 else load)
-
-    def _quantised(self) -> HuggingFaceLevel:
-        def texts() -> list[torch.Tensor] | None:
-            if self.target is not None:
-                return None
-            # A grown target says the same as the shipped one, but later.
-            same = load_model(tiny.path(TARGET)) if self.times > 1 else self.level.model
-            return chains.calibration_texts(same)
-
-        copy = chains.w4_copy(self.level.model, self.w4, texts)
-        return chains.packed(copy, name=W4, shares_cache_with=self.level)
+        return self._once(name, load)
 
     def element(self, name: str) -> Any:
         """Return an element of a chain; a drafter is a new one, since it keeps what it has read."""
@@ -233,8 +230,8 @@ class Models:
         base, tree = name.removesuffix(AS_CHAIN), self.tree_of(name)
         kind, path = Hydra if base == HYDRA else Eagle, self.heads[base]
         with tempfile.TemporaryDirectory() as folder:
-            if self.times > 1:
-                path = tiny.grown_head(base, self.times, folder)
+            if self.growth:
+                path = tiny.grown_head(base, self.growth["times"], folder)
             return kind.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
 
     def assistant(self, name: str) -> Any:
@@ -250,8 +247,8 @@ class Models:
 
         def shown(path: str | Path | None, name: str) -> str:
             if path is None or Path(path).parent == tiny.root():
-                grown = self.times > 1 and name in (TARGET, W4, *HEADS)
-                size = f", grown {self.times} times" if grown else ""
+                grown = self.growth and name in (TARGET, W4, *HEADS)
+                size = f", grown {self.growth['times']} times" if grown else ""
                 return f"shipped {TARGET if name == W4 else name}{size}"
             folder = Path(original(path))
             return f"{copy_prefix(path)}{folder.name}" if folder.exists() else str(path)
@@ -281,12 +278,32 @@ def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) 
         return level_for(thing, _WIDTHS, *options, pack="auto", name=name, above=above)
 
 
-def shipped(times: int = 1, w4: Path | None = None, **more: Any) -> Models:
-    """Return the shipped models; heads that are missing there are left out."""
+def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
+    """Return the shipped models, the target grown; heads that are missing there are left out."""
     drafts = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
     heads = {name: tiny.root() / name for name in tiny.HEADS if (tiny.root() / name).is_dir()}
-    # A pass of many tokens is dear on a CPU: a small tree.
-    return Models(None, drafts, heads, chains.SHAPE, 5, times, w4, **more)
+    return Models(None, drafts, heads, _SHIPPED_TREE, 5, growth or {}, **more)
+
+
+def growth_to(name: str, device: str) -> dict[str, int]:
+    """Return the growth of the shipped target to a published model's width and depth.
+
+    Raises:
+        ValueError: it cannot become as large, or memory is short.
+    """
+    require_memory(SHAPES[name], torch.device(device).type)
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(tiny.path(TARGET))
+        return growth_of(SHAPES[name], AutoModelForCausalLM.from_config(config))
+
+
+def packed(model: Any, **options: Any) -> HuggingFaceLevel:
+    """Return a level with packed weights; as they are on CUDA, and where the processor packs none
+    of that type."""
+    if model.device.type == "cpu":
+        with contextlib.suppress(ValueError):
+            return HuggingFaceLevel(model, pack=True, **options)
+    return HuggingFaceLevel(model, **options)
 
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -432,7 +449,7 @@ def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
     last = levels[-1]
     head = last in models.drafters and last not in WORDS
     tree = models.tree_of(last)
-    shipped = models.target is None and models.times == 1
+    shipped = models.target is None and not models.growth
     windows = tiny.WINDOWS.get(levels) if shipped else None
     if windows is None:
         lowest = 4 if tree is None else models.depth

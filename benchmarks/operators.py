@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output, peers, rules, timing
-from benchmarks.rules import Block, Filters
+from benchmarks import machine, output, peers, timing
+from benchmarks.peers import Block, Filters
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
@@ -138,11 +138,11 @@ def calibrated(
 ) -> tuple[torch.Tensor, float]:
     """Return target logits [n, V] for draft logits and noise [n, V], and the sum of the rows'
     acceptance, which falls from 1 at size 0; 14 halvings of [0, 16] reach a thousandth."""
-    q = rules.processed(draft, filters)
+    q = peers.processed(draft, filters)
 
     def overlap(size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         target = (draft + size * noise).to(draft.dtype)
-        return target, torch.minimum(rules.processed(target, filters), q).sum(-1, keepdim=True)
+        return target, torch.minimum(peers.processed(target, filters), q).sum(-1, keepdim=True)
 
     low = torch.zeros((len(draft), 1), device=draft.device)
     high = torch.full_like(low, 16.0)
@@ -271,11 +271,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     cases = cases_of(args)
     torch.manual_seed(args.seed)
     clock = timing.clock_of(args.device, args.processor_time)
-    before = machine.load_average()
     report = {
         **machine.header("kernels", SCHEMA, args.device),
         "settings": {"repeats": args.repeats, "seed": args.seed, "clock": clock.kind},
-        "load": {"before": before},
         "copy_gbs": timing.copy_bandwidth(clock, args.device),
         "complete": False,
         "cases": [],

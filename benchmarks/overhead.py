@@ -7,24 +7,34 @@ operators' arguments. A round is one verification, at whatever level, with the d
 On CUDA the levels are small models and the rounds are replays of captured graphs. Reading the
 tokens is where the host waits for the device, so copies between the two are taken off as well. A
 round in which a step was captured, or ran without a graph, does not count.
+
+Python calls of the package per round of the target are counted with `sys.setprofile`. A count does
+not depend on how busy the machine is, unlike a time, so a test can hold a budget against it. What
+torch and transformers call among themselves is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
+import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 
 import polyspec_ext as ps
-from benchmarks import calls, machine, output, timing
+from benchmarks import machine, output, timing
 from benchmarks.shapes import Shape, random_model
-from polyspec_ext import progress
+from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
+from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.graphs import Graphs
@@ -37,6 +47,8 @@ VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
 MANY = 1 << 40  # more new tokens than any run makes
 SMALL = Shape("small", 64, 128, 1, 2, 2, VOCAB)  # of a captured level
+COUNTED, UNCOUNTED = 8, 4  # rounds whose Python calls are counted, and those before
+_ROOT = os.path.join(os.path.dirname(ps.__file__), "")
 # Seconds that are taken off, by kind. "functions": the operators as a chain calls them, with the
 # Python around their compiled part; "operators": that part alone.
 Meters = dict[str, float]
@@ -62,14 +74,11 @@ def installed(meters: Meters, device: str) -> Iterator[None]:
     owners += [(unchecked, "_verify", "operators")]
     if device == "cuda":
         owners += [(torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in owners]
-    for (owner, name, kind), (_, _, call) in zip(owners, before, strict=True):
-        setattr(owner, name, metered(meters, kind, call))
-    try:
+    with ExitStack() as stack:
+        for owner, name, kind in owners:
+            call = metered(meters, kind, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, call))
         yield
-    finally:
-        for owner, name, call in before:
-            setattr(owner, name, call)
 
 
 class InstantLevel:
@@ -231,20 +240,74 @@ def measure(
     return cases
 
 
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def counted(call: Callable[[], object]) -> Counter[str]:
+    """Count calls of the package's functions while `call` runs, by file below the package.
+    Generators and comprehensions that have a frame count each time they are entered."""
+    found: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(_ROOT):
+            found[file[len(_ROOT) :]] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+# Levels (whatever this processor would choose), packed or not, prompts and temperature by name.
+CALLS: dict[str, tuple[tuple[str, ...], bool, int, float]] = {
+    "plain decoding": (("target",), False, 1, 1.0),
+    "plain decoding, packed": (("target",), True, 1, 1.0),
+    "three levels": (tiny.LEVELS, False, 1, 1.0),
+    "three levels, packed": (tiny.LEVELS, True, 1, 1.0),
+    "three levels, 8 prompts": (tiny.LEVELS, False, 8, 1.0),
+    "EAGLE tree": (("target", "eagle3"), False, 1, 0.0),
+}
+
+
+def calls_of(name: str) -> dict[str, Any]:
+    """Return the median calls of some rounds of a case, and the number of files that one of them
+    has crossed."""
+    (first, *below), pack, rows, temperature = CALLS[name]
+    head = below == ["eagle3"]
+    models = [first] if head else [first, *below]
+    levels: list[Any] = [*tiny.levels(models, dtype=torch.float32, pack=pack).values()]
+    if head:
+        levels.append(ps.Eagle.from_pretrained(tiny.path(*below), levels[0], tree=DynamicTree()))
+    prompts = [list(range(1, 9 + row)) for row in range(rows)]
+    chain = ps.Chain(levels, [5, 3][: len(below)])
+    batch = chain.batch(prompts, 400, temperature, seed=3, eos_token_id=[])
+    for _ in range(UNCOUNTED):
+        batch.advance()
+    rounds = sorted((counted(batch.advance) for _ in range(COUNTED)), key=Counter.total)
+    calls = statistics.median_high(found.total() for found in rounds)
+    return {"name": name, "calls": calls, "files": len(rounds[COUNTED // 2])}
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
     machine.require_device(args.device)
     turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
-    before = machine.load_average()
+    report = machine.header("overhead", SCHEMA, args.device)
     total = turns * len(args.levels) * len(args.batch)
     with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
         cases = measure(args.levels, args.batch, args.device, turns, args.temperature, bar.update)
     return {
-        **machine.header("overhead", SCHEMA, args.device),
+        **report,
         "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
-        "load": {"before": before},
         "cases": [case.report() for case in cases],
-        "calls": [calls.measure(name) for name in calls.CASES] if args.device == "cpu" else [],
+        "calls": [calls_of(name) for name in CALLS] if args.device == "cpu" else [],
     }
 
 

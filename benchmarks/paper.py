@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import platform
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,18 +18,20 @@ from typing import Any
 
 import torch
 
-from benchmarks import chains, machine, measuring, methods, output, questions, record, timing
+from benchmarks import machine, measuring, methods, output, questions, record, timing
 from benchmarks.engines import OpenVino, Vllm, llama_cpp
-from benchmarks.measuring import Request, spent
+from benchmarks.measuring import Request
 from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
 from benchmarks.questions import Conversation, Prompt, Question
-from benchmarks.weights import weight_bytes
+from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters import DynamicTree
 from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
+Answers = list[list[str]] | None  # to a batch of questions; None: a turn failed
+Texts = dict[str, list[tuple[list[int], list[int]]]]  # prompts and texts of a turn, by method
 TURN_BEFORE = "the turn before failed"
 _PROMPTS = 12  # questions, two of each task, that windows and overlaps are measured on
 _PACKAGED = "polyspec_ext"
@@ -35,7 +39,7 @@ _SOME_FAILED = 1  # exit status
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds with the planner's windows
 _WIDTHS = (1, 4, 8, 12, 16)  # tokens of the passes that are timed
 _TEXTS = 6  # texts of the baseline that overlaps are measured along
-_FIRST_TOKENS, _WARM_UP_TOKENS = 8, 16  # of a first call, and of a warm-up at most
+_WARM_UP_TOKENS = 16  # at most, on the CPU
 _MOST_TURNS = 16  # of a question, so that no two turns have one seed
 # Settings of a run that are options.
 _SETTINGS = (
@@ -72,7 +76,6 @@ def add_command(kinds: Any) -> None:
         ("--eagle2", "HEAD", {}, "EAGLE-1 or EAGLE-2 head, directory or id"),
         ("--eagle3", "HEAD", {}, "EAGLE-3 head, directory or id"),
         ("--hydra", "HEAD", {}, "directory with hydra_lm_head.pt"),
-        ("--w4", "DIR", {"type": Path}, "of the target's 4-bit copy (default: made anew)"),
         ("--dtype", "TYPE", {}, "of the models (default: each checkpoint's, but on the CPU float32 "
          "unless it is bfloat16, packed, and the processor multiplies that; of the shipped ones "
          "there float32)"),
@@ -99,9 +102,14 @@ def add_command(kinds: Any) -> None:
         ("--batch", 1, "questions that a call answers, at most"),
         ("--max-new-tokens", 64, "of a turn"),
         ("--warm-up", 1, "times that each method answers the first turn before"),
-        ("--times", 1, "how much the shipped target is grown"),
     ):
         options.add_count(sub, name, default, what)
+    size = sub.add_mutually_exclusive_group()
+    options.add_count(size, "--times", 1, "how much the shipped target is grown")
+    what = "grow it to the width and depth of this published model instead"
+    size.add_argument("--shape", choices=tuple(SHAPES), help=what)
+    what = "without tables and figures, which `report DIR` makes later"
+    sub.add_argument("--no-report", action="store_true", help=what)
     what = "that the planner may measure to find windows; 0: windows as they are shipped"
     options.add(sub, "--plan-seconds", options.COUNT_OR_NONE, 30, "S", what)
     options.add_temperature(sub, 0.0)
@@ -144,9 +152,14 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
             raise ValueError("--draft, --eagle2, --eagle3, --hydra: expected a --target with them")
         if args.openvino or args.gguf or args.vllm:
             raise ValueError("--openvino, --gguf, --vllm: expected a --target with them")
-        return methods.shipped(args.times, args.w4, **more), "tiny"
-    if args.times != 1:
-        raise ValueError("--times: expected with the shipped models only")
+        growth = {"times": args.times} if args.times > 1 else {}
+        if args.shape is not None:
+            growth = methods.growth_to(args.shape, args.device)
+        if args.device != "cpu":
+            more["dtype"] = dtype or torch.bfloat16
+        return methods.shipped(growth, **more), "tiny"
+    if args.times != 1 or args.shape is not None:
+        raise ValueError("--times, --shape: expected with the shipped models only")
     tree, template, target = DynamicTree(), questions.AUTO, args.target
     if args.preset is not None:
         model, head, template, total_tokens = methods.PRESETS[args.preset]
@@ -164,7 +177,7 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
     vllm = [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
     engines: list[Any] = [*openvino, *vllm, *llama_cpp(args.gguf, args.llama)]
-    return Models(target, drafts, heads, tree, w4=args.w4, engines=engines, **more), template
+    return Models(target, drafts, heads, tree, engines=engines, **more), template
 
 
 def _drafts(given: Sequence[str]) -> dict[str, str]:
@@ -185,9 +198,21 @@ def _drafts(given: Sequence[str]) -> dict[str, str]:
 # ---- before the turns ----------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
+    """Add the seconds of a block, also of one that fails."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[what] = seconds.get(what, 0.0) + time.perf_counter() - began
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the report. Return 1 where a turn failed."""
-    _require_pandas()
+    machine.require_device(args.device)
+    if not args.no_report:
+        _require_pandas()
     models, template = models_of(args)
     chosen = questions.select(questions.read(args.questions), args.per_task)
     if _source(args) == _PACKAGED:
@@ -244,7 +269,8 @@ def run(args: argparse.Namespace) -> int:
         with spent(seconds, "turns"):
             runner.run()
         writer.note({"seconds": [*sessions, seconds]})
-    report(argparse.Namespace(runs=[args.output], output=None))
+    if not args.no_report:
+        report(argparse.Namespace(runs=[args.output], output=None))
     return _SOME_FAILED if any(turn["status"] != record.OK for turn in writer.turns) else 0
 
 
@@ -324,7 +350,7 @@ def surroundings(
     for name in used:
         level = models.draft(name)
         # A level that shares a cache is timed with a cache of its own.
-        levels[name] = level if level.reads_apart else chains.packed(level.model, name=name)
+        levels[name] = level if level.reads_apart else methods.packed(level.model, name=name)
     device = "cpu" if models.on_cpu else "cuda"
     # On the CPU the clock is the measurement's choice.
     clock = None if models.on_cpu else measuring.device_clock(torch.device(models.device))
@@ -344,10 +370,32 @@ def surroundings(
     by_name = zip(levels, times, strict=True)
     return {
         "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
-        "overlap": chains.overlaps(model, others, list(prompts[:_TEXTS]), texts),
+        "overlap": overlaps(model, others, list(prompts[:_TEXTS]), texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(copying, device),
     }
+
+
+@torch.inference_mode()
+def overlaps(
+    model: Any, others: Mapping[str, Any], prompts: list[list[int]], texts: dict[int, list[int]]
+) -> dict[str, float]:
+    """Return E[1 - TV] of each model's distributions and the target's, over the tokens of plain
+    decoding's texts, at temperature 1: the share of its drafts that the target accepts."""
+
+    def probabilities(model: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
+        return logits[0, -last:].float().softmax(-1)
+
+    totals, count = dict.fromkeys(others, 0.0), 0
+    for n, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt, *texts[n]]], device=model.device)
+        kept = len(texts[n]) + 1
+        p = probabilities(model, ids, kept)
+        for name, other in others.items():
+            totals[name] += float(torch.minimum(p, probabilities(other, ids, kept)).sum())
+        count += kept
+    return {name: total / count for name, total in totals.items()}
 
 
 def _facts(
@@ -424,24 +472,21 @@ class Runner:
         self._model, self._eos = target.model, frozenset(target.eos_token_ids)
         self._clock = measuring.device_clock(target.model.device)
         self._done = {record.key_of(turn): turn for turn in writer.turns}
-        # Of the present batch, by method: its answers (None: a turn failed), and prompts and texts.
-        self._answers: dict[str, list[list[str]] | None] = {}
-        self._texts: dict[str, list[tuple[list[int], list[int]]]] = {}
 
     def run(self) -> None:
         """Measure all turns that are not done yet."""
         batches = questions.batches(self._questions, self._asked.batch)
-        tasks = [len(self._questions[batch[0]].turns) for batch in batches]
-        repeats, first = self._asked.repeats, len(self._plain)
-        for step, call in measuring.interleaved(self._calls, tasks, repeats, first):
-            batch = batches[step.task]
-            if call is self._calls[0]:
-                self._texts = {}
-                if step.turn == 0:
-                    names = [one.method.name for one in self._calls]
-                    self._answers = {name: [[] for _ in batch] for name in names}
-            self._take_turn(call, batch, step.turn, step.repeat)
-            self._tick(len(batch))
+        repeats, first = range(self._asked.repeats), len(self._plain)
+        for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
+            answers: dict[str, Answers] = {
+                call.method.name: [[] for _ in batch] for call in self._calls
+            }
+            for turn in range(len(self._questions[batch[0]].turns)):
+                texts: Texts = {}
+                for call in timing.rotated(self._calls, number + turn + repeat, first):
+                    name = call.method.name
+                    answers[name] = self._take_turn(call, batch, turn, repeat, answers[name], texts)
+                    self._tick(len(batch))
 
     def warm_up(self) -> None:
         """Answer the first batch before anything is timed. What fails here fails again, and is
@@ -450,62 +495,74 @@ class Runner:
         first = questions.batches(self._questions, asked.batch)[0]
         turns = [self._questions[index].turns[:1] for index in first]
         prompts = [self._conversation.prompt(some, []).ids for some in turns]
-        tokens = min(_WARM_UP_TOKENS, asked.max_new_tokens)
+        # On CUDA steps are captured while they are warmed up.
+        most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else asked.max_new_tokens
+        tokens = min(most, asked.max_new_tokens)
         request = Request(prompts, tokens, asked.temperature, [asked.seed] * len(prompts))
         for call in self._calls:
             with contextlib.suppress(Exception):
                 for _ in range(asked.warm_up):
                     call.answer(request)
 
-    def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
-        """Measure a turn of a batch, or take it from the disk."""
-        name, asked = call.method.name, self._asked
-        answers, prompts = self._answers[name], []
-        if answers is not None:
-            prompts = [
-                self._conversation.prompt(self._questions[index].turns[: turn + 1], own)
-                for index, own in zip(batch, answers, strict=True)
-            ]
+    def _take_turn(
+        self,
+        call: Call,
+        batch: Sequence[int],
+        turn: int,
+        repeat: int,
+        answers: Answers,
+        texts: Texts,
+    ) -> Answers:
+        """Measure a turn of a batch, or take it from the disk.
+
+        Returns:
+            the answers with those of this turn; None after a failure.
+        """
+        some, asked = [self._questions[index] for index in batch], self._asked
+        prompts = [
+            self._conversation.prompt(question.turns[: turn + 1], own)
+            for question, own in zip(some, answers or (), strict=answers is not None)
+        ]
         heads = [
             {
-                "question_id": self._questions[index].question_id,
-                "category": self._questions[index].category,
-                "task": self._questions[index].task,
+                "question_id": question.question_id,
+                "category": question.category,
+                "task": question.task,
                 "turn": turn,
-                "method": name,
+                "method": call.method.name,
                 "repeat": repeat,
             }
-            for index in batch
+            for question in some
         ]
         keys = [record.key_of(head) for head in heads]
         if any(key not in self._done for key in keys):
             # A question's turn has one seed, however many it is answered with.
             numbers = (repeat * len(self._questions) + index for index in batch)
             seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
+            reason, rows = TURN_BEFORE, list[dict[str, Any]]()
             try:
-                rows = self._measured(call, prompts, seeds) or [_failed(TURN_BEFORE)] * len(batch)
+                if prompts:
+                    rows = self._measured(call, prompts, seeds, texts)
             except Exception as error:  # a method's error must not end the run
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                rows = [_failed(reason)] * len(batch)
             # A batch is measured whole; turns on the disk stay as they are.
+            rows = rows or [_failed(reason)] * len(batch)
             for key, head, row in zip(keys, heads, rows, strict=True):
                 if key not in self._done:
                     self._done[key] = {**head, **row}
                     self._writer.add(self._done[key])
-        texts = [tokens for key in keys if (tokens := self._done[key]["tokens"]) is not None]
-        if answers is None or len(texts) < len(batch):
-            self._answers[name] = None
-            return
-        for own, text in zip(answers, texts, strict=True):
-            own.append(self._conversation.answer(text))
-        self._texts[name] = list(zip([prompt.ids for prompt in prompts], texts, strict=True))
+        tokens = [self._done[key]["tokens"] for key in keys]
+        if answers is None or None in tokens:
+            return None
+        ids = [prompt.ids for prompt in prompts]
+        texts[call.method.name] = list(zip(ids, tokens, strict=True))
+        pairs = zip(answers, tokens, strict=True)
+        return [[*own, self._conversation.answer(text)] for own, text in pairs]
 
     def _measured(
-        self, call: Call, prompts: Sequence[Prompt], seeds: list[int]
+        self, call: Call, prompts: Sequence[Prompt], seeds: list[int], texts: Texts
     ) -> list[dict[str, Any]]:
-        """Return the rows of a call; none where a turn before failed."""
-        if not prompts:
-            return []
+        """Return the rows of a call."""
         ids, asked = [prompt.ids for prompt in prompts], self._asked
         request = Request(ids, asked.max_new_tokens, asked.temperature, seeds)
         answer, seconds = measuring.timed(call.answer, request, self._clock)
@@ -533,7 +590,7 @@ class Runner:
                     for name, level in zip(call.method.levels, own.levels, strict=True)
                 ],
                 "tokens": tokens,
-                "lossless": self._lossless(call.method, row, prompt.ids, tokens),
+                "lossless": self._lossless(call.method, texts, row, prompt.ids, tokens),
                 "cut": prompt.cut,
                 "batch": count,
             }
@@ -541,7 +598,7 @@ class Runner:
         ]
 
     def _lossless(
-        self, method: Method, row: int, prompt: list[int], tokens: list[int]
+        self, method: Method, texts: Texts, row: int, prompt: list[int], tokens: list[int]
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # whose form of the target is another model
@@ -554,7 +611,7 @@ class Runner:
             return {"surprise": total, "variance": variance}
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
-            rows = self._texts.get(name)
+            rows = texts.get(name)
             if rows is None or rows[row][0] != prompt:
                 return None
             reference = rows[row][1]

@@ -136,3 +136,8 @@ def system_of(method: Mapping[str, Any]) -> str | None:
         return EAGLE_2
     with_copy = any("w4" in name for name in middle)
     return {1: POLYBASIC, 2: FOUR_LEVELS}.get(len(middle)) if with_copy else None
+
+
+def speedup_of(model: Mapping[str, Any], method: Mapping[str, Any], task: str) -> Result | None:
+    """Return what the papers print for a model, a method and a task, or None."""
+    return SPEEDUPS.get((target_of(model) or "", system_of(method) or ""), {}).get(task)

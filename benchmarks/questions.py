@@ -93,21 +93,6 @@ def read(path: Path | None = None) -> list[Question]:
     return list(found.values())
 
 
-def texts(count: int, path: Path | None) -> tuple[list[str], str]:
-    """Return the first turns of `count` questions, and their source: `path`, GSM8K or the built-in
-    ones of the shipped models.
-
-    Raises:
-        ValueError: the source has fewer.
-    """
-    path = path or (GSM8K if GSM8K.is_file() else None)
-    source = "built-in questions" if path is None else path.stem
-    found = list(tiny.QUESTIONS) if path is None else [one.turns[0] for one in read(path)]
-    if len(found) < count:
-        raise ValueError(f"--prompts: expected at most {len(found)} of {source}, given {count}")
-    return found[:count], source
-
-
 def _question(line: str, where: str, number: int) -> Question:
     try:
         given = json.loads(line)

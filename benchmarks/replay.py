@@ -1,20 +1,172 @@
-"""The staged rule along recorded texts (`traces`), in simulated time: what a chain with given
-windows would have done, step by step, without a model."""
+"""Recorded acceptance, and the staged rule along it in simulated time: which tokens of greedy texts
+each shipped level would have proposed, and what a chain with given windows would have done.
+
+Texts at even positions of a set are for tuning: what is chosen by looking at numbers, such as the
+policies' defaults, is chosen on them. Those at odd positions are held out, and reports are about
+them.
+
+At temperature 0 the target's text does not depend on the chain (contract C5), a token is accepted
+where it is the argmax of the level above, and what the middle level hands up is its own greedy
+continuation of the text. So all that decides a round is, at each position, whether the middle's
+argmax is the target's and whether the drafter's is the middle's; behind a token of the middle that
+the target rejects, the drafter goes on along the middle's own continuation, which is recorded too.
+"""
 
 from __future__ import annotations
 
 import functools
+import json
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from benchmarks.traces import Text
+from polyspec_ext import progress, tiny
+from polyspec_ext.chain import Chain
+from polyspec_ext.levels import load_model
 from polyspec_ext.policies import RoundReport, StepReport, WindowPolicy
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.scheduler import Scheduler
+from polyspec_ext.tuning import pass_seconds
 
+BRANCH = 24  # tokens that are recorded behind a rejected one
+TUNING, HELD_OUT = "tuning", "held-out"
 _WIDEST = 64  # tokens of a pass, at most
+
+
+@dataclass(frozen=True)
+class Text:
+    """One greedy text, by position of its new tokens."""
+
+    prompt: list[int]
+    tokens: list[int]  # the new ones
+    drafter: list[bool]  # whether the drafter's argmax is the token
+    middle: list[bool]  # whether the middle's is
+    inner: list[bool]  # whether the drafter's argmax is the middle's
+    # Where the middle's argmax is not the token: whether the drafter's is the middle's at each of
+    # the next `BRANCH` positions of the middle's own continuation.
+    branches: dict[int, list[bool]]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Texts by prompt set, and seconds of a pass by level and number of tokens."""
+
+    sets: dict[str, list[Text]]
+    seconds: dict[str, dict[int, float]]
+
+    def half(self, name: str) -> dict[str, list[Text]]:
+        """Return the texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
+        first = int(name == HELD_OUT)
+        return {key: texts[first::2] for key, texts in self.sets.items()}
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Traces:
+        made = json.loads(path.read_text())
+
+        def numbered(items: dict[str, Any]) -> dict[int, Any]:
+            return {int(key): value for key, value in items.items()}
+
+        sets = {
+            name: [Text(**{**one, "branches": numbered(one["branches"])}) for one in texts]
+            for name, texts in made["sets"].items()
+        }
+        return cls(sets, {name: numbered(own) for name, own in made["seconds"].items()})
+
+
+def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
+    """Return `count` prompts of each set whose file is in `data`, as token ids.
+
+    Args:
+        data: with ``gsm8k_test.jsonl``, ``tinyshakespeare.txt``, ``spec_bench_question.jsonl``.
+    """
+    texts: dict[str, list[str]] = {}
+    gsm8k = data / "gsm8k_test.jsonl"
+    if gsm8k.exists():
+        lines = gsm8k.read_text(encoding="utf-8").splitlines()[:count]
+        texts["gsm8k"] = [tiny.prompt_of(json.loads(line)["question"]) for line in lines]
+    plays = data / "tinyshakespeare.txt"
+    if plays.exists():
+        speeches = plays.read_text(encoding="utf-8").split("\n\n")
+        step = max(1, len(speeches) // (count + 1))
+        texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
+    questions = data / "spec_bench_question.jsonl"
+    if questions.exists():
+        rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
+        step = max(1, len(rows) // count)
+        texts["spec-bench"] = [row["turns"][0] for row in rows[::step][:count]]
+    tokenizer = tiny.tokenizer()
+    sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
+    chance = random.Random(0)
+    sets["random"] = [
+        [0, *(chance.randrange(2, len(tokenizer)) for _ in range(60))] for _ in range(count)
+    ]
+    return sets
+
+
+@torch.inference_mode()
+def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
+    """Record texts of at most `length` new tokens, and the times of this processor."""
+    with progress.loading(shown=False):
+        models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
+    texts = {
+        name: [_text(models, prompt, length) for prompt in prompts]
+        for name, prompts in sets.items()
+    }
+    return Traces(texts, measured_seconds())
+
+
+def measured_seconds() -> dict[str, dict[int, float]]:
+    """Measure passes of 1 ... 33 tokens of the shipped levels on this processor."""
+    widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
+    made = tiny.levels(pack=True)
+    times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
+    # A pass could be padded, so one that took longer than a wider one was disturbed.
+    least = [
+        {width: min(own[other] for other in widths if other >= width) for width in widths}
+        for own in times
+    ]
+    return dict(zip(made, least, strict=True))
+
+
+def _argmax(model: Any, row: Sequence[int]) -> list[int]:
+    ids: list[int] = model(input_ids=torch.tensor([list(row)])).logits[0].argmax(-1).tolist()
+    return ids
+
+
+def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
+    new = Chain([models["target"]]).generate(prompt, length).sequences[0, len(prompt) :].tolist()
+    row, first = [*prompt, *new], len(prompt)
+    middle = _argmax(models["middle"], row)[first - 1 : -1]
+    drafter = _argmax(models["drafter"], row)[first - 1 : -1]
+    wrong = [i for i, token in enumerate(new) if middle[i] != token]
+    branches = {}
+    if wrong:
+        begins = [[*row[: first + i], middle[i]] for i in wrong]
+        out = Chain([models["middle"]]).generate(begins, BRANCH, eos_token_id=[])
+        for i, begin, going in zip(wrong, begins, out.sequences.tolist(), strict=True):
+            going = going[: len(begin) + BRANCH]
+            seen = _argmax(models["drafter"], going)[len(begin) - 1 : -1]
+            branches[i] = [a == b for a, b in zip(seen, going[len(begin) :], strict=True)]
+    return Text(
+        prompt,
+        new,
+        [a == b for a, b in zip(drafter, new, strict=True)],
+        [a == b for a, b in zip(middle, new, strict=True)],
+        [a == b for a, b in zip(drafter, middle, strict=True)],
+        branches,
+    )
+
+
+# ---- replays -------------------------------------------------------------------------------------
 
 
 class Costs:
@@ -35,16 +187,15 @@ class Costs:
         return tokens * float(self._levels[-1][1])
 
 
-@dataclass
-class Run:
-    """The seconds and tokens of a replay."""
+class Run(NamedTuple):
+    """The tokens and seconds of a replay."""
 
-    seconds: float = 0.0
-    tokens: int = 0
+    tokens: int
+    seconds: float
 
     @property
     def speed(self) -> float:
-        """Tokens per second."""
+        """Return tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -101,35 +252,30 @@ def replay(
     traces: Sequence[Trace], costs: Costs, policy: WindowPolicy | None, windows: Sequence[int]
 ) -> Run:
     """Replay all texts one after another. policy None: the windows stay."""
-    run = Run()
+    seconds = 0.0
     for trace in traces:
-        at, now = 0, list(windows)
+        at, committed, now = 0, 0, list(windows)
         steps: list[StepReport] = []
-        committed = 0
-        prompt = trace.text.prompt
         while at < trace.size:
             if policy is not None:
-                text = [*prompt, *trace.text.tokens[:at]]
+                text = [*trace.text.prompt, *trace.text.tokens[:at]]
                 now = list(policy.next(RoundReport(0, now, text, committed, steps)))
             committed, steps = trace.round(at, now, costs)
             at += committed
-            run.seconds += sum(step.seconds for step in steps)
-        run.tokens += trace.size
-    return run
+            seconds += sum(step.seconds for step in steps)
+    return Run(sum(trace.size for trace in traces), seconds)
 
 
 def oracle(traces: Sequence[Trace], costs: Costs, choices: Sequence[Sequence[int]]) -> Run:
     """Replay with the windows of the least time, chosen round by round with the texts at hand."""
-    run = Run()
+    seconds = 0.0
     for trace in traces:
         best = [0.0] * (trace.size + 1)
         for at in reversed(range(trace.size)):
-            options = []
-            for windows in choices:
-                committed, steps = trace.round(at, windows, costs)
-                spent = sum(step.seconds for step in steps)
-                options.append(spent + best[at + committed])
-            best[at] = min(options)
-        run.seconds += best[0]
-        run.tokens += trace.size
-    return run
+            rounds = (trace.round(at, windows, costs) for windows in choices)
+            best[at] = min(
+                sum(step.seconds for step in steps) + best[at + committed]
+                for committed, steps in rounds
+            )
+        seconds += best[0]
+    return Run(sum(trace.size for trace in traces), seconds)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from .measuring import largest_tie
 from .printed import OVERALL, TASK_NAMES
 from .questions import OTHER, TASKS
 
-SCHEMA = 1  # of report.json
+SCHEMA = 2  # of report.json
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap, and what lies beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
 _FACTS = (
@@ -84,13 +84,11 @@ def bootstrap(
 def _ratio_of_rates(sums: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         each = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
-    found: Floats = np.nanmedian(each[~np.isnan(each).all(1)], axis=1)
-    return found
+    return np.asarray(np.nanmedian(each[~np.isnan(each).all(1)], axis=1), np.float64)
 
 
 def _pooled(sums: Floats) -> Floats:
-    found: Floats = sums[..., 0].sum(1) / sums[..., 1].sum(1)
-    return found
+    return np.asarray(sums[..., 0].sum(1) / sums[..., 1].sum(1), np.float64)
 
 
 class Run:
@@ -101,8 +99,9 @@ class Run:
         facts: ``run.json``.
         lines, turns: all lines, and those that did not fail, with ``decode_seconds``, and the
             tokens that the target ``emitted`` in ``verified`` verifications.
-        levels: sums over turns by method and level.
-        methods: of ``run.json``, by name; `baseline` is the one that speedups are over.
+        levels: sums over turns by method and level (1: the target), with L and T in ms.
+        methods: of ``run.json``, by name, and their labels for tables; `baseline` is the one that
+            speedups are over.
         tasks: of the lines, in the papers' order.
         target: of the models in ``run.json``.
 
@@ -115,63 +114,46 @@ class Run:
         self.lines = pd.DataFrame(record.read_turns(folder))
         if self.lines.empty:
             raise ValueError(f"RUN: expected a run with turns, given {folder} without any")
-        self.methods: dict[str, Record] = {one["name"]: one for one in self.facts["methods"]}
+        self.methods: dict[str, Record] = {row["name"]: row for row in self.facts["methods"]}
+        self.labels = {name: str(method["label"]) for name, method in self.methods.items()}
         baselines = [name for name, method in self.methods.items() if method["baseline"]]
         if len(baselines) != 1:
             raise ValueError(
                 f"{label}: expected one method that is the baseline, given {len(baselines)}"
             )
         (self.baseline,) = baselines
-        turns = self.lines[self.lines.status == record.OK].copy()
+        self.turns = turns = self.lines[self.lines.status == record.OK].copy()
         numbers = ["prompt_tokens", "new_tokens", "seconds", "prefill_seconds"]
         turns[numbers] = turns[numbers].astype(float)
         turns["decode_seconds"] = turns.seconds - turns.prefill_seconds
         turns["accepted"] = [levels[0]["accepted"] if levels else [] for levels in turns.levels]
         turns["emitted"], turns["verified"] = turns.accepted.map(sum), turns.accepted.map(len)
-        self.turns = turns
-        self.levels = self._sums()
+        self.levels = _level_sums(turns)
         self.tasks = [task for task in (*TASKS, OTHER) if task in set(self.lines.task)]
         # The model of that name, perhaps with how it runs in front ("eager target").
         name = self.methods[self.baseline]["levels"][0]
-        self.target: Mapping[str, Any] = next(
+        self.target: Record = next(
             model for model in self.facts["models"] if model["name"].split(" ")[-1] == name
         )
         self.target_name = str(self.target["place"] or self.target["name"])
         self.temperature = float(self.facts["settings"]["temperature"])
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
 
-    def _sums(self) -> pd.DataFrame:
-        """Sums over turns by method and level, 1 for the target, with L and T in ms."""
-        rows = [
-            {**one, "method": turn.method, "level": level, "emitted": sum(one["accepted"]),
-             "verified": len(one["accepted"])}
-            for turn in self.turns.itertuples() for level, one in enumerate(turn.levels, 1)
-        ]  # fmt: skip
-        numbers = ["passes", "seconds", "emitted", "verified"]
-        by_level = pd.DataFrame(rows, columns=["method", "level", "name", *numbers]).groupby(
-            ["method", "level"]
-        )
-        sums = by_level[numbers].sum().astype(float)
-        sums.insert(0, "name", by_level.name.first())
-        sums["length"] = sums.emitted / sums.verified
-        sums["ms"] = 1e3 * sums.seconds / sums.passes
-        return sums
-
     def levels_of(self, method: str) -> list[Any]:
         """Return the sums of each level, target first; nothing for other engines."""
-        own = self.levels.index.get_level_values("method") == method
-        return list(self.levels[own].itertuples())
+        chosen = self.levels.index.get_level_values("method") == method
+        return list(self.levels[chosen].itertuples())
 
     def turns_of(self, method: str, task: str = OVERALL) -> pd.DataFrame:
         """Return the turns of a task that a method did not fail."""
-        own = self.turns[self.turns.method == method]
-        return own if task == OVERALL else own[own.task == task]
+        turns = self.turns[self.turns.method == method]
+        return turns if task == OVERALL else turns[turns.task == task]
 
     def common(self, method: str, base: str | None = None, task: str = OVERALL) -> pd.DataFrame:
         """Return turns that neither of two methods failed; `base`: the baseline if None."""
         columns = [*_SAME_TURN, "new_tokens", "seconds", "decode_seconds"]
-        theirs = self.turns_of(base or self.baseline)[columns]
-        return self.turns_of(method, task).merge(theirs, on=_SAME_TURN, suffixes=("", "_base"))
+        others = self.turns_of(base or self.baseline)[columns]
+        return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
 
     def speedup(
         self, method: str, base: str | None = None, task: str = OVERALL, by: str = "seconds"
@@ -184,27 +166,26 @@ class Run:
         """Return speedup and mean accepted length, and what the paper prints for this."""
         both = self.common(method, task=task)
         length = bootstrap(both[both.verified > 0], ["emitted", "verified"], _pooled)
-        target, system = printed.target_of(self.target), printed.system_of(self.methods[method])
-        paper = printed.SPEEDUPS.get((target or "", system or ""), {}).get(task)
-        speedup = self.speedup(method, task=task)
-        return compared(speedup, length, len(both), paper)
+        paper = printed.speedup_of(self.target, self.methods[method], task)
+        return _compared(self.speedup(method, task=task), length, len(both), paper)
 
     def rate(self, method: str, by: str = "seconds") -> float:
         """Return new tokens per second: per repeat, then the median."""
-        told = self.turns_of(method).dropna(subset=[by])
-        sums = told.groupby("repeat")[["new_tokens", by]].sum()
+        known = self.turns_of(method).dropna(subset=[by])
+        sums = known.groupby("repeat")[["new_tokens", by]].sum()
         return float((sums.new_tokens / sums[by]).median())
 
     def named(self, name: str) -> Record:
         """Return key and label of a method as records have them."""
-        return {"method": name, "label": self.methods[name]["label"]}
+        return {"method": name, "label": self.labels[name]}
 
     def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return a frame that has methods with their labels, in their order."""
         names = list(self.methods)
-        frame = frame.sort_values("method", key=lambda one: one.map(names.index), kind="stable")
-        labels = frame.method.map(lambda name: self.methods[name]["label"])
-        return frame.assign(label=labels)
+        frame = frame.sort_values(
+            "method", key=lambda column: column.map(names.index), kind="stable"
+        )
+        return frame.assign(label=frame.method.map(self.labels))
 
     @property
     def models_key(self) -> str:
@@ -219,12 +200,26 @@ class Run:
         return json.dumps([self.models_key, self.facts["settings"], machine], sort_keys=True)
 
 
-def compared(
+def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
+    rows = [
+        {**level, "method": turn.method, "level": number, "emitted": sum(level["accepted"]),
+         "verified": len(level["accepted"])}
+        for turn in turns.itertuples() for number, level in enumerate(turn.levels, 1)
+    ]  # fmt: skip
+    numbers = ["passes", "seconds", "emitted", "verified"]
+    by_level = pd.DataFrame(rows, columns=["method", "level", "name", *numbers]).groupby(
+        ["method", "level"]
+    )
+    sums = by_level[numbers].sum().astype(float)
+    sums.insert(0, "name", by_level.name.first())
+    return sums.assign(length=sums.emitted / sums.verified, ms=1e3 * sums.seconds / sums.passes)
+
+
+def _compared(
     speedup: Interval, length: Interval, turns: int, paper: printed.Result | None
 ) -> Record:
-    """Return a comparison with a baseline as records have it."""
-    theirs = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
-    return {**speedup.named("speedup"), **length.named("length"), **theirs, "turns": turns}
+    numbers = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
+    return {**speedup.named("speedup"), **length.named("length"), **numbers, "turns": turns}
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -253,11 +248,11 @@ class Table:
 
     def lines(self, heads: Collection[str] = ()) -> list[str]:
         """Return the lines of Markdown, of some columns or of all."""
-        shown = {head: one for head, one in self._shown.items() if not heads or head in heads}
+        shown = {head: spec for head, spec in self._shown.items() if not heads or head in heads}
         numbers = [at for at, (_, _, form) in enumerate(shown.values()) if form]
         rows = [
-            [text(one, key, form).replace("|", "\\|") for key, _, form in shown.values()]
-            for one in self.records
+            [_cell(row, key, form).replace("|", "\\|") for key, _, form in shown.values()]
+            for row in self.records
         ]
         return output.table(list(shown), rows, numbers)
 
@@ -270,15 +265,15 @@ class Table:
         return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
 
 
-def text(one: Record, key: str, form: str) -> str:
+def _cell(row: Record, key: str, form: str) -> str:
     """Return a cell; behind a number are its bounds and what the paper prints."""
-    value, low, paper = one.get(key), one.get(f"{key}_low"), one.get(f"paper_{key}")
+    value, low, paper = row.get(key), row.get(f"{key}_low"), row.get(f"paper_{key}")
     if value in (None, "") or isinstance(value, str):
         words = value or "-"
     else:
         words = f"{value:{form}}".rstrip("%")
     if low is not None:
-        words += f" [{low:{form}}, {one[f'{key}_high']:{form}}]"
+        words += f" [{low:{form}}, {row[f'{key}_high']:{form}}]"
     return words if paper is None else f"{words} (paper {paper:.2f})"
 
 
@@ -294,44 +289,40 @@ def windows_of(method: Mapping[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _fastest(run: Run, names: Collection[str]) -> str | None:
+    speeds = {name: run.speedup(name).value for name in names}
+    known = {name: value for name, value in speeds.items() if value is not None}
+    return max(known, key=lambda name: known[name], default=None)
+
+
 def overall(run: Run) -> Table:
     """Return every method over all tasks (Figure 2)."""
-    two = {
-        name: value
+    lengths = {name: len(method["levels"]) for name, method in run.methods.items()}
+    others = [
+        name for name, method in run.methods.items() if method["kind"] in ("assisted", "engine")
+    ]
+    best = _fastest(run, [name for name, n in lengths.items() if n == 2 and name not in others])
+    failed = run.lines[run.lines.status != record.OK].method.value_counts()
+    records = [
+        {
+            **run.named(name),
+            "windows": windows_of(method),
+            "tokens_per_second": run.rate(name),
+            **(run.speedup(name, best) if best and lengths[name] > 2 else Interval()).named("over"),
+            **run.compared(name),
+            "failed": int(failed.get(name, 0)),
+            **_lossless(run, name),
+        }
         for name, method in run.methods.items()
-        if len(method["levels"]) == 2 and method["kind"] not in ("assisted", "engine")
-        if (value := run.speedup(name).value) is not None
-    }
-    best = max(two, key=lambda name: two[name], default=None)
-    records = []
-    for name, method in run.methods.items():
-        over_two = Interval()
-        if best is not None and len(method["levels"]) > 2:
-            over_two = run.speedup(name, best)
-        failed = (run.lines.method == name) & (run.lines.status != record.OK)
-        lossless = _lossless(run, name)
-        records.append(
-            {
-                **run.named(name),
-                "kind": method["kind"],
-                "levels": " <- ".join(method["levels"]),
-                "windows": windows_of(method),
-                "tokens_per_second": run.rate(name),
-                **over_two.named("over_two_levels"),
-                **run.compared(name),
-                "failed": int(failed.sum()),
-                **lossless,
-                "lossless": _lossless_text(lossless),
-            }
-        )
-    losing = sum((one["speedup"] or 1) < 1 for one in records)
-    count = sum(one["p_value"] is not None for one in records)
+    ]
+    losing = sum((row["speedup"] or 1) < 1 for row in records)
     note = (
         f"Speedup over {run.methods[run.baseline]['label']}: new tokens per second of wall time, "
         "prefill included, over the same turns; the median of repeats, with the 95 % bootstrap "
         "interval over questions. Mean accepted: tokens per verification of the target. "
     )
     if run.temperature > 0:
+        count = sum(row.get("p_value") is not None for row in records)
         note += (
             f"Lossless: {count} p-values of the texts' likelihood under the target; by chance one "
             f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
@@ -342,7 +333,7 @@ def overall(run: Run) -> Table:
     note += f" Slower than the baseline: {losing} of {len(records) - 1}."
     shown = {
         "method": "label", "windows": "windows", "tokens/s": "tokens_per_second .1f",
-        "speedup": "speedup .2f", "over best two levels": "over_two_levels .2f",
+        "speedup": "speedup .2f", "over best two levels": "over .2f",
         "mean accepted": "length .2f", "turns": "turns .0f", "failed": "failed .0f",
         "lossless": "lossless",
     }  # fmt: skip
@@ -351,44 +342,32 @@ def overall(run: Run) -> Table:
 
 def _lossless(run: Run, name: str) -> Record:
     """Compare texts with the baseline's, or their likelihood with its mean."""
-    keys = ("identical", "tied", "other", "gap", "unknown", "z", "p_value", "texts")
     turns = run.turns_of(name)
-    known = [one for one in turns.lossless if isinstance(one, dict)]
-    found: Record = dict.fromkeys(keys)
+    known = pd.DataFrame(list(turns.lossless.dropna()))
     if run.temperature > 0:
-        variance = sum(one["variance"] for one in known)
-        if variance > 0:
-            z = sum(one["surprise"] for one in known) / math.sqrt(variance)
-            found |= {"z": z, "p_value": math.erfc(abs(z) / math.sqrt(2)), "texts": len(known)}
-    elif name != run.baseline:
-        parted = [one["gap"] for one in known if not one["identical"]]
-        gaps = [gap for gap in parted if gap is not None]
-        tied = sum(gap <= largest_tie(run.target["dtype"]) for gap in gaps)
-        found |= {
-            "identical": len(known) - len(parted),
-            "tied": tied,
-            "other": len(parted) - tied,
-            "gap": max(gaps, default=None),
-            "unknown": len(turns) - len(known),
-        }
-    return found
-
-
-def _lossless_text(one: Record) -> str:
-    if one["z"] is not None:
-        return f"p = {one['p_value']:.2g} (z {one['z']:+.1f}, {one['texts']} texts)"
-    if one["identical"] is None:
-        return "-"
-    known = one["identical"] + one["tied"] + one["other"]
-    if not known:
-        return "not compared"
-    parts = [f"{one['identical']} of {known} identical"]
-    parts += [
-        f"{one[key]} {word}" for key, word in (("tied", "tied"), ("other", "DIFFER")) if one[key]
-    ]
-    parts += [] if one["gap"] is None else [f"gap <= {one['gap']:.1e}"]
-    parts += [f"{one['unknown']} not compared"] if one["unknown"] else []
-    return ", ".join(parts)
+        variance = float(known.variance.sum()) if len(known) else 0.0
+        if variance == 0:
+            return {"lossless": "-"}
+        z = float(known.surprise.sum()) / math.sqrt(variance)
+        p = math.erfc(abs(z) / math.sqrt(2))
+        words = f"p = {p:.2g} (z {z:+.1f}, {len(known)} texts)"
+        return {"z": z, "p_value": p, "texts": len(known), "lossless": words}
+    if name == run.baseline:
+        return {"lossless": "-"}
+    if known.empty:
+        return {"identical": 0, "tied": 0, "other": 0, "unknown": len(turns),
+                "lossless": "not compared"}  # fmt: skip
+    gaps = known.gap[~known.identical.astype(bool)].astype(float)
+    tied = int((gaps <= largest_tie(run.target["dtype"])).sum())
+    counts: Record = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
+    gap = None if gaps.isna().all() else float(gaps.max())
+    unknown = len(turns) - len(known)
+    parts = [f"{counts['identical']} of {len(known)} identical"]
+    parts += [f"{tied} tied"] * (tied > 0)
+    parts += [f"{counts['other']} DIFFER"] * (counts["other"] > 0)
+    parts += [] if gap is None else [f"gap <= {gap:.1e}"]
+    parts += [f"{unknown} not compared"] * (unknown > 0)
+    return {**counts, "gap": gap, "unknown": unknown, "lossless": ", ".join(parts)}
 
 
 def by_task(run: Run) -> Table:
@@ -396,17 +375,17 @@ def by_task(run: Run) -> Table:
     tasks = (*run.tasks, OVERALL)
     records = []
     for name in run.methods:
-        one = run.named(name)
+        row = run.named(name)
         for task in tasks:
-            own = run.compared(name, task)
-            paper = own["paper_speedup"]
-            one |= {f"{task}_{key}": value for key, value in own.items()}
-            words = text({**own, "paper_speedup": None}, "speedup", ".2f")
-            words += f" / {output.number(own['length'], '.2f')}"
+            numbers = run.compared(name, task)
+            paper = numbers["paper_speedup"]
+            row |= {f"{task}_{key}": value for key, value in numbers.items()}
+            words = _cell({**numbers, "paper_speedup": None}, "speedup", ".2f")
+            words += f" / {output.number(numbers['length'], '.2f')}"
             if paper is not None:
-                words += f" (paper {paper:.2f} / {own['paper_length']:.2f})"
-            one[task] = words
-        records.append(one)
+                words += f" (paper {paper:.2f} / {numbers['paper_length']:.2f})"
+            row[task] = words
+        records.append(row)
     shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
     title = "Speedup / mean accepted length by task (Table 2)"
     return Table("table2", title, "As above, for each task by itself.", records, shown)
@@ -417,10 +396,13 @@ def levels(run: Run) -> Table:
     sums = run.turns.groupby("method")[["new_tokens", "decode_seconds"]].sum()
     frame = run.labelled(run.levels.join(sums).reset_index())
     copy = run.facts["copy_bandwidth_bytes_per_second"]
-    frame["passes_per_token"] = frame.passes / frame.new_tokens
-    frame["share"] = frame.seconds / frame.decode_seconds
     bandwidth = 1e3 * frame.name.map(run.facts["weight_bytes"]) / frame.ms
-    frame["gbs"], frame["of_copy"] = 1e-9 * bandwidth, bandwidth / copy
+    frame = frame.assign(
+        passes_per_token=frame.passes / frame.new_tokens,
+        share=frame.seconds / frame.decode_seconds,
+        gbs=1e-9 * bandwidth,
+        of_copy=bandwidth / copy,
+    )
     shown = {
         "method": "label", "i": "level .0f", "level": "name", "L": "length .2f",
         "F": "passes_per_token .3f", "T, ms": "ms .2f", "share, %": "share .0%",
@@ -437,28 +419,33 @@ def levels(run: Run) -> Table:
 
 def decoding(run: Run) -> Table:
     """Return prefill and decode apart, and what was predicted."""
-    told = run.turns.dropna(subset=["prefill_seconds"]).groupby("method")
+    known = run.turns.dropna(subset=["prefill_seconds"]).groupby("method")
     columns = ["prefill_seconds", "prompt_tokens", "seconds", "decode_seconds", "new_tokens"]
-    own = told[columns].sum().reindex(list(run.methods))
-    inside = run.levels.groupby("method").seconds.sum().reindex(own.index)
-    forecasts = {name: one["tokens_per_second"] for name, one in run.facts["prediction"].items()}
-    frame = pd.DataFrame({"turns": run.turns.groupby("method").size().reindex(own.index)})
-    frame["prefill_ms"] = 1e3 * own.prefill_seconds / told.size()
-    frame["prefill_tokens_per_second"] = own.prompt_tokens / own.prefill_seconds
-    frame["prefill_share"] = own.prefill_seconds / own.seconds
-    frame["decode_tokens_per_second"] = [run.rate(name, "decode_seconds") for name in own.index]
-    speedups = [
-        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in own.index
-    ]
-    frame = frame.join(pd.DataFrame(speedups, index=own.index))
-    frame["engine_share"] = 1 - inside / own.decode_seconds
-    frame["predicted_tokens_per_second"] = frame.index.map(forecasts)
-    frame["predicted_over_measured"] = (
-        frame.predicted_tokens_per_second / frame.decode_tokens_per_second
+    sums = known[columns].sum().reindex(list(run.methods))
+    inside = run.levels.groupby("method").seconds.sum().reindex(sums.index)
+    forecasts = {name: rate["tokens_per_second"] for name, rate in run.facts["prediction"].items()}
+    measured = [run.rate(name, "decode_seconds") for name in sums.index]
+    predicted = sums.index.map(forecasts)
+    frame = pd.DataFrame(
+        {
+            "turns": run.turns.groupby("method").size().reindex(sums.index),
+            "prefill_ms": 1e3 * sums.prefill_seconds / known.size(),
+            "prefill_tokens_per_second": sums.prompt_tokens / sums.prefill_seconds,
+            "prefill_share": sums.prefill_seconds / sums.seconds,
+            "decode_tokens_per_second": measured,
+            "engine_share": 1 - inside / sums.decode_seconds,
+            "predicted_tokens_per_second": predicted,
+            "predicted_over_measured": predicted / measured,
+            "lemma_ms": [_lemma(run.levels_of(name)) for name in sums.index],
+            "passes_ms": 1e3 * inside / sums.new_tokens,
+            "decode_ms": 1e3 * sums.decode_seconds / sums.new_tokens,
+        },
+        sums.index,
     )
-    frame["lemma_ms"] = [_lemma(run.levels_of(name)) for name in own.index]
-    frame["passes_ms"] = 1e3 * inside / own.new_tokens
-    frame["decode_ms"] = 1e3 * own.decode_seconds / own.new_tokens
+    speedups = [
+        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in sums.index
+    ]
+    frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
     shown = {
         "method": "label", "prefill, ms/turn": "prefill_ms .1f",
         "prompt tokens/s": "prefill_tokens_per_second .0f", "prefill share, %": "prefill_share .0%",
@@ -473,15 +460,13 @@ def decoding(run: Run) -> Table:
         "T and beta, and leaves out what a middle level emits and the target rejects."
     )
     title = "Prefill, decoding and predictions"
-    return Table("decoding", title, note, run.labelled(frame.reset_index()), shown)
+    return Table("decoding", title, note, run.labelled(frame), shown)
 
 
 def _lemma(by_level: Sequence[Any]) -> float:
-    """Lemma 3.1's ``sum_{i<n} T_i / L_i + beta T_n / L_{n-1}``, ms per token."""
-    if len(by_level) < 2:
-        return math.nan
-    *verifying, last = by_level
-    if not all(level.verified for level in verifying):
+    # sum_{i<n} T_i / L_i + beta T_n / L_{n-1}, ms per token
+    *verifying, last = by_level or [None]
+    if not verifying or not all(level.verified for level in verifying):
         return math.nan
     drafting = 1e3 * last.seconds / verifying[-1].emitted if last.passes else 0.0
     return float(sum(level.ms / level.length for level in verifying) + drafting)
@@ -510,9 +495,15 @@ def passes(run: Run) -> Table:
 
 def insertions(run: Run) -> Table:
     """Return the insertion test with the run's T and L, then the paper's (Table 1)."""
-    records = [one for pair in _pairs(run) if (one := _inserted(run, *pair)) is not None]
+    records = []
+    kinds = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
+    for after, before in itertools.product(kinds, kinds):
+        longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]
+        for at in range(1, len(longer) - 1):
+            if [*longer[:at], *longer[at + 1 :]] == shorter:
+                records += _inserted(run, before, after, at)
     if records:
-        records += [_insertion(one, "paper", math.nan) for one in printed.INSERTIONS]
+        records += [_insertion(row, "paper", None) for row in printed.INSERTIONS]
     shown = {
         "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
         "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
@@ -529,23 +520,14 @@ def insertions(run: Run) -> Table:
     return Table("table1", title, note, records, shown)
 
 
-def _pairs(run: Run) -> Iterator[tuple[str, str, int]]:
-    asked = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
-    for after, before in itertools.product(asked, asked):
-        longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]
-        for at in range(1, len(longer) - 1):
-            if [*longer[:at], *longer[at + 1 :]] == shorter:
-                yield before, after, at
-
-
-def _inserted(run: Run, before: str, after: str, at: int) -> Record | None:
-    """Return a row of Table 1; None where a level never ran."""
+def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
+    """Return a row of Table 1; none where a level never ran."""
     old, new = run.levels_of(before)[at - 1 :], run.levels_of(after)[at - 1 :]
     if len(old) < 2 or len(new) < 3:
-        return None
+        return []
     (above, below, *_), (upper, middle, *lower) = old, new
     if not all((upper.verified, middle.verified, above.verified, middle.passes, above.passes)):
-        return None
+        return []
     row = printed.Insertion(
         f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
         above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
@@ -554,12 +536,11 @@ def _inserted(run: Run, before: str, after: str, at: int) -> Record | None:
     # The most ms of a pass of M_new if M_i and all below are to take no longer per token of M_i
     # than without it: Lemma 3.1 with passes counted in place of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
-    others = sum(level.seconds for level in (upper, *lower))
-    found = _insertion(row, "measured", 1e3 * (allowed - others) / middle.passes)
-    return found | run.speedup(after, before).named("gain")
+    most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
+    return [_insertion(row, "measured", most) | run.speedup(after, before).named("gain")]
 
 
-def _insertion(row: printed.Insertion, source: str, exact_bound: float) -> Record:
+def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -> Record:
     ratio, bound = row.t_new / row.t_i, row.new_length * (1 / row.length - 1 / row.length_of_new)
     verdicts = ("does not", "helps")
     return {
@@ -569,40 +550,29 @@ def _insertion(row: printed.Insertion, source: str, exact_bound: float) -> Recor
         "bound_above": bound,
         "condition_1": verdicts[ratio < bound],
         "exact_bound": exact_bound,
-        "exact": None if math.isnan(exact_bound) else verdicts[row.t_new < exact_bound],
-        **Interval().named("gain"),
+        "exact": None if exact_bound is None else verdicts[row.t_new < exact_bound],
     }
 
 
 def adaptation(run: Run) -> Table:
     """Return every policy beside the best fixed windows of the same levels."""
-    speedups = {name: run.speedup(name) for name in run.methods}
-    rates = {name: own.value for name, own in speedups.items() if own.value is not None}
     records = []
     for name, method in run.methods.items():
-        if method["kind"] != "adaptive" or name not in rates:
+        speedup = run.speedup(name)
+        if method["kind"] != "adaptive" or speedup.value is None:
             continue
-        fixed = {
-            other: rates[other]
-            for other, own in run.methods.items()
-            if other in rates and own["kind"] in _FIXED and own["levels"] == method["levels"]
-        }
-        best = max(fixed, key=lambda other: fixed[other], default=None)
+        alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
+        best = _fastest(run, [k for k in alike if run.methods[k]["kind"] in _FIXED])
         paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
         gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
-        records.append(
-            {
-                **run.named(name),
-                "policy": method["policy"],
-                **speedups[name].named("speedup"),
-                "best_fixed": None if best is None else run.methods[best]["label"],
-                "best_fixed_speedup": None if best is None else rates[best],
-                **(Interval() if best is None else run.speedup(name, best)).named("gain"),
-                "paper": paper,
-            }
-        )
+        row = {**run.named(name), "policy": method["policy"], **speedup.named("speedup")}
+        if best is not None:
+            row |= {"best_fixed": run.labels[best]}
+            row |= {"best_fixed_speedup": run.speedup(best).value}
+            row |= run.speedup(name, best).named("gain")
+        records.append({**row, "paper": paper})
     shown = {
         "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
         "its speedup": "best_fixed_speedup .2f", "gain": "gain .3f", "paper": "paper",
@@ -619,14 +589,14 @@ def variances(run: Run) -> Table:
     some = run.turns[run.turns.verified > 0].explode("accepted")
     by_query = some.groupby(["question_id", "method"]).accepted
     frame = by_query.agg(lambda counts: statistics.pvariance(counts.tolist())).unstack()
-    several = {name: one["label"] for name, one in run.methods.items() if len(one["levels"]) > 1}
+    several = [name for name, method in run.methods.items() if len(method["levels"]) > 1]
     names = [name for name in several if name in frame]
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
-    frame = frame[names].dropna(how="all").reindex([one for one in tasks if one in frame.index])
+    frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
     low, high = printed.VARIANCES[run.sampling]
     shown = {"question": "question_id", "task": "task"}
-    shown |= {several[name]: f"{name} .1f" for name in names}
+    shown |= {run.labels[name]: f"{name} .1f" for name in names}
     return Table(
         "figure4",
         f"Variance of the acceptance length by query, {run.sampling} (Figure 4)",
@@ -660,8 +630,8 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
     for at, run in enumerate(runs, 1):
         for name, method in run.methods.items():
             windows = windows_of(method)
-            one = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
-            one |= run.speedup(name).named(f"run_{at}")
+            row = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
+            row |= run.speedup(name).named(f"run_{at}")
     shown = {"method": "label", "windows": "windows"}
     shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
     title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
@@ -680,16 +650,16 @@ def larger_targets(runs: Sequence[Run]) -> Table:
             "label": method["label"],
             **run.compared(name),
         }
-        for run in sorted(runs, key=lambda one: one.target["parameters"])
+        for run in sorted(runs, key=lambda run: run.target["parameters"])
         for name, method in run.methods.items()
         if method["kind"] == "eagle" or len(method["levels"]) > 2
     ]
     seen = {printed.target_of(run.target) for run in runs}
-    for target in (one for one in printed.LARGER if one not in seen):
-        for system in (printed.EAGLE_2, printed.POLYBASIC):
+    for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
+        if target not in seen:
             paper = printed.SPEEDUPS[target, system][OVERALL]
-            own = compared(Interval(), Interval(), 0, paper)
-            records.append({"target": target, "run": "paper", "label": system, **own})
+            numbers = _compared(Interval(), Interval(), 0, paper)
+            records.append({"target": target, "run": "paper", "label": system, **numbers})
     shown = {
         "target": "target", "parameters, millions": "millions .0f", "run": "run",
         "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
@@ -703,7 +673,7 @@ def as_printed() -> Table:
     """Return Tables 2 and 3 as the paper has them."""
     rows = [
         {"target": target, "system": system}
-        | {task: f"{own.speedup:.2f} / {own.length:.2f}" for task, own in results.items()}
+        | {task: f"{result.speedup:.2f} / {result.length:.2f}" for task, result in results.items()}
         for (target, system), results in printed.SPEEDUPS.items()
     ]
     note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
@@ -719,8 +689,8 @@ def tables_of_several(runs: Sequence[Run]) -> list[Table]:
     for run in runs:
         groups.setdefault(run.key, []).append(run)
     repeated = [group for group in groups.values() if len(group) > 1]
-    found = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
-    return [table for table in (*found, larger_targets(runs), as_printed()) if table.records]
+    tables = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
+    return [table for table in (*tables, larger_targets(runs), as_printed()) if table.records]
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -732,13 +702,13 @@ def load(folders: Sequence[Path]) -> list[Run]:
     Raises:
         FileNotFoundError, ValueError: a folder has no run with turns, or is given twice.
     """
-    places = [folder.resolve() for folder in folders]
-    if len(set(places)) != len(places):
+    paths = [folder.resolve() for folder in folders]
+    if len(set(paths)) != len(paths):
         raise ValueError(f"RUN: expected different folders, given {', '.join(map(str, folders))}")
-    names = [place.name for place in places]
+    names = [path.name for path in paths]
     return [
-        Run(name if names.count(name) == 1 else f"{place.parent.name}/{name}", place)
-        for name, place in zip(names, places, strict=True)
+        Run(name if names.count(name) == 1 else f"{path.parent.name}/{name}", path)
+        for name, path in zip(names, paths, strict=True)
     ]
 
 
@@ -746,19 +716,19 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write report.md, report.json, a CSV file per table and a PNG file per figure."""
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
-    files: dict[str, str | bytes] = {}
+    files: dict[str, bytes] = {}
 
     def add(
         label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes], prefix: str = ""
     ) -> Record:
-        lines.extend([f"## {label}", "", note, ""])
-        for at, table in enumerate(tables):
-            lines.extend(table.markdown())
-            files[f"{prefix}{table.key}.csv"] = table.csv()
-            for name in () if at else drawn:
-                caption = _CAPTIONS[name.partition("-")[0]]
-                lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
+        first, *others = (table.markdown() for table in tables)
+        lines.extend([f"## {label}", "", note, "", *first])
+        for name in drawn:
+            caption = _CAPTIONS[name.partition("-")[0]]
+            lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
+        lines.extend(itertools.chain(*others))
         files.update({f"{prefix}{name}.png": data for name, data in drawn.items()})
+        files.update({f"{prefix}{table.key}.csv": table.csv().encode() for table in tables})
         return {table.key: table.data() for table in tables}
 
     whole: Record = {"schema": SCHEMA, "command": "bench report", "runs": []}
@@ -771,11 +741,10 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     drawn = figures.of_several([(run, variances(run).records) for run in runs])
     note = "Targets beside each other, and as printed."
     whole["several"] = add("Between runs, and the papers", note, tables_of_several(runs), drawn)
-    files["report.md"] = "\n".join(lines)
-    files["report.json"] = json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    files["report.md"] = "\n".join(lines).encode()
+    files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        data = content.encode() if isinstance(content, str) else content
+    for name, data in files.items():
         (folder / name).write_bytes(data)
     return [folder / name for name in files]
 
@@ -787,30 +756,25 @@ def summary(run: Run) -> str:
     done, failed = len(run.lines), len(run.lines) - len(run.turns)
     batch = settings.get("batch", 1)  # which the first runs do not have
     expected = settings["turns"] * settings["repeats"] * len(run.methods)
-    words = [
+    text = (
         f"Target: {run.target_name}, {target['parameters'] / 1e6:.0f} million parameters, "
-        f"{target['dtype']}.",
-        f"{where['device_name']}, threads: {where['threads']} on "
-        f"{where['cores']} cores, torch {facts['versions']['torch']}.",
+        f"{target['dtype']}. {where['device_name']}, threads: {where['threads']} on "
+        f"{where['cores']} cores, torch {facts['versions']['torch']}. "
         f"{run.lines.question_id.nunique()} questions of {settings['questions']}, "
         f"temperature {run.temperature:g}, up to {settings['max_new_tokens']} new tokens, "
         + (f"{batch} of them in a call, " if batch > 1 else "")
         + f"repeats in turns: {settings['repeats']}; {done - failed} turns measured, "
-        f"{failed} failed.",
-        f"Begun {facts['created']}, commit {facts['commit']}"
-        + (" with local changes." if facts.get("dirty") else "."),
-    ]
-    sessions = facts.get("seconds") or []
-    if sessions:
-        sums = pd.DataFrame(sessions).sum()[list(dict.fromkeys(itertools.chain(*sessions)))]
-        turns = sums.get("turns")
-        sums = sums.drop("turns", errors="ignore")
+        f"{failed} failed. Begun {facts['created']}, commit {facts['commit']}"
+        + (" with local changes." if facts.get("dirty") else ".")
+    )
+    sessions = pd.DataFrame(facts.get("seconds") or [])
+    if len(sessions):
+        turns = sessions.pop("turns") if "turns" in sessions else pd.Series([math.nan])
+        sums = sessions.sum()
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
-        words.append(f"Preparation: {sums.sum():.0f} s ({parts})")
-        if all("turns" in session for session in sessions):  # a killed one does not have them
-            minutes = (sums.sum() + turns) / 60
-            words[-1] += f"; turns: {turns:.0f} s; in all {minutes:.1f} minutes"
-        words[-1] += f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
-    if done < expected:
-        words.append(f"NOT FINISHED: {done} of {expected} turns.")
-    return " ".join(words)
+        text += f" Preparation: {sums.sum():.0f} s ({parts})"
+        if turns.notna().all():  # a killed session does not have them
+            minutes = (sums.sum() + turns.sum()) / 60
+            text += f"; turns: {turns.sum():.0f} s; in all {minutes:.1f} minutes"
+        text += f", in {len(sessions)} sessions." if len(sessions) > 1 else "."
+    return text + (f" NOT FINISHED: {done} of {expected} turns." if done < expected else "")

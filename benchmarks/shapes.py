@@ -1,8 +1,9 @@
 """Shapes of published models: their sizes, models and heads with random weights that take as long
-as theirs, and whether there is room for them."""
+as theirs, whether there is room for them, and the bytes and numbers of a model's weights."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.levels.products import Part, RowProduct
+from polyspec_ext.quantization.weights import CudaInt4Linear
 
 _BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ
 _GROUP = 128  # inputs of a row of the 4-bit copy that share a scale
@@ -150,25 +153,21 @@ def _draw(module: torch.nn.Module) -> None:
 # ---- memory --------------------------------------------------------------------------------------
 
 
-def memory_needed(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Return bytes by purpose for a target, its 4-bit copy and an EAGLE-2 head: on the device, and
-    "on the host" (in CUDA's case the 4-bit numbers pass through it)."""
-    size, matrices = dtype.itemsize, float(shape.layers * shape.layer_weights)
-    ends = 2 * shape.vocab * shape.hidden
-    head = shape.layer_weights + 2 * shape.hidden**2
-    largest = shape.hidden * max(2 * shape.inner, 3 * shape.hidden)
+def memory_needed(shape: Shape, device: str) -> dict[str, float]:
+    """Return bytes of bfloat16 by purpose for a target, its 4-bit copy and an EAGLE-2 head: on the
+    device, and "on the host", through which 4-bit numbers pass on their way to a GPU."""
+    matrices, head = float(shape.layers * shape.layer_weights), float(shape.layer_weights)
+    ends = 2.0 * shape.vocab * shape.hidden
     needed = {
-        "target": size * (matrices + ends),
+        "target": 2 * (matrices + ends),
         "W4 copy": matrices * (0.5 + 4 / _GROUP) * 1.1,
-        "EAGLE-2 head": size * float(head),
-        "caches": 4.0 * shape.layers * shape.kv_heads * shape.head_dim * size * _CONTEXT,
-        "quantisation": 24.0 * largest,
-        "operators": 2.7e9 if device == "cuda" else 8e8,
+        "EAGLE-2 head": 2 * (head + 2 * shape.hidden**2),
+        "caches": 8.0 * shape.layers * shape.kv_heads * shape.head_dim * _CONTEXT,
+        "operators": 3e9 if device == "cuda" else 1e9,
     }
-    if device == "cpu":
-        packed = {"packed weights": size * (matrices + ends // 2 + head)}
-        return {**needed, **packed, "4-bit numbers": 1.2 * matrices}
-    return {**needed, "on the host": 1.2 * matrices + 4.0 * largest}
+    # On the CPU the weights are packed beside those that torch keeps.
+    copies = {} if device == "cuda" else {"packed weights": needed["target"] + 2 * head}
+    return {**needed, **copies, "on the host": 1.2 * matrices}
 
 
 def memory_free(device: str) -> float:
@@ -182,7 +181,7 @@ def memory_free(device: str) -> float:
     return float("inf")
 
 
-def require_memory(shape: Shape, dtype: torch.dtype, device: str, hint: str = "") -> None:
+def require_memory(shape: Shape, device: str, hint: str = "") -> None:
     """Refuse a shape that has no room.
 
     Args:
@@ -191,13 +190,51 @@ def require_memory(shape: Shape, dtype: torch.dtype, device: str, hint: str = ""
     Raises:
         ValueError: names what is needed for what, and what is free.
     """
-    needed = memory_needed(shape, dtype, device)
-    host = {"4-bit numbers": needed.pop("on the host", 0.0)}
-    for where, parts in ((device, needed), ("cpu", host)):
-        total, free = sum(parts.values()), memory_free(where)
+    needed = memory_needed(shape, device)
+    host = {"4-bit numbers": needed.pop("on the host")}
+    where = {"cpu": needed | host} if device == "cpu" else {device: needed, "cpu": host}
+    for place, parts in where.items():
+        total, free = sum(parts.values()), memory_free(place)
         if total > free:
             words = ", ".join(f"{name} {_GB * size:.1f}" for name, size in parts.items())
             raise ValueError(
-                f"memory: expected {_GB * total:.1f} GB free on {where} for {shape.layers} layers "
+                f"memory: expected {_GB * total:.1f} GB free on {place} for {shape.layers} layers "
                 f"of {shape.name} ({words}), given {_GB * free:.1f} GB{hint}"
             )
+
+
+# ---- weights -------------------------------------------------------------------------------------
+
+
+def weight_bytes(model: Any) -> int:
+    """Return the bytes of weights that a pass of one token reads: all but the input embeddings,
+    unless they are the output head as well."""
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # A head in 4 bits or packed has other weights, and none by this name.
+    read = getattr(head, "weight", None)
+    aside = {embed.weight.data_ptr()} - ({read.data_ptr()} if read is not None else set())
+    seen: dict[int, int] = {}
+    for module in _modules(model):
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.data_ptr() not in aside:
+                seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+    return sum(seen.values())
+
+
+def parameters(model: Any) -> int:
+    """Return the number of parameters; packed and quantised layers count as before. What is shared
+    counts once: a tied head too, unless a copy of it multiplies."""
+    seen: dict[int, int] = {}
+    for module in _modules(model):
+        if isinstance(module, RowProduct | CudaInt4Linear):
+            bias = getattr(module, "bias", None)
+            more = 0 if bias is None else bias.numel()
+            seen[id(module)] = module.in_features * module.out_features + more
+        seen |= {tensor.data_ptr(): tensor.numel() for tensor in module.parameters(recurse=False)}
+    return sum(seen.values())
+
+
+def _modules(model: Any) -> Iterable[torch.nn.Module]:
+    # Projections that are one product do not own it.
+    merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
+    return dict.fromkeys([*model.modules(), *merged])

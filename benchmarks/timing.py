@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 WARM_UP = 3  # untimed turns
@@ -23,10 +24,12 @@ T = TypeVar("T")
 Call = Callable[[], Any]
 
 
-def rotated(things: Sequence[T], turn: int) -> list[T]:
-    """Return the order of a turn, which begins one further than that of the turn before."""
-    shift = turn % max(len(things), 1)
-    return [*things[shift:], *things[:shift]]
+def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
+    """Return the order of a turn, which begins one further than that of the turn before; the
+    `first` of them come first in every turn, since the others are compared with them."""
+    ahead, others = things[:first], things[first:]
+    shift = turn % max(len(others), 1)
+    return [*ahead, *others[shift:], *others[:shift]]
 
 
 @dataclass
@@ -48,12 +51,9 @@ class Contender:
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
     """Return microseconds: median, q25, q75 and mean."""
-    micro = [1e6 * value for value in seconds]
-    mean = statistics.fmean(micro)
-    if len(micro) < 2:
-        return dict.fromkeys(("median", "q25", "q75", "mean"), mean)
-    q25, median, q75 = statistics.quantiles(micro, method="inclusive")
-    return {"median": median, "q25": q25, "q75": q75, "mean": mean}
+    micro = 1e6 * np.asarray(seconds)
+    q25, median, q75 = np.quantile(micro, (0.25, 0.5, 0.75)).tolist()
+    return {"median": median, "q25": q25, "q75": q75, "mean": float(micro.mean())}
 
 
 def median_interval(count: int) -> tuple[int, int]:

@@ -1,10 +1,11 @@
-"""``python -m training eagle3|dflash``: train a drafter that reads a target's states."""
+"""``python -m training eagle3|mtp|dflash``: train a drafter that reads a target's states."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from polyspec_ext import progress
@@ -12,32 +13,37 @@ from polyspec_ext.cli import options
 from polyspec_ext.cli.run import help_of, run_command
 from polyspec_ext.cli.texts import tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel, load
+from polyspec_ext.levels.stateful import StatefulLevel
 
 from .session import HeadTraining, Settings
 from .texts import documents_of, read_texts, split
 
 _TOKENS = 1_000_000
+_KINDS = {  # and whose format their files have
+    "eagle3": ("an EAGLE-3 head", "SafeAILab publishes heads"),
+    "mtp": ("a multi-token prediction head", "models with such heads name its tensors"),
+    "dflash": ("a DFlash or DSpark drafter", "speculators publishes drafters"),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = options.Parser(prog="python -m training", description="Train a drafter for a target.")
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="KIND")
-    for kind, what in (("eagle3", "an EAGLE-3 head"), ("dflash", "a DFlash or DSpark drafter")):
-        form = {"eagle3": "SafeAILab publishes heads", "dflash": "speculators publishes drafters"}
+    for kind, (what, form) in _KINDS.items():
         sub = kinds.add_parser(
             kind,
             help=f"{what}, from texts or from the target's own answers",
             description=f"Train {what} for a causal language model on the CPU. The output "
-            f"directory holds it as {form[kind]}, so that a chain loads it, and its folder "
+            f"directory holds it as {form}, so that a chain loads it, and its folder "
             "'training' what a resumed run needs.",
         )
-        _add_options(sub, kind == "dflash")
-        sub.set_defaults(run=train)
+        _add_options(sub, kind)
+        sub.set_defaults(run=train, kind=kind)
     return parser
 
 
-def _add_options(sub: argparse.ArgumentParser, blocks: bool) -> None:
+def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     sub.add_argument(
         "--target", metavar="MODEL", required=True, help="model directory, id or GGUF file"
     )
@@ -67,8 +73,9 @@ def _add_options(sub: argparse.ArgumentParser, blocks: bool) -> None:
     run.add_argument("--resume", action="store_true", help="go on with the run that --output holds")
     options.add_threads(run)
     shape = sub.add_argument_group("head")
-    options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
-    if blocks:
+    if kind != "mtp":
+        options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
+    if kind == "dflash":
         options.add_count(shape, "--block-size", 8, "tokens of a block")
         options.add_count(shape, "--layers", 2, "of the drafter")
         shape.add_argument(
@@ -80,15 +87,20 @@ def _add_options(sub: argparse.ArgumentParser, blocks: bool) -> None:
         )
     else:
         options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
-    shape.add_argument(
-        "--inner", type=options.COUNT, metavar="N", help="width of the MLP (default: the target's)"
-    )
+    if kind != "mtp":
+        shape.add_argument(
+            "--inner",
+            type=options.COUNT,
+            metavar="N",
+            help="width of the MLP (default: the target's)",
+        )
     learning = sub.add_argument_group("learning")
     options.add_count(learning, "--epochs", 3, "how often a row is learnt from")
     options.add_count(learning, "--length", 320, "tokens of a row")
     options.add_count(learning, "--batch", 2, "rows of a step")
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
-    options.add(learning, "--rate", options.number(0), 1e-3, "R", "highest learning rate")
+    rate = 5e-4 if kind == "mtp" else 1e-3  # what begins with a model's weights is easily lost
+    options.add(learning, "--rate", options.number(0), rate, "R", "highest learning rate")
     options.add_seed(learning, "of the first weights, the answers and the order of texts")
 
 
@@ -98,7 +110,7 @@ def train(args: argparse.Namespace) -> int:
         raise ValueError("texts: expected files of texts or prompts, given none")
     texts = read_texts(args.texts)
     level = load(args.target, "auto", blocks=False, name="target")
-    if not isinstance(level, HuggingFaceLevel):
+    if not isinstance(level, HuggingFaceLevel | StatefulLevel):
         raise ValueError(
             f"target: expected a causal language model, given {type(level.model).__name__}"
         )
@@ -113,10 +125,13 @@ def train(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     learnt, held_out = split(documents, args.length)
-    names = ["inner", "epochs", "length", "batch", "block", "rate", "seed"]
-    names += ["steps"] if "steps" in args else ["block_size", "layers", "markov_rank"]
+    names = [field.name for field in fields(Settings) if field.name in args]
     chosen = {name: getattr(args, name) for name in names}
-    settings = Settings(draft_vocab=min(args.draft_vocab, level.vocab_size), **chosen)
+    if args.kind == "mtp":
+        chosen["version"] = 0
+    else:
+        chosen["draft_vocab"] = min(args.draft_vocab, level.vocab_size)
+    settings = Settings(**chosen)
     training = HeadTraining(model, learnt, held_out, args.output, settings, resume=args.resume)
     tokens = args.tokens if args.tokens or args.minutes else _TOKENS
     training.run(tokens, args.minutes)

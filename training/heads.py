@@ -1,9 +1,9 @@
-"""A new EAGLE head for a target, its first weights, and its files in SafeAILab's format."""
+"""A new EAGLE or MTP head for a target, its first weights, and its files in published formats."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.eagle_format import parse
+from polyspec_ext.drafters.mtp import MTPNetwork
 from polyspec_ext.files import replacing
 
 from .states import States, Teacher
@@ -99,8 +100,7 @@ def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
 @torch.no_grad()
 def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
     """Set a new EAGLE-3 head, whose attention adds the embedding of its token, to the linear
-    function of features and embedding that is nearest to the target's next state, by least squares:
-    what a few thousand tokens tell, and steps of an optimiser would need many more for.
+    function of features and embedding that is nearest to the target's next state.
 
     Args:
         head: of `make_head`.
@@ -108,26 +108,56 @@ def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
         blocks: at least one.
     """
     own: Any = head.layers[0]
-    gain = teacher.gain
-    width, size = head.config.hidden_size, head.config.feature_size + head.config.hidden_size
-    squares, products, count = torch.zeros(size, size), torch.zeros(size, width), 0
-    for block in blocks:
-        embeds = own.input_layernorm(teacher.embed(block.tokens[:, 1:]).float())
-        given = torch.cat([block.features[:, :-1].float(), embeds], -1)
-        about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
-        x, y = given[about], block.last[:, 1:][about].float() / gain
-        squares += x.T @ x
-        products += x.T @ y
-        count += len(x)
-    if count == 0:
+    width, gain = head.config.hidden_size, teacher.gain
+
+    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for block in blocks:
+            embeds = own.input_layernorm(teacher.embed(block.tokens[:, 1:]).float())
+            given = torch.cat([block.features[:, :-1].float(), embeds], -1)
+            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
+            yield given[about], block.last[:, 1:][about].float() / gain
+
+    found = _nearest(pairs())
+    if found is None:
         return
-    squares.diagonal().add_(_RIDGE * count)
-    found = torch.linalg.solve(squares, products).T
     head.fc.weight.copy_(found[:, :-width])
     # The attention's values are an orthogonal image of the embedding.
     values = own.self_attn.v_proj.weight[:, :width]
     own.self_attn.o_proj.weight.copy_(found[:, -width:] @ values.T)
     head.norm.weight.copy_(gain)
+
+
+@torch.no_grad()
+def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
+    """Set the product of a new MTP head, whose layer is the target's last one, to the linear
+    function of its inputs that is nearest to what that layer reads of the next token."""
+
+    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for block in blocks:
+            embeds = teacher.embed(block.tokens[:, 1:]).float()
+            given = head.paired(embeds, block.last[:, :-1].float())
+            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
+            yield given[about], teacher.entering(block.tokens)[:, 1:][about]
+
+    found = _nearest(pairs())
+    if found is not None:
+        head.fc.weight.copy_(found)
+
+
+def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
+    """Return the matrix that is nearest to bringing x ``[n, F]`` to y ``[n, H]``, by least squares:
+    what a few thousand tokens tell, and steps of an optimiser would need many more for. None:
+    there are no pairs."""
+    squares = products = torch.zeros(1)
+    count = 0
+    for x, y in pairs:
+        squares, products = squares + x.T @ x, products + x.T @ y
+        count += len(x)
+    if count == 0:
+        return None
+    squares.diagonal().add_(_RIDGE * count)
+    matrix: torch.Tensor = torch.linalg.solve(squares, products)
+    return matrix.T
 
 
 def save_head(

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from polyspec_ext import progress
+from polyspec_ext.drafters.mtp import new_mtp
 from polyspec_ext.files import replacing
 
 from . import blocks, heads
@@ -38,9 +39,9 @@ _SMOOTH = 0.95
 class Settings:
     """What a run must be resumed with."""
 
-    version: int = 3  # 1: EAGLE-2
+    version: int = 3  # 1: EAGLE-2; 0: an MTP head
     steps: int = 3  # of a draft, that are learnt; of a block all are
-    draft_vocab: int | None = None  # ids that the head knows, but of an EAGLE-2; None: all
+    draft_vocab: int | None = None  # ids that an EAGLE-3 or DFlash knows; None: all
     block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
     layers: int = 1  # of a DFlash drafter
     markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
@@ -61,8 +62,8 @@ class HeadTraining:
         documents: that are learnt; `held_out`: that are reported on.
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
         resume: go on where the last run stopped.
-        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an
-            EAGLE-2 head or a DFlash drafter they are random.
+        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an MTP
+            head `heads.begin_mtp`, or for an EAGLE-2 head or a DFlash drafter they are random.
 
     Raises:
         ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or
@@ -95,12 +96,18 @@ class HeadTraining:
         if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
             ids = frequent(documents, settings.draft_vocab, text.vocab_size)
         torch.manual_seed(settings.seed)
-        made: Any = heads.make_head
+        self._names: dict[str, str] = {}  # in the checkpoint, where they differ
+        head: Any
         if settings.block_size:
             shape = settings.block_size, settings.layers, settings.markov_rank
             self._config = blocks.block_config(target.config, self._config, *shape)
-            made = blocks.make_blocks
-        head = made(self._config, text.num_hidden_layers)
+            head = blocks.make_blocks(self._config, text.num_hidden_layers)
+        elif settings.version == 0:
+            # (Not a model's, and nothing takes it for that.)
+            self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
+            head, self._names = new_mtp(target)
+        else:
+            head = heads.make_head(self._config, text.num_hidden_layers)
         self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])
@@ -127,9 +134,10 @@ class HeadTraining:
             begin(head)
         elif settings.block_size:
             blocks.begin_blocks(head, self._teacher)
-        elif settings.version == 3:
+        elif settings.version != 1:
             first_states = [self._states_of(number) for number in range(_FIRST)]
-            heads.begin_linear(head, self._teacher, first_states)
+            fitted: Any = heads.begin_linear if settings.version else heads.begin_mtp
+            fitted(head, self._teacher, first_states)
 
     @property
     def tokens(self) -> int:
@@ -247,7 +255,7 @@ class HeadTraining:
         """Save the head and the state of a resumed run. Each file is replaced when the new one
         is whole."""
         kept = {key: value.clone() for key, value in self._drafts.head.state_dict().items()}
-        tensors = dict(kept)
+        tensors = {self._names.get(key, key): value for key, value in kept.items()}
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
             if not self._settings.block_size or self._teacher.ids is not None:

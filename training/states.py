@@ -66,6 +66,14 @@ class Teacher:
         return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
 
     @torch.no_grad()
+    def entering(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the target's last layer reads ``[R, T, H]``, float32."""
+        decoder = self._model.get_decoder()
+        out = decoder(input_ids=tokens, output_hidden_states=True, use_cache=False)
+        states: torch.Tensor = out.hidden_states[-2].float()
+        return states
+
+    @torch.no_grad()
     def measure(self, rows: Rows) -> None:
         """Set `scale` and `gain`, from these rows."""
         self.scale, self.gain = map(_sizes, self._passes(rows.tokens, 4))

@@ -35,6 +35,7 @@ _BLOCKS = Settings(
 SETTINGS = {
     "eagle2": Settings(version=1, steps=2, epochs=EPOCHS, length=LENGTH, batch=4, rate=2e-4),
     "eagle3": Settings(draft_vocab=DRAFT_VOCAB, epochs=EPOCHS, length=LENGTH, batch=4, rate=1e-3),
+    "mtp": Settings(version=0, epochs=4, length=LENGTH, batch=2, rate=5e-4),
     "dflash": _BLOCKS,
     "dspark": replace(_BLOCKS, markov_rank=64),
 }

@@ -1,8 +1,8 @@
 """The loss of a head, by the places of a draft, and how often its tokens will be accepted there.
 
-An EAGLE head is unrolled over a few steps of a draft ("training-time test", arXiv 2503.01840). From
-the second step on it reads its own states, and its attention sees the target's states up to the
-token where the draft begins and its own behind it, as in use.
+An EAGLE or MTP head is unrolled over a few steps of a draft ("training-time test", arXiv
+2503.01840). From the second step on it reads its own states, and its attention sees the target's
+states up to the token where the draft begins and its own behind it, as in use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from torch import nn
 from polyspec_ext import progress
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.heads import HeadNetwork
+from polyspec_ext.kv_cache import RollbackCache
 
 from .rows import Document, Rows
 from .states import States, Teacher
@@ -96,50 +97,56 @@ class Drafts(nn.Module):
 
 
 class Unrolled(Drafts):
-    """An EAGLE head over a few steps of the drafts that begin at every token of a text."""
-
-    head: EagleNetwork
+    """An EAGLE or MTP head over a few steps of the drafts that begin at every token of a text."""
 
     def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
         head, tokens = self.head, rows.tokens
         # A state is about the token behind it; of the last one nothing is known.
         about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
-        states = head.fuse(rows.features)
-        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        states, seen = head.fuse(rows.features), _Seen()
         for step in range(self.steps):
             count = tokens.shape[1] - 1 - step
-            seen = [(k[:, :, :count], v[:, :, :count]) for k, v in seen]
-
-            def attention(
-                layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-            ) -> torch.Tensor:
-                seen.append((k, v))  # noqa: B023
-                return _attend(q, seen)  # noqa: B023
-
             positions, behind = torch.arange(step, step + count)[None], slice(1 + step, None)
-            out = head(embeds[:, behind], states[:, :count], positions, attention)
+            mask = seen.begin(step, count)
+            # (Of a cache a head asks for `update` alone.)
+            out = head.read(
+                embeds[:, behind], states[:, :count], positions, mask, cast(RollbackCache, seen)
+            )
             some, last = about[:, behind], rows.last[:, behind]
             yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
             states = head.carried(out)
 
     def more(self, draft: Draft) -> torch.Tensor | float:
-        if self.head.config.version != 1:
+        if not isinstance(self.head, EagleNetwork) or self.head.config.version != 1:
             return 0.0
         # What the next step reads is trained to be what the target will say.
         return _FEATURES * F.smooth_l1_loss(draft.states.float(), draft.last.float())
 
 
-def _attend(q: torch.Tensor, seen: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Causal over the first step's keys; of later ones each query sees its own draft's only."""
-    count, first = q.shape[2], seen[0]
-    diagonal = torch.eye(count, dtype=torch.bool)
-    causal = torch.ones(count, count, dtype=torch.bool).tril()
-    mask = torch.cat([causal, *[diagonal for _ in seen[1:]]], 1)
-    keys = torch.cat([first[0], *[k for k, _ in seen[1:]]], 2)
-    values = torch.cat([first[1], *[v for _, v in seen[1:]]], 2)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
-    return out.transpose(1, 2)
+class _Seen:
+    """Keys and values of all steps so far, by layer."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._count = 0
+
+    def begin(self, step: int, count: int) -> torch.Tensor:
+        """Begin a step of so many drafts. Returns its mask: causal over the first step's keys; of
+        later ones each query sees those of its draft only."""
+        self._count = count
+        causal = torch.ones(count, count, dtype=torch.bool).tril()
+        mask = torch.cat([causal, *[torch.eye(count, dtype=torch.bool)] * step], 1)
+        return mask[None, None]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append those of a step, and return all of the drafts at hand."""
+        seen = self._layers.setdefault(layer, [])
+        seen.append((keys, values))
+        whole = (torch.cat([x[i][:, :, : self._count] for x in seen], 2) for i in (0, 1))
+        return next(whole), next(whole)
 
 
 @torch.no_grad()

@@ -227,13 +227,10 @@ class DFlashPasses(HeadPasses):
             self.features.appended(counts)
         return torch.zeros(batch, 1, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
-    def follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
-    ) -> torch.Tensor:
+    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
         """Append tokens ``[B, 1]`` of the context that have no verifier's states."""
         found = self._read(tokens, counts)
-        if stays:
-            self.features.appended(counts)
+        self.features.appended(counts)
         return found
 
     def block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:

@@ -229,12 +229,16 @@ class HeadPasses:
         states = self._runs.fuse(features.to(self.device, self.dtype))
         return self._append(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
-    def follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
+    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does."""
+        return self._append(tokens, self._runs.carried(states), counts)
+
+    def next(
+        self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
     ) -> torch.Tensor:
-        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does; without `stays`
-        until the next call of `keep`."""
-        return self._append(tokens, self._runs.carried(states), counts, stays)
+        """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
+        last; `step` is 1 for the first of a draft."""
+        return self._append(tokens, self._runs.carried(states), counts, stays=False)
 
     def _append(
         self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts, stays: bool = True
@@ -402,15 +406,15 @@ class HeadDrafter:
         return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
     def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
-        head, begun = self._head, False
+        head, step = self._head, 0
 
         def forward(block: InputBlock) -> LevelOutput:
             # The first pass has been done, and each later one reads a token that was drawn.
-            nonlocal states, begun
-            if begun:
+            nonlocal states, step
+            if step:
                 counts = block.counts or RowCounts([1] * len(block.tokens))
-                states = head.follow(block.tokens, states, counts, stays=False)
-            begun = True
+                states = head.next(step, block.tokens, states, counts)
+            step += 1
             return LevelOutput(head.logits(states))
 
         block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._draw)

@@ -1,7 +1,8 @@
 """Multi-token prediction heads (MTP), which models bring with them: one more decoder layer of their
 kind, which reads the embedding of a token and the target's last hidden state, behind its final
 norm, of the token before. It shares embeddings and output head with the target, and drafts as EAGLE
-heads do (`heads`): each further step of a draft reads the state of the step before.
+heads do (`heads`): each further step of a draft reads the state of the step before. Where there are
+several, each step has a head of its kind (`mtp_heads`).
 
 Checkpoints name the tensors in four ways (`_LAYOUTS`). The layer is a module of the target's class.
 """
@@ -9,8 +10,9 @@ Checkpoints name the tensors in four ways (`_LAYOUTS`). The layer is a module of
 from __future__ import annotations
 
 import copy
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +27,14 @@ from . import checkpoint
 from .checkpoint import Target
 from .features import LAST
 from .heads import HeadDrafter, HeadNetwork, HeadPasses
+from .mtp_heads import SeveralNetwork, SeveralPasses
 from .trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PARTS = ("embed_norm", "state_norm", "fc", "norm")  # of the network
+_NUMBERED = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
 _SCALE = "_scale_inv"  # behind the name of a matrix of 8-bit floats: a factor for each block
 _ATTENDS = "full_attention"
@@ -42,11 +46,14 @@ class _Layout:
 
     Attributes:
         family: of models that have it, for messages.
-        begin: of every name; {n} is the number of the target's layers.
-        parts: names behind it of `_PARTS`, as patterns.
-        numbered: other names have the number of a layer, else they are of one layer.
+        begin: of every name; {n} is the number of the target's layers and of the heads before,
+            {k} of these alone.
+        parts: names behind it of `_PARTS`; {last} is the number of a head's last layer.
+        numbered: other names have the number of a layer, else they are of one layer. Heads count
+            their layers on, and share the parts that have none.
         states_first: `fc` reads the state in front of the embedding.
         unused: names behind `begin` of copies of the target's tensors.
+        kinds: what the `model_type` of such models begins with.
     """
 
     family: str
@@ -55,17 +62,39 @@ class _Layout:
     numbered: bool = False
     states_first: bool = False
     unused: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
-    def named(self, rest: str) -> str:
-        """Return the network's name of the tensor that is called `rest` behind `begin`."""
+    def prefix(self, count: int, head: int = 0) -> str:
+        """Return what the names of a head for a target of `count` layers begin with."""
+        return self.begin.format(n=count + head, k=head)
+
+    def named(self, rest: str, head: int, blocks: int) -> str | None:
+        """Return the network's name of the tensor that is called `rest` behind `begin`; None: it
+        is of another head than number `head`, each of `blocks` layers, or not read."""
+        if self.numbered and (match := _NUMBERED.match(rest)):
+            number = int(match[1]) - head * blocks
+            if not 0 <= number < blocks:
+                return None
+            rest = f"layers.{number}.{rest[match.end() :]}"
+        if rest.removesuffix(_SCALE) in self.unused or rest.endswith(".rotary_emb.inv_freq"):
+            return None
         for part, name in zip(self.parts, _PARTS, strict=True):
-            if match := re.match(rf"{part}\.", rest):
-                return f"{name}.{rest[match.end() :]}"
+            begin = part.format(last=blocks - 1) + "."
+            if rest.startswith(begin):
+                return f"{name}.{rest.removeprefix(begin)}"
         return rest if self.numbered else f"layers.0.{rest}"
+
+    def published(self, name: str, count: int, blocks: int) -> str:
+        """Return the name in a checkpoint of the network's tensor `name`."""
+        part, _, rest = name.partition(".")
+        if part in _PARTS:
+            part = self.parts[_PARTS.index(part)].format(last=blocks - 1)
+            return f"{self.prefix(count)}{part}.{rest}"
+        return self.prefix(count) + (name if self.numbered else name.removeprefix("layers.0."))
 
     def first(self, count: int) -> str:
         """Return the name of a tensor that every head for a target of `count` layers has."""
-        return f"{self.begin}{self.parts[2]}.weight".format(n=count)
+        return f"{self.prefix(count)}{self.parts[2]}.weight"
 
 
 _LAYOUTS = (
@@ -74,24 +103,27 @@ _LAYOUTS = (
         "model.layers.{n}.",
         ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
         unused=("embed_tokens.weight", "shared_head.head.weight"),
+        kinds=("deepseek", "glm4"),
     ),
     _Layout(
         "Qwen3-Next, Qwen3.5",
         "mtp.",
         ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
         numbered=True,
+        kinds=("qwen3_next", "qwen3_5"),
     ),
     _Layout(
         "MiMo",
-        "model.mtp_layers.0.",
+        "model.mtp_layers.{k}.",
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         states_first=True,
     ),
     _Layout(
         "Nemotron-H",
         "mtp.",
-        ("layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj", r"layers.\d+.final_layernorm"),
+        ("layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj", "layers.{last}.final_layernorm"),
         numbered=True,
+        kinds=("nemotron_h",),
     ),
 )
 
@@ -102,9 +134,10 @@ class MTPConfig:
 
     Attributes:
         layer: configuration of the layers of its cache.
-        blocks: configuration of its decoder layers.
+        blocks: configuration of its decoder layers, those of all heads.
         states_first: `fc` reads the state in front of the embedding.
         hidden_size: of the target's states and the head's.
+        heads: how many draft a token each.
         hidden_layers: the target's last states, behind its final norm.
     """
 
@@ -112,6 +145,7 @@ class MTPConfig:
     blocks: Any
     states_first: bool
     hidden_size: int
+    heads: int = 1
     hidden_layers: tuple[int, ...] = (LAST,)
 
     @property
@@ -151,11 +185,12 @@ class MTPNetwork(HeadNetwork):
     Args:
         config: of the head.
         target: whose modules it has more of, and whose rotary positions it reads.
+        number: of the head.
     """
 
     config: MTPConfig
 
-    def __init__(self, config: MTPConfig, target: Target) -> None:
+    def __init__(self, config: MTPConfig, target: Target, number: int = 0) -> None:
         super().__init__()
         self.config, width = config, config.hidden_size
         body, layers = decoder_layers(target.model, target.text.num_hidden_layers)
@@ -163,11 +198,17 @@ class MTPNetwork(HeadNetwork):
         self.embed_norm, self.state_norm, self.norm = (copy.deepcopy(norm) for _ in range(3))
         self.fc = nn.Linear(2 * width, width, bias=False)
         kind: Any = type(layers[-1])
-        count = config.blocks.num_hidden_layers
-        self.layers = nn.ModuleList(kind(config.blocks, number) for number in range(count))
+        count = config.blocks.num_hidden_layers // config.heads
+        numbers = range(number * count, (number + 1) * count)
+        self.layers = nn.ModuleList(kind(config.blocks, layer) for layer in numbers)
         # In a list, so that it is no submodule: its tensors are not the checkpoint's.
         self._rotary: list[Any] = [getattr(body, "rotary_emb", None)]
         self._cache_name = cache_name(self.layers[0])
+
+    def paired(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Return what `fc` reads, ``[B, T, 2 * H]``."""
+        pair = [self.embed_norm(embeds), self.state_norm(states)]
+        return torch.cat(pair[::-1] if self.config.states_first else pair, -1)
 
     def read(
         self,
@@ -177,12 +218,11 @@ class MTPNetwork(HeadNetwork):
         mask: torch.Tensor | None,
         cache: RollbackCache,
     ) -> torch.Tensor:
-        pair = [self.embed_norm(embeds), self.state_norm(states)]
-        x = self.fc(torch.cat(pair[::-1] if self.config.states_first else pair, -1))
+        x = self.fc(self.paired(embeds, states))
         positions = positions.expand(x.shape[:2])
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
-            options[self._cache_name] = _Indexed(cache, len(self.layers))
+            options[self._cache_name] = _Indexed(cache, self.config.blocks.num_hidden_layers)
             if mask is None:
                 mask = x.new_zeros(1, 1, 1, cache.rows.span)
             mask = mask.expand(*x.shape[:1], 1, x.shape[1], -1)
@@ -226,38 +266,117 @@ def load_mtp(
     place: str | Path,
     target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
+    most: int | None = None,
 ) -> HeadPasses:
-    """Load the head that lies among the weights of the target's checkpoint."""
+    """Load the heads that lie among the weights of the target's checkpoint, at most so many."""
     model = Target(target)
     folder = checkpoint.folder_of(place)
     name, count = str(folder), model.text.num_hidden_layers
     names = set[str]().union(*map(checkpoint.names_in, checkpoint.weight_files(folder)))
-    layout = _layout(list(map(_plain, names)), count, name)
-    begin = layout.begin.format(n=count)
-    found = checkpoint.read_folder(folder, lambda key: _plain(key).startswith(begin))
-    found = {_plain(key).removeprefix(begin): value for key, value in found.items()}
+    plain = list(map(_plain, names))
+    layout = _layout(plain, count, name)
+    kinds = _kinds(model)
+    types = getattr(model.text, "layer_types", None) or ()
+    if layout.kinds and "sliding_attention" in types:
+        raise ValueError(
+            f"{name}: expected a target without sliding windows, which are not followed in MTP "
+            f"heads, given layers of {', '.join(sorted(set(types)))}"
+        )
+    heads = _heads(layout, plain, count, len(kinds))[:most]
+    known = set[str]().union(*heads)
+    found = checkpoint.read_folder(folder, lambda key: _plain(key).removesuffix(_SCALE) in known)
+    found = {_plain(key): value for key, value in found.items()}
     settings = checkpoint.read_config(folder).get("quantization_config") or {}
-    found = _scaled(found, settings.get("weight_block_size"), f"{name}: {begin}")
-    kinds = getattr(model.text, "mtp_layers_block_type", None) or [_ATTENDS]
-    read = (key for key in found if _is_read(key, layout, len(kinds)))
-    tensors = _stacked({layout.named(key): found[key] for key in read})
-    width = tensors["fc.weight"].shape[0]
+    found = _scaled(found, settings.get("weight_block_size"), name)
+    tensors = [_stacked({head[key]: found[key] for key in head if key in found}) for head in heads]
+    width = tensors[0]["fc.weight"].shape[0]
     if width != model.hidden_size:
         raise ValueError(
             f"{name}: expected a target with hidden states of {width} numbers, given one with "
             f"{model.hidden_size}"
         )
-    sparse = any(".experts." in key for key in tensors)
-    config = MTPConfig(
-        _layer_config(model.text, [_ATTENDS] * len(kinds) * (1 + _is_indexed(model.text)), sparse),
-        _layer_config(model.text, kinds, sparse),
+    config = _config(model, layout, kinds, tensors[0], len(heads))
+    networks = [
+        model.load(
+            functools.partial(MTPNetwork, config, model, number),
+            tensors[number],
+            dtype,
+            f"{name}: {layout.prefix(count, number)}",
+            _exact(model),
+        )
+        for number in range(len(heads))
+    ]
+    if len(heads) == 1:
+        return HeadPasses(networks[0], target)
+    return SeveralPasses(SeveralNetwork(config, networks), target)
+
+
+def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
+    """Make a head for a target, in float32, out of torch's generator. Its layer has the weights of
+    the target's last one where these fit.
+
+    Returns:
+        The head, and the names of its tensors in a checkpoint: those of the target's family, or
+        MiMo's for families without heads.
+    """
+    model = Target(target)
+    kinds = _kinds(model)
+    count, family = model.text.num_hidden_layers, str(model.text.model_type)
+    known = (each for each in _LAYOUTS if each.kinds and family.startswith(each.kinds))
+    layout = next(known, next(each for each in _LAYOUTS if not each.kinds))
+    last = decoder_layers(model.model, count)[1][-1].state_dict()
+    config = _config(model, layout, kinds, last, 1)
+    attention = getattr(config.blocks, "_attn_implementation", None)
+    if attention != "sdpa":
+        raise ValueError(
+            f"target: expected attention by sdpa, for the masks of training, given {attention}"
+        )
+    network = MTPNetwork(config, model).float().requires_grad_(True)
+    for layer in network.layers:
+        shapes = {key: value.shape for key, value in layer.state_dict().items()}
+        if shapes == {key: value.shape for key, value in last.items()}:
+            layer.load_state_dict(last)
+            continue
+        for weight in layer.parameters():
+            if weight.dim() > 1:
+                nn.init.normal_(weight, std=0.02)
+    names = network.state_dict()
+    return network, {name: layout.published(name, count, len(kinds)) for name in names}
+
+
+def _kinds(model: Target) -> list[str]:
+    return list(getattr(model.text, "mtp_layers_block_type", None) or [_ATTENDS])
+
+
+def _config(
+    model: Target, layout: _Layout, kinds: Sequence[str], names: Iterable[str], heads: int
+) -> MTPConfig:
+    """Return the configuration of heads, each with layers of these kinds, by the `names` of the
+    first one's tensors."""
+    sparse = any(".experts." in name for name in names)
+    blocks = list(kinds) * heads
+    layers = len(blocks) * (1 + _is_indexed(model.text)) + heads - 1  # those of states last
+    return MTPConfig(
+        _layer_config(model.text, [_ATTENDS] * layers, sparse),
+        _layer_config(model.text, blocks, sparse),
         layout.states_first,
-        width,
+        model.hidden_size,
+        heads,
     )
-    network = model.load(
-        lambda: MTPNetwork(config, model), tensors, dtype, f"{name}: {begin}", _exact(model)
-    )
-    return HeadPasses(network, target)
+
+
+def _heads(layout: _Layout, names: Sequence[str], count: int, blocks: int) -> list[dict[str, str]]:
+    """Return the network's names of the tensors of each head, by their names in the checkpoint."""
+    heads: list[dict[str, str]] = []
+    while True:
+        begin, read = layout.prefix(count, len(heads)), dict[str, str]()
+        for key in names:
+            if key.startswith(begin):
+                name = layout.named(key.removeprefix(begin), len(heads), blocks)
+                read |= {} if name is None else {key: name}
+        if heads and not {name.partition(".")[0] for name in read.values()} >= {"fc", "layers"}:
+            return heads
+        heads.append(read)
 
 
 def _plain(key: str) -> str:
@@ -278,13 +397,6 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
     )
 
 
-def _is_read(key: str, layout: _Layout, blocks: int) -> bool:
-    number = re.match(r"layers\.(\d+)\.", key) if layout.numbered else None
-    if number is not None and int(number[1]) >= blocks:  # of another head
-        return False
-    return key not in layout.unused and not key.endswith(".rotary_emb.inv_freq")
-
-
 def _scaled(
     tensors: Mapping[str, torch.Tensor], block: Sequence[int] | None, name: str
 ) -> dict[str, torch.Tensor]:
@@ -296,7 +408,7 @@ def _scaled(
         weight = tensors.get(key.removesuffix(_SCALE))
         if weight is None or weight.dim() != 2 or block is None or len(block) != 2:
             raise ValueError(
-                f"{name}{key}: expected a matrix beside it and weight_block_size in config.json, "
+                f"{name}: {key}: expected a matrix beside it and weight_block_size in config.json, "
                 f"given {'none' if weight is None else list(weight.shape)} and {block}"
             )
         rows, columns = weight.shape
@@ -304,7 +416,7 @@ def _scaled(
         factors = factors.repeat_interleave(block[1], 1)[:, :columns]
         if factors.shape != weight.shape:
             raise ValueError(
-                f"{name}{key}: expected a factor for each block of {list(block)} of "
+                f"{name}: {key}: expected a factor for each block of {list(block)} of "
                 f"{[rows, columns]}, given {list(scales.shape)}"
             )
         found[key.removesuffix(_SCALE)] = weight.to(scales.dtype) * factors
@@ -346,9 +458,9 @@ def _exact(model: Target) -> set[str]:
 
 
 class MTP(HeadDrafter):
-    """A multi-token prediction head as the drafter of a chain. Each step but the first reads the
-    state of the step before, so that a head of one layer drafts any number of tokens. Arguments are
-    those of `HeadDrafter`."""
+    """Multi-token prediction heads as the drafter of a chain. Each step but the first reads the
+    state of the step before. Head k drafts token k, and the last head all tokens behind, so that
+    a single one drafts any number. Arguments are those of `HeadDrafter`."""
 
     kind = "mtp"
 
@@ -362,7 +474,8 @@ class MTP(HeadDrafter):
         dtype: torch.dtype | None = None,
         name: str | None = None,
     ) -> MTP:
-        """Load the head that lies among a model's weights, and nothing else of them.
+        """Load the heads that lie among a model's weights, and nothing else of them; for trees the
+        first alone.
 
         Args:
             place: the directory of the target's checkpoint, or its id on the Hugging Face hub.
@@ -381,4 +494,4 @@ class MTP(HeadDrafter):
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
-        return cls(load_mtp(place, target, dtype), tree, name)
+        return cls(load_mtp(place, target, dtype, None if tree is None else 1), tree, name)

@@ -161,8 +161,8 @@ def num_parameters(level: Any) -> int | None:
         return None
     plain = sum(weight.numel() for weight in model.parameters() if weight.dtype.is_floating_point)
     tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
-    again = sum(_quantised(model.get_output_embeddings())) if tied else 0
-    return plain + sum(_quantised(model)) - again
+    heads = [level.model.get_output_embeddings()] if tied else []
+    return plain + sum(_quantised(model)) - sum(count for one in heads for count in _quantised(one))
 
 
 def has_quantised_layers(model: nn.Module) -> bool:

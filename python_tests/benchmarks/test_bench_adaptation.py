@@ -15,8 +15,18 @@ import torch
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
 from benchmarks import adaptation
-from benchmarks.replay import Costs, Trace, oracle, replay
-from benchmarks.traces import BRANCH, HELD_OUT, TUNING, Text, Traces, record
+from benchmarks.replay import (
+    BRANCH,
+    HELD_OUT,
+    TUNING,
+    Costs,
+    Text,
+    Trace,
+    Traces,
+    oracle,
+    record,
+    replay,
+)
 from polyspec_ext import tiny
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
@@ -31,7 +41,7 @@ CHAINS = [
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.traces.measured_seconds", lambda: SECONDS)
+        patch.setattr("benchmarks.replay.measured_seconds", lambda: SECONDS)
         made = record({"ours": PROMPTS}, 40)
     place = tmp_path_factory.mktemp("traces") / "traces.json"
     made.save(place)

@@ -12,9 +12,9 @@ import torch
 
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
-from benchmarks import machine, operators, timing
+from benchmarks import int4, machine, operators, timing
 from benchmarks.operators import Case, bytes_of
-from benchmarks.rules import Filters
+from benchmarks.peers import Filters
 
 TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())
 
@@ -139,12 +139,6 @@ def test_turns_rotate_and_failures_are_named() -> None:
 
 
 def test_a_busy_machine_is_named() -> None:
-    wall, processor = timing.CpuClock(), timing.CpuClock(processor_time=True)
-    assert machine.is_busy(1.0, 2, 2, wall)
-    assert not machine.is_busy(0.3, 2, 2, wall)
-    assert not machine.is_busy(1.0, 1, 2, wall)
-    assert not machine.is_busy(9.0, 2, 2, processor)
-    assert not machine.is_busy(None, 2, 2, wall)
     for load, busy in ((0.2, False), (9.25, True)):
         report: dict[str, Any] = {
             "device": "cpu", "machine": {"threads": 2, "cores": 2, "torch": "2"},
@@ -230,14 +224,6 @@ def test_bad_options_are_one_line(
     assert text in err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["kernels", "--help"]])
-def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(words)
-    assert stopped.value.code == 0
-    assert "usage: python -m benchmarks" in capsys.readouterr().out
-
-
 def test_shipped_results_are_reports() -> None:
     folder = Path(__file__).parents[2] / "docs" / "results"
     assert list(folder.glob("*.json"))
@@ -247,3 +233,16 @@ def test_shipped_results_are_reports() -> None:
         assert path.name.startswith(f"{report['device']}-{report['date']}")
     for path in folder.rglob("*.json"):
         assert '"/' not in path.read_text(), f"{path.name}: a path of the machine"
+
+
+def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["int4", "--shapes", "32x128", "--tokens", "1,3", "--repeats", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int4, "COLD", 1 << 14)
+        patch.setattr(int4.timing, "copy_bandwidth", lambda *_: 1.0)
+        assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "## 32 outputs, 128 inputs" in out
+    assert "| polyspec | " in out
+    assert cli.main(["int4", "--shapes", "32x100"]) == 2
+    assert "--shapes: expected inputs that 128 divides, or several" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from recorder import Recorder, on_a_device
 
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
-from benchmarks import calls, overhead
+from benchmarks import overhead
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.engine import Engine
@@ -37,7 +37,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["checks_us"]["median"] < row["ours_us"]["median"]
         assert row["waiting_us"]["median"] == 0
         assert 0.4 < row["draft_acceptance_rate"][-1] < 0.9
-    assert [one["name"] for one in report["calls"]] == list(calls.CASES)
+    assert [one["name"] for one in report["calls"]] == list(overhead.CALLS)
     text = overhead.markdown(report)
     assert text.count("\n| 2 | 4 |") == 2
     assert f"{report['machine']['threads']} threads" in text
@@ -107,14 +107,6 @@ def test_instant_levels_give_rows_in_turns() -> None:
     assert level.forward(torch.zeros(1, 1, dtype=torch.int64), 1).shape == (1, 1, 3)
 
 
-def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["overhead", "--levels", "1"]) == 2
-    assert "--levels: expected an integer >= 2" in capsys.readouterr().err
-    if not torch.cuda.is_available():
-        assert cli.main(["overhead", "--device", "cuda"]) == 2
-        assert "no CUDA device" in capsys.readouterr().err
-
-
 # Calls of the package's own functions, and the files they lie in, per round of the target. What is
 # added to a round has to be taken off elsewhere: lower these with every step, never raise them.
 @pytest.mark.parametrize(
@@ -129,12 +121,12 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:
-    found = calls.measure(name)
+    found = overhead.calls_of(name)
     assert 0 < found["calls"] <= budget, found
     assert 0 < found["files"] <= files, found
 
 
 def test_calls_are_counted_of_the_package_alone() -> None:
-    found = calls.counted(lambda: [ps.row_seeds(0, 2) for _ in range(3)])
+    found = overhead.counted(lambda: [ps.row_seeds(0, 2) for _ in range(3)])
     assert found["seeds.py"] >= 3
     assert all((Path(ps.__file__).parent / name).is_file() for name in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from benchmarks.__main__ import main
 from benchmarks.engines import LlamaCpp, OpenVino
 from benchmarks.measuring import Request
 from benchmarks.methods import Call, Method, Models, default_keys, read_keys, shipped
-from benchmarks.weights import parameters, weight_bytes
+from benchmarks.shapes import SHAPES, Shape, growth_of, parameters, weight_bytes
 from polyspec_ext import tiny
 
 # Five questions in Spec-Bench's format, of five tasks, one of them with two turns.
@@ -360,11 +360,8 @@ def test_sampled_turns_are_the_targets_own(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    # A copy that is there is not calibrated anew.
-    folder = tmp_path_factory.mktemp("w4")
-    ps.save_w4(ps.quantize_w4(tiny.grown(1)), folder)
-    return shipped(w4=folder)
+def models() -> Models:
+    return shipped()
 
 
 def request(models: Models, tokens: int) -> Request:
@@ -491,7 +488,7 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_grown_target_says_the_same() -> None:
-    small, grown = shipped(), shipped(2)
+    small, grown = shipped(), shipped({"times": 2})
     assert grown.level.model.config.hidden_size == 2 * small.level.model.config.hidden_size
     made = read_keys(("plain", "eagle2"), grown)
     texts = [
@@ -506,6 +503,44 @@ def test_a_grown_target_says_the_same() -> None:
     names = {one["name"]: one["place"] for one in grown.facts(made)}
     assert names["target"] == "shipped target, grown 2 times"
     assert names["eagle2"] == "shipped eagle2, grown 2 times"
+
+
+def test_a_target_of_a_published_width_and_depth(
+    tmp_path: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one here: twice as wide, 12 layers, one pair of key heads."""
+    small = Shape("llama2-7b", 512, 1300, 12, 4, 1, 32000)
+    monkeypatch.setitem(SHAPES, small.name, small)
+    monkeypatch.setattr(paper, "surroundings", lambda *_: {})
+    monkeypatch.setattr(paper, "report", None)  # which nothing asks for
+    own = tiny.grown(1)
+    model = tiny.grown(**growth_of(small, own))
+    assert model.config.hidden_size == small.hidden
+    assert model.config.intermediate_size == small.inner
+    assert model.config.num_hidden_layers == small.layers
+    heads = model.config.num_key_value_heads * model.config.head_dim
+    assert heads == small.kv_heads * small.head_dim
+    words = ["--per-task", "1", "--shape", small.name, "--no-report"]
+    keys = ["plain", "w4", "eagle2", "w4+eagle2", "w4+drafter"]
+    assert main([*command(tmp_path / "run", questions, *words), "--methods", ",".join(keys)]) == 0
+    turns = record.read_turns(tmp_path / "run")
+    assert {turn["method"] for turn in turns if turn["lossless"]["identical"]} == {*keys}
+    (target,) = (
+        one for one in record.read_facts(tmp_path / "run")["models"] if one["name"] == "target"
+    )
+    assert target["parameters"] == parameters(model)
+    assert target["place"] == "shipped target, grown 2 times"
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="hidden: expected a multiple of 256"):
+        growth_of(replace(small, hidden=500), own)
+    # What the others have to be grown to.
+    for shape in SHAPES.values():
+        if shape.kind == "llama":
+            growth = growth_of(shape, own)
+            assert growth["times"] * 256 == shape.hidden
+            heads = 4 * growth["times"]
+            assert heads * own.config.head_dim == shape.heads * shape.head_dim
+            assert heads % growth["key_value_heads"] == 0
 
 
 def test_bytes_that_a_pass_reads(models: Models) -> None:

@@ -12,9 +12,9 @@ import pytest
 import reference
 import torch
 
-from benchmarks import operators, peers, rules
+from benchmarks import operators, peers
 from benchmarks.operators import Case, Feed
-from benchmarks.rules import Filters
+from benchmarks.peers import Filters
 
 CUT = Filters(top_k=6, top_p=0.85, min_p=0.02)
 
@@ -24,7 +24,7 @@ def test_processed_distribution(filters: Filters) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (5, 40)).astype(np.float32)
     wanted = _distributions(logits, filters)
-    found = rules.processed(torch.from_numpy(logits), filters).numpy()
+    found = peers.processed(torch.from_numpy(logits), filters).numpy()
     assert ((found > 0) == (wanted > 0)).all()
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
@@ -34,12 +34,12 @@ def _distributions(logits: reference.Floats, filters: Filters) -> reference.Floa
     return np.stack([reference.processed_distribution(row, sampling).probs for row in logits])
 
 
-def _ours(operator: str, feed: Feed) -> rules.Verified:
+def _ours(operator: str, feed: Feed) -> peers.Verified:
     r = operators.call_of(operator, feed)()
     return r.tokens, r.num_accepted
 
 
-def _transformers(feed: Feed) -> rules.Verified:
+def _transformers(feed: Feed) -> peers.Verified:
     verified = [peers.transformers_verify(one)() for one in _single(feed)]
     k = feed.tokens.shape[1]
     pad = torch.nn.functional.pad
@@ -47,26 +47,26 @@ def _transformers(feed: Feed) -> rules.Verified:
     return torch.stack(tokens), torch.stack([n for ((_, n),) in verified])
 
 
-def _single(feed: Feed) -> list[rules.Block]:
+def _single(feed: Feed) -> list[peers.Block]:
     parts = zip(feed.target, feed.tokens, feed.draft, strict=True)
-    return [rules.Block(z[None], y[None], w[None], feed.filters) for z, y, w in parts]
+    return [peers.Block(z[None], y[None], w[None], feed.filters) for z, y, w in parts]
 
 
-def _vllm(feed: Feed) -> rules.Verified:
+def _vllm(feed: Feed) -> peers.Verified:
     try:
         return peers.vllm_verify(feed)()
     except ImportError as error:
         pytest.skip(str(error))
 
 
-VERIFIERS: dict[str, tuple[Callable[[Feed], rules.Verified], str]] = {
+VERIFIERS: dict[str, tuple[Callable[[Feed], peers.Verified], str]] = {
     "ours token": (partial(_ours, "verify-token"), "token"),
     "ours bare": (partial(_ours, "verify-token-bare"), "token"),
-    "eager token": (rules.token_rule, "token"),
+    "eager token": (peers.token_rule, "token"),
     "transformers": (_transformers, "token"),
     "vLLM": (_vllm, "token"),
     "ours block": (partial(_ours, "verify-block"), "block"),
-    "eager block": (rules.block_rule, "block"),
+    "eager block": (peers.block_rule, "block"),
 }
 
 

@@ -165,10 +165,6 @@ def test_prompts_of_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(questions, "GSM8K", tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"none\.jsonl .* fetch it: curl -L"):
         questions.read(parse(["paper", "--questions", "gsm8k"]).questions)
-    assert questions.texts(2, path) == (["def add(a, b):", "Who?"], "prompts")
-    with pytest.raises(ValueError, match="expected at most 4 of prompts, given 5"):
-        questions.texts(5, path)
-    assert questions.texts(2, None) == (list(tiny.QUESTIONS[:2]), "built-in questions")
     # In a clone there are those that come along.
     monkeypatch.setattr(questions, "SPEC_BENCH", tmp_path / "none.jsonl")
     few = questions.read()

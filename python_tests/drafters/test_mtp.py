@@ -23,26 +23,32 @@ from polyspec_ext.drafters.mtp import load_mtp
 PROMPTS = [[3, 9, 27, 17], [5, 6, 8], [11]]
 
 
-def head_in(family: str, place: Path, **sizes: int) -> tuple[Any, Reference, Any]:
-    """Return a target, a reference of its head, and the head as it is loaded from a checkpoint."""
+def head_in(family: str, place: Path, heads: int = 1, **sizes: int) -> tuple[Any, Reference, Any]:
+    """Return a target, a reference of its heads, and these as they are loaded from a checkpoint."""
     target = target_of(family, **sizes)
-    reference = Reference(family, target, **sizes)
+    reference = Reference(family, target, heads, **sizes)
     save(target, reference.tensors(), place)
     return target, reference, ps.MTP.from_pretrained(place, target)
 
 
 @pytest.mark.parametrize(
-    ("family", "pack"),
-    [*((family, False) for family in FAMILIES), ("deepseek_v3", True), ("qwen3_5", True)],
+    ("family", "heads", "pack"),
+    [
+        *((family, 1, False) for family in FAMILIES),
+        *((family, 1, True) for family in ("deepseek_v3", "qwen3_5")),
+        *((family, 3, False) for family in FAMILIES),
+        ("deepseek_v3", 2, True),
+    ],
 )
 def test_drafts_are_those_of_the_plain_forward_pass(
-    family: str, pack: bool, tmp_path: Path
+    family: str, heads: int, pack: bool, tmp_path: Path
 ) -> None:
     """A draft behind a prompt, and drafts behind tokens that were accepted, rejected or read anew;
-    two rows of different lengths."""
-    # An index chooses among few keys: of the target's, whose ties rounding decides, among all.
-    sizes = {"index_topk": 6} if family == "deepseek_v32" else {}
-    target, reference, head = head_in(family, tmp_path, **sizes)
+    two rows of different lengths. Of several heads some are not asked in each draft."""
+    # An index chooses among few keys: of the target's, whose ties rounding decides, among all; and
+    # of three heads', which meet such ties too.
+    sizes = {"index_topk": 6} if family == "deepseek_v32" and heads == 1 else {}
+    target, reference, head = head_in(family, tmp_path, heads, **sizes)
     if pack:
         head = ps.MTP.from_pretrained(tmp_path, ps.Level(target, pack=True))
     generator = torch.Generator().manual_seed(1)
@@ -50,27 +56,27 @@ def test_drafts_are_those_of_the_plain_forward_pass(
     states = [torch.randn(n - 1, 32, generator=generator) for n in (9, 5)]
     head.prefill(prompts(2))
 
-    def check(hidden: HiddenStates) -> None:
-        block = head.draft(draft_input(texts, [3, 2], hidden))
-        for b, count in enumerate((3, 2)):
+    def check(hidden: HiddenStates, *lengths: int) -> None:
+        block = head.draft(draft_input(texts, lengths, hidden))
+        for b, count in enumerate(lengths):
             tokens = block.tokens[b, :count].tolist()
             rows = reference.draft(texts[b], states[b], tokens).double()
             found = drawn_from(head, block, b)[:count]
             assert (found - rows).abs().max() < 1e-4 * rows.abs().max()
             assert tokens == rows.argmax(-1).tolist()
 
-    check(told((-1,), states, [0, 0]))
+    check(told((-1,), states, [0, 0]), 3, heads + 1)
     # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
     head.rollback([9, 4])
     texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
     new = [torch.randn(n, 32, generator=generator) for n in (3, 2)]
     states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
-    check(told((-1,), new, [8, 3]))
+    check(told((-1,), new, [8, 3]), 2, 1)
     # The target tells other states of the latest tokens, and of one more of row 1.
     texts[1] = [*texts[1], 4]
     better = [torch.randn(n, 32, generator=generator) for n in (2, 3)]
     states = [torch.cat([states[0][:-2], better[0]]), torch.cat([states[1][:-2], better[1]])]
-    check(told((-1,), better, [9, 3]))
+    check(told((-1,), better, [9, 3]), heads + 2, 2)
 
 
 class Compared(ps.MTP):
@@ -105,14 +111,20 @@ class Compared(ps.MTP):
 
 
 @pytest.mark.parametrize(
-    ("family", "temperature"), [*((family, 0.0) for family in FAMILIES), ("deepseek_v3", 1.0)]
+    ("family", "temperature", "heads"),
+    [
+        *((family, 0.0, 1) for family in FAMILIES),
+        ("deepseek_v3", 1.0, 1),
+        ("deepseek_v3", 1.0, 3),
+        ("qwen3_5", 0.0, 2),
+    ],
 )
 def test_chains_feed_it_the_states_behind_the_final_norm(
-    family: str, temperature: float, tmp_path: Path
+    family: str, temperature: float, heads: int, tmp_path: Path
 ) -> None:
     """At every draft of three texts of unequal lengths, of which one begins with a single token and
     one ends early; greedy texts are plain decoding's."""
-    target, reference, _ = head_in(family, tmp_path)
+    target, reference, _ = head_in(family, tmp_path, heads)
     level = ps.Level(target)
     drafter = Compared.from_pretrained(tmp_path, level)
     drafter.reference = reference
@@ -147,18 +159,19 @@ def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) ->
     embedding, by as many counts with it, in steps behind each other."""
     target = target_of("mimo", vocab_size=32)
     reference = Reference("mimo", target, vocab_size=32)
+    (head,) = reference.heads
     up = torch.eye(32).roll(1, 0)  # from each id to the next
     with torch.no_grad():
-        for layer in (*target.model.layers, *reference.layers):
+        for layer in (*target.model.layers, *head.layers):
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         target.model.embed_tokens.weight.copy_(torch.eye(32))
         target.lm_head.weight.copy_(up)
-        for norm in (target.model.norm, reference.norm, reference.embed_norm, reference.state_norm):
+        for norm in (target.model.norm, head.norm, head.embed_norm, head.state_norm):
             norm.weight.abs_().add_(0.1)
         none = torch.zeros(32, 32)
         pair = (up, none) if reads == "states" else (none, torch.eye(32))
-        reference.fc = torch.cat(pair, 1)
+        head.fc = torch.cat(pair, 1)
     place = save(target, reference.tensors(), tmp_path)
     chain = ps.Chain([place, "mtp"], [4])
     out = chain.generate([[3], [7, 8, 9]], max_new_tokens=20, eos_token_id=[])
@@ -189,10 +202,11 @@ def test_trees(family: str, tmp_path: Path) -> None:
         assert wide.sequences[b][: len(prompt) + 8].tolist() == plain_greedy(target, prompt, 8)
 
 
-def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heads", [1, 3])
+def test_three_levels_and_rows_that_join(heads: int, tmp_path: Path) -> None:
     """Below a model of its own cache, with requests that join and leave the batch."""
-    target, _, head = head_in("mimo", tmp_path)
-    server = ps.Server(ps.Chain([target, rough(target), head], [4, 2]), 2)
+    target, _, head = head_in("mimo", tmp_path, heads)
+    server = ps.Server(ps.Chain([target, rough(target), head], [4, 3]), 2)
     texts = {server.add(p, 10 + b, eos_token_id=[]): list(p) for b, p in enumerate(PROMPTS)}
     while server.running or server.waiting:
         for event in server.step():
@@ -201,18 +215,22 @@ def test_three_levels_and_rows_that_join(tmp_path: Path) -> None:
         assert text == plain_greedy(target, prompt, 10 + b)
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("family", "heads"), [("deepseek_v3", 1), ("glm4_moe", 1), ("glm4_moe", 2)]
+)
 @torch.no_grad()
 def test_logits_are_those_of_transformers(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compare with transformers' head of these families, from 5.24 on, and a second step."""
+    """Compare with transformers' heads of these families, from 5.24 on, and a second step."""
     kind = getattr(modeling_layers, "MtpModel", None)
     if kind is None:
         pytest.skip("transformers has no MtpModel")
-    target, _, head = head_in(family, tmp_path)
+    target, _, head = head_in(family, tmp_path, heads)
     target.config.name_or_path, target.config.dtype = str(tmp_path), torch.float32
-    ours = [rf"model\.layers\.{LAYERS}.*"]  # the class names the layer of the large model
+    target.config.num_mtp_layers = heads
+    # The class names the layers of the large model.
+    ours = [rf"model\.layers\.{LAYERS + number}.*" for number in range(heads)]
     monkeypatch.setattr(target, "_keys_to_ignore_on_load_unexpected", ours)
     theirs = kind.from_pretrained(target)
     cache = cache_utils.MtpCache(config=target.config.get_mtp_config())
@@ -220,13 +238,49 @@ def test_logits_are_those_of_transformers(
     states = target.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state
     head.prefill(prompts(1))
     block = head.draft(draft_input([text], [2], told((-1,), [states[0]], [0])))
-    found = drawn_from(head, block, 0)
-    for i, ids in enumerate((text[1:], [int(block.tokens[0, 0])])):
-        at = torch.arange(len(ids))[None] + (1 if i == 0 else len(text))
-        states = theirs.forward_layer(0, states, at, cache, input_ids=torch.tensor([ids]))
+    found, token = drawn_from(head, block, 0), int(block.tokens[0, 0])
+    second = (1, [*text[2:], token], 2) if heads == 2 else (0, [token], 1 + len(text[1:]))
+    for i, (number, ids, at) in enumerate(((0, text[1:], 1), second)):
+        places = torch.arange(len(ids))[None] + at
+        ids, states = torch.tensor([ids]), states[:, -len(ids) :]
+        states = theirs.forward_layer(number, states, places, cache, input_ids=ids)
         wanted = target.lm_head(states[0, -1]).double()
         assert (found[i] - wanted).abs().max() < 1e-4 * wanted.abs().max()
-        states = states[:, -1:]
+
+
+@pytest.mark.parametrize("where", ["inputs", "note"])
+def test_a_pass_that_is_cut_off_leaves_no_trace(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three heads is interrupted in front of its pass or behind it, and the text is
+    drafted for again."""
+    target, reference, _ = head_in("mimo", tmp_path, 3)
+    passes = load_mtp(tmp_path, target)
+    head = ps.MTP(passes)
+    text, states = [3, 9, 27, 17, 51], torch.randn(4, 32)
+    head.prefill(prompts(1))
+
+    def drafted(hidden: HiddenStates) -> None:
+        block = head.draft(draft_input([text], [4], hidden))
+        rows = reference.draft(text, states, block.tokens[0].tolist()).double()
+        assert (drawn_from(head, block, 0) - rows).abs().max() < 1e-4 * rows.abs().max()
+
+    drafted(told((-1,), [states], [0]))
+    new = torch.randn(2, 32)
+    text, states = [*text, 7, 8], torch.cat([states, new])
+    whole, calls = getattr(passes.features, where), []
+
+    def stopped(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes.features, where, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            head.draft(draft_input([text], [4], told((-1,), [new], [4])))
+    drafted(told((-1,), [new], [4]))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
@@ -254,6 +308,10 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     ):
         tensors = {k: w for k, w in {**whole, **change}.items() if w is not None}
         refused(save(target, tensors, tmp_path / "changed"), words)
+    target = target_of("deepseek_v3")
+    target.config.layer_types = ["sliding_attention", "full_attention", "full_attention"]
+    heads = save(target, reference.tensors(), tmp_path / "sliding")
+    refused(heads, "without sliding windows.*given layers of full_attention, sliding", target)
     with pytest.raises(ValueError, match=r"'mtp' below a Hugging Face model.*given nothing above"):
         ps.Chain(["mtp"])
     with pytest.raises(ValueError, match="expected a target with the checkpoint"):
@@ -300,26 +358,17 @@ def test_blocks_of_8_bits(sharded: bool, tmp_path: Path) -> None:
     assert sum(key.startswith("layers.0.") for key in found) == len(wanted) - 4
 
 
-@pytest.mark.parametrize(
-    ("family", "first", "second"),
-    [
-        ("deepseek_v3", "model.layers.3.", "model.layers.4."),
-        ("qwen3_5", "mtp.layers.0.", "mtp.layers.1."),
-        ("mimo", "model.mtp_layers.0.", "model.mtp_layers.1."),
-    ],
-)
-def test_of_several_heads_the_first_is_read(
-    family: str, first: str, second: str, tmp_path: Path
-) -> None:
-    target = target_of(family)
-    tensors = Reference(family, target).tensors()
-    more = {key.replace(first, second): 2 * w for key, w in tensors.items() if first in key}
-    plain, several = (
-        load_mtp(save(target, weights, tmp_path / name), target).network.state_dict()
-        for name, weights in (("plain", tensors), ("several", {**more, **tensors}))
-    )
-    assert plain.keys() == several.keys()
-    assert all(weight.equal(several[key]) for key, weight in plain.items())
+def test_of_several_heads_trees_have_the_first(tmp_path: Path) -> None:
+    target, _, _ = head_in("deepseek_v3", tmp_path, 2)
+    level, line = ps.HuggingFaceLevel(target), ps.DynamicTree(1, 4)
+    first = ps.MTP.from_pretrained(tmp_path, level, tree=line)
+    both = ps.MTP(load_mtp(tmp_path, level), line)
+    alone = ps.MTP(load_mtp(tmp_path, level, most=1))
+    found = [
+        ps.Chain([level, drafter], [3]).generate(PROMPTS, 8, eos_token_id=[]).stats.levels[0]
+        for drafter in (first, both, alone)
+    ]
+    assert len({one.num_accepted_tokens for one in found}) == 1
 
 
 def test_what_routes_to_experts_stays_in_float32(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def drafter_of(kind: str, vocab: int, place: Path, chance: TreeEnumerator) -> An
         heads = last_state_heads.hydra(2, hidden=SIZE, vocab=vocab)
         place = last_state_heads.save_hydra(heads, place)
         return ps.Hydra.from_pretrained(place, target, tree=ps.StaticTree([[0], [1], [0, 0]]))
-    if kind == "mtp":
+    if kind.startswith("mtp"):
         sizes = {"vocab_size": vocab, "hidden_size": SIZE, "num_attention_heads": 2}
         model = mtp_heads.target_of("mimo", **sizes)
-        tensors = mtp_heads.Reference("mimo", model, **sizes).tensors()
+        tensors = mtp_heads.Reference("mimo", model, int(kind[3:] or 1), **sizes).tensors()
         return ps.MTP(load_mtp(mtp_heads.save(model, tensors, place), model), draw=chance.draw)
     if kind in ("dflash", "dspark"):
         blocks = dflash_heads.Variant(
@@ -112,6 +112,17 @@ def test_the_distribution_is_the_targets(
     chance = TreeEnumerator()
     drafter = drafter_of(kind, vocab, tmp_path, chance)
     assert distance(drafter, chance, vocab, window, length, sync) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["mtp2", "mtp3"])
+@pytest.mark.parametrize(("vocab", "window", "length"), [*SHAPES, (2, [3], 4)], ids=str)
+def test_several_heads_of_a_token_each(
+    kind: str, vocab: int, window: list[int], length: int, tmp_path: Path
+) -> None:
+    """Step by step alone: the host knows what each head has read."""
+    chance = TreeEnumerator()
+    drafter = drafter_of(kind, vocab, tmp_path, chance)
+    assert distance(drafter, chance, vocab, window, length, None) < 1e-12
 
 
 @pytest.mark.parametrize("sync", [None, False], ids=["step by step", "at once"])

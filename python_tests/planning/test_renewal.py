@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from formulas import accepted_distribution
 from toy import Enumerator, ToyLevel, distribution, text_distribution
 
 import polyspec_ext as ps
-from benchmarks.theory import accepted_distribution
 from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
 from polyspec_ext.runtime.rows import StateRows

@@ -1,4 +1,4 @@
-"""Formulas of `planning.theory` and `benchmarks.theory` against the papers' printed numbers and
+"""Formulas of `planning.theory` and of `formulas` against the papers' printed numbers and
 enumerations."""
 
 from __future__ import annotations
@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 import math
 
+import formulas
 import numpy as np
 import pytest
 
-from benchmarks import theory as formulas
 from polyspec_ext.planning import theory
 
 # Wang et al.: T_i, L_{i-new}, T_new, L_new, T_{i+1}, L_i; T_new/T_i and the right side of (1) (the

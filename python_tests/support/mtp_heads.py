@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,15 +100,27 @@ def _sharpened(model: Any) -> Any:
     return model
 
 
+@dataclass
+class Head:
+    """Modules of a head, and its product of embedding and state."""
+
+    layers: Any
+    norm: Any
+    embed_norm: Any
+    state_norm: Any
+    fc: torch.Tensor
+
+
 class Reference:
-    """A head with random weights: its layers are those of a second model of the family.
+    """Heads with random weights: the layers of each are those of another model of the family.
 
     Args:
         family: of `FAMILIES`.
-        target: of which it reads embeddings and output head.
+        target: of which they read embeddings and output head.
+        heads: how many; head k drafts token k, and the last one all tokens behind.
     """
 
-    def __init__(self, family: str, target: Any, **sizes: int) -> None:
+    def __init__(self, family: str, target: Any, heads: int = 1, **sizes: int) -> None:
         self.family, self.target = FAMILIES[family], target
         config = self.family.config(**sizes)
         nemotron = self.family.layout == "nemotron"
@@ -120,74 +133,86 @@ class Reference:
             config.first_k_dense_replace = 0
         if not nemotron:
             config.num_hidden_layers = 1
-        body = _random(config, 7).model
-        self.layers, self.rotary = body.layers, getattr(body, "rotary_emb", None)
-        self.norm = body.norm_f if nemotron else body.norm
-        kind, width = type(self.norm), target.config.hidden_size
-        with torch.no_grad():
+        self.heads: list[Head] = []
+        for number in range(heads):
+            body = _random(config, 7 + number).model
+            self.rotary = getattr(body, "rotary_emb", None)
+            norm = body.norm_f if nemotron else body.norm
+            width = target.config.hidden_size
             eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
-            self.embed_norm, self.state_norm = kind(width, eps=eps), kind(width, eps=eps)
-            for norm in (self.embed_norm, self.state_norm):
-                norm.weight += 0.3 * torch.randn(width)
-            self.fc = torch.randn(width, 2 * width) / 8
+            norms = [type(norm)(width, eps=eps) for _ in range(2)]
+            with torch.no_grad():
+                for each in norms:
+                    each.weight += 0.3 * torch.randn(width)
+            self.heads.append(Head(body.layers, norm, *norms, torch.randn(width, 2 * width) / 8))
+            if self.family.layout == "qwen":  # all but the layers are shared
+                self.heads[number] = replace(self.heads[0], layers=body.layers)
 
     @torch.no_grad()
-    def behind(
-        self, tokens: Sequence[int], states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits ``[V]`` and the state ``[H]`` behind the last of pairs of tokens and the
-        states ``[n, H]`` in front of them."""
+    def behind(self, tokens: Sequence[int], states: torch.Tensor, number: int = 0) -> torch.Tensor:
+        """Return a head's states ``[n, H]`` behind pairs of tokens and the states ``[n, H]`` in
+        front of them."""
+        head = self.heads[number]
         embeds = self.target.get_input_embeddings()(torch.tensor(tokens))[None]
-        pair = [self.embed_norm(embeds), self.state_norm(states[None])]
+        pair = [head.embed_norm(embeds), head.state_norm(states[None])]
         if self.family.layout == "mimo":
             pair.reverse()
-        x, count = torch.cat(pair, -1) @ self.fc.T, len(tokens)
+        x, count = torch.cat(pair, -1) @ head.fc.T, len(tokens)
         mask = torch.full((count, count), torch.finfo(torch.float32).min).triu(1)[None, None]
         options: dict[str, Any] = {}
         if self.rotary is not None:
             options["position_embeddings"] = self.rotary(x, torch.arange(count)[None])
-        for layer in self.layers:
+        for layer in head.layers:
             x = layer(x, attention_mask=mask, **options)
-        state = self.norm(x)[0, -1]
-        return self.target.get_output_embeddings()(state), state
+        out: torch.Tensor = head.norm(x)[0]
+        return out
 
+    @torch.no_grad()
     def draft(
         self, text: Sequence[int], states: torch.Tensor, drafted: Sequence[int]
     ) -> torch.Tensor:
         """Return the logits ``[n, V]`` that each of the `drafted` tokens is drawn from, behind a
         text whose tokens but the last have these states."""
-        tokens, rows = list(text[1:]), []
-        for token in drafted:
-            logits, state = self.behind(tokens, states)
-            rows.append(logits)
-            tokens.append(token)
-            states = torch.cat([states, state[None]])
+        tokens, rows, behind = [*text, *drafted], [], states
+        for step in range(len(drafted)):
+            head = min(step, len(self.heads) - 1)
+            if step == head > 0:  # all pairs, with what the head before says and the next tokens
+                states = behind
+            elif step:  # a pair more of the last head
+                states = torch.cat([states, behind[-1:]])
+            behind = self.behind(tokens[head + 1 :][: len(states)], states, head)
+            rows.append(self.target.get_output_embeddings()(behind[-1]))
         return torch.stack(rows)
 
     def tensors(self, layers: int = LAYERS) -> dict[str, torch.Tensor]:
         """Return the weights under the names in a checkpoint of a target of so many layers."""
-        if self.family.layout == "deepseek":
-            begin, inner = f"model.layers.{layers}.", ""
-            parts = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-        elif self.family.layout == "qwen":
-            begin, inner = "mtp.", "layers.0."
-            parts = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
-        elif self.family.layout == "mimo":
-            begin, inner = "model.mtp_layers.0.", ""
-            parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
-        else:
-            begin, inner = "mtp.layers.", "0."
-            parts = ("0.enorm", "0.hnorm", "0.eh_proj", "1.final_layernorm")
-        weights = (self.embed_norm.weight, self.state_norm.weight, self.fc, self.norm.weight)
-        found = {f"{begin}{part}.weight": w for part, w in zip(parts, weights, strict=True)}
-        for number, layer in enumerate(self.layers):
-            at = begin + (f"{number}." if inner == "0." else inner)
-            for key, value in layer.state_dict().items():
-                found |= {at + name: w for name, w in self._published(key, value)}
-        if self.family.layout == "deepseek":
-            head, embeds = self.target.get_output_embeddings(), self.target.get_input_embeddings()
-            found[f"{begin}shared_head.head.weight"] = head.weight
-            found[f"{begin}embed_tokens.weight"] = embeds.weight
+        found: dict[str, torch.Tensor] = {}
+        for number, head in enumerate(self.heads):
+            count = len(head.layers)
+            if self.family.layout == "deepseek":
+                begin = f"model.layers.{layers + number}."
+                parts = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+            elif self.family.layout == "qwen":
+                begin = "mtp."
+                parts = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+            elif self.family.layout == "mimo":
+                begin = f"model.mtp_layers.{number}."
+                parts = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+            else:
+                begin, first = "mtp.layers.", number * count
+                parts = (f"{first}.enorm", f"{first}.hnorm", f"{first}.eh_proj",
+                         f"{first + 1}.final_layernorm")  # fmt: skip
+            weights = (head.embed_norm.weight, head.state_norm.weight, head.fc, head.norm.weight)
+            found |= {f"{begin}{part}.weight": w for part, w in zip(parts, weights, strict=True)}
+            inner = {"qwen": "layers.{}.", "nemotron": "{}."}.get(self.family.layout, "")
+            for i, layer in enumerate(head.layers):
+                at = begin + inner.format(number * count + i)
+                for key, value in layer.state_dict().items():
+                    found |= {at + name: w for name, w in self._published(key, value)}
+            if self.family.layout == "deepseek":
+                model = self.target
+                found[f"{begin}shared_head.head.weight"] = model.get_output_embeddings().weight
+                found[f"{begin}embed_tokens.weight"] = model.get_input_embeddings().weight
         return {name: weight.detach().clone() for name, weight in found.items()}
 
     def _published(self, key: str, value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -7,28 +7,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mtp_heads
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.cli.run import run_command
+from polyspec_ext.drafters.mtp import load_mtp, new_mtp
 from polyspec_ext.levels import HuggingFaceLevel, load
+from polyspec_ext.tensors import RowCounts
 from training.__main__ import make_parser
 from training.rows import Document, Stream, frequent
 from training.session import HeadTraining, Settings
+from training.states import States, Teacher
 from training.steps import Steps
 from training.texts import documents_of, read_texts, split
+from training.unrolled import Unrolled
 
 SMALL = Settings(draft_vocab=64, inner=32, length=24, batch=2, block=4, rate=3e-3)
+MTP = replace(SMALL, version=0, draft_vocab=None, inner=None)
 
 
 def own_texts(model: Any, count: int) -> list[Document]:
     """What the model says to random prompts of four tokens."""
     generator = torch.Generator().manual_seed(1)
-    prompts = torch.randint(0, V, (count, 4), generator=generator).tolist()
-    chain = ps.Chain([HuggingFaceLevel(model)])
+    ids = model.config.vocab_size
+    prompts = torch.randint(0, ids, (count, 4), generator=generator).tolist()
+    chain = ps.Chain([ps.Level(model)])
     out = chain.generate(prompts, max_new_tokens=30, temperature=1.0, seed=0)
     return [Document(row, 4) for row in out.sequences]
 
@@ -82,19 +90,58 @@ def test_a_trained_drafter_of_blocks_is_accepted(rank: int, tmp_path: Path) -> N
     assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", "deepseek_v3"])
+def test_a_trained_mtp_head_is_read_and_accepted(family: str, tmp_path: Path) -> None:
+    """In the layout of its target's family, or MiMo's; loaded, it drafts from the same logits."""
+    model = make("llama", 4) if family == "llama" else mtp_heads.target_of(family)
+    documents = own_texts(model.requires_grad_(False), 24)
+    training = HeadTraining(model, documents, documents[:6], tmp_path, MTP)
+    before = training.report()
+    training.run(tokens=12 * 4 * 24)
+    after = training.report()
+    assert len(after["overlap"]) == 3
+    assert sum(after["overlap"]) > sum(before["overlap"]) + 0.05
+    names = load_file(tmp_path / "model.safetensors")
+    first = {"llama": "model.mtp_layers.0.input_proj", "qwen3_5": "mtp.fc"}
+    assert f"{first.get(family, 'model.layers.3.eh_proj')}.weight" in names
+    # A plain pass of the trained weights over a text and the target's states of it.
+    level = ps.Level(model)
+    head = load_mtp(tmp_path, level)
+    head.begin(1, 64)
+    ids = documents[0].ids[None]
+    with torch.no_grad():
+        states = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        out = head.extend(ids[:, 1:], states, RowCounts([ids.shape[1] - 1]))
+        teacher = Teacher(model, head.config, None)
+        trained, _ = new_mtp(model)
+        run = torch.load(tmp_path / "training" / "run.pt", weights_only=True)
+        trained.load_state_dict({key: w.bfloat16() for key, w in run["head"].items()})
+        padded = torch.cat([states, states[:, -1:]], 1)
+        rows = States(ids, torch.ones_like(ids, dtype=torch.bool), padded, padded)
+        (draft,) = Unrolled(trained, teacher, 1).drafts(rows)
+        wanted = teacher.logits(draft.states[:, -1])
+    assert (head.logits(out)[:, 0] - wanted).abs().max() < 1e-3 * wanted.abs().max()
+    # In use as reported.
+    prompts = [document.ids[:4].tolist() for document in documents[:16]]
+    chain = ps.Chain([level, f"mtp:{tmp_path}"], [1])
+    out = chain.generate(prompts, 100, temperature=1.0, seed=0)
+    assert abs(out.stats.levels[0].draft_acceptance_rate - after["overlap"][0]) < 0.05
+
+
 class _Stopped(Exception):
     pass
 
 
+@pytest.mark.parametrize("settings", [SMALL, MTP], ids=["eagle3", "mtp"])
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit, from the middle of a block, one of whose kept states is gone."""
     model = make("llama", 4).requires_grad_(False)
     documents = own_texts(model, 16)
 
     def training(place: str, **options: Any) -> HeadTraining:
-        return HeadTraining(model, documents, documents[:2], tmp_path / place, SMALL, **options)
+        return HeadTraining(model, documents, documents[:2], tmp_path / place, settings, **options)
 
     training("whole").run(tokens=3 * 4 * 24)
 
@@ -217,14 +264,16 @@ def test_some_texts_are_held_out_and_none_of_these_is_learnt() -> None:
         split(documents[:1], 20)
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_command_trains_a_head_for_the_shipped_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in LINES))
-    words = ["eagle3", "--target", str(tiny.path("target")), "--texts", str(file)]
+    words = [kind, "--target", str(tiny.path("target")), "--texts", str(file)]
     words += ["--output", str(tmp_path / "head"), "--max-new-tokens", "30", "--temperature", "0"]
-    words += ["--length", "16", "--block", "4", "--draft-vocab", "64", "--inner", "32"]
+    words += ["--length", "16", "--block", "4"]
+    words += ["--draft-vocab", "64", "--inner", "32"] if kind == "eagle3" else []
     assert run_command(make_parser(), [*words, "--tokens", "64"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["overlap"]) == 3
@@ -233,9 +282,11 @@ def test_the_command_trains_a_head_for_the_shipped_target(
     assert "--resume: expected --resume" in capsys.readouterr().err
     assert run_command(make_parser(), [*words, "--tokens", "128", "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens_read"] == 128
-    assert (
-        ps.Eagle.from_pretrained(tmp_path / "head", load(tiny.path("target"))).config.version == 3
-    )
+    target = load(tiny.path("target"))
+    if kind == "eagle3":
+        assert ps.Eagle.from_pretrained(tmp_path / "head", target).config.version == 3
+    else:
+        ps.MTP.from_pretrained(tmp_path / "head", target)
 
 
 @pytest.mark.parametrize(
