@@ -374,8 +374,9 @@ class Batch:
                 if self._policy is not None:
                     self._choose_windows(self._policy)
                 committed = self._round_apart() if self._isolates else self._engine.round()
-                self._keep([row for row in self.rows if not row.kept and not row.ended], True)
-                self._keep([row for row in self.rows if row.ended])
+                if self._prefixes is not None:  # behind the first round of a text, and its last
+                    self._keep([row for row in self.rows if not row.kept and not row.ended], True)
+                    self._keep([row for row in self.rows if row.ended])
             seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
             recorder.decoded(seconds)
         except BaseException:
