@@ -19,6 +19,7 @@ from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
 from .inputs import Floats, Ints, Prompt, Tokenized
+from .kv_cache import Prefixes
 from .levels import (
     ELEMENTS,
     BatchedLevel,
@@ -43,6 +44,8 @@ from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
 
 Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each
+_KEPT = 16384  # tokens whose keys and values are kept for calls with `cache_prompt`
+_STATES = 8  # and texts of a level with a state that cannot be cut
 
 
 class Prediction(NamedTuple):
@@ -293,6 +296,7 @@ class Chain:
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         self._tokenizer = TargetTokenizer(given[0], names[0])
+        self._prefixes = Prefixes(_KEPT, _STATES)
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
@@ -336,7 +340,7 @@ class Chain:
         """
         with self.owner.work():
             pass
-        made = ("owner", "engine", "_tokenizer")
+        made = ("owner", "engine", "_tokenizer", "_prefixes")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -435,9 +439,8 @@ class Chain:
         """Answer a conversation through the chat template of the target's tokenizer: an iterator
         over the answer's text, whose `message` goes on with it.
 
-        What the chain's last call has left in the caches is not read again (`batch`), as far as
-        this conversation begins with the same tokens. Turns for which the context of the levels has
-        no room are left out, the oldest first.
+        What calls before have read of the conversation is not read again (`batch`). Turns for which
+        the context of the levels has no room are left out, the oldest first.
 
         Args:
             messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
@@ -503,14 +506,13 @@ class Chain:
             max_new_tokens ... eos_token_id, rules: as of `generate`.
             encoder_input_ids: as of `generate`, or an `EncodedInput`, which has a mask as well.
             processors, observe: as of `Batch`. Processors come behind the rules.
-            cache_prompt: keep what the chain's last call has left in the caches of the beginning of
-                the prompt, and read the rest only. Tokens and draws are those of reading all of it:
-                with packed weights bit for bit (`HuggingFaceLevel.varies`), else up to the rounding
-                of passes of other lengths. Several prompts are compared with those of a call of as
-                many, none of which has ended before the others. Levels that cannot go on so, such
-                as those with a streaming cache, read all; so does the chain where its last call
-                failed or its levels have been used otherwise since. Weights must not have changed
-                in between. `Stats.num_cached_tokens` tells what was kept.
+            cache_prompt: keep copies of what the levels read of prompts and answers, and read of a
+                prompt only what calls before with `cache_prompt` have not read. Tokens and draws
+                are those of reading all of it: with packed weights bit for bit
+                (`HuggingFaceLevel.varies`), else up to the rounding of passes of other lengths.
+                Levels that cannot begin so, such as those with a streaming cache, read all.
+                Weights must not have changed in between. 16384 tokens are kept beside the prompts
+                of the call. `Stats.num_cached_tokens` counts tokens that were not read again.
 
         Raises:
             TypeError, ValueError: as of `generate`.
@@ -528,6 +530,7 @@ class Chain:
         inputs.require_batches(self.names, self.engine.parts, len(rows))
         for row in rows:
             row.encoded = encoded
+        self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
         return Batch(
             self.engine,
             self.owner,
@@ -535,7 +538,7 @@ class Chain:
             policy=self.policy,
             processors=processors,
             observe=observe,
-            cache_prompt=cache_prompt,
+            prefixes=self._prefixes if cache_prompt else None,
         )
 
     def requests(

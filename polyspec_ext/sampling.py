@@ -79,6 +79,10 @@ class RequestProcessors:
             return cast(MaskSource, source).masks(prefix, count)
         return [None] * count
 
+    def forces(self, row: int) -> bool:
+        """Return whether `forced` may have tokens for a row."""
+        return any(hasattr(processor, "forced") for processor in self._of_row.get(row, ()))
+
     def forced(self, prefix: Sequence[int], most: int, row: int) -> list[int]:
         """Return tokens, at most `most`, of which each is the only one that a row allows behind
         `prefix` and those before it."""

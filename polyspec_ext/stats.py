@@ -155,8 +155,8 @@ class Stats:
     decoding are timed apart.
 
     Attributes:
-        num_cached_tokens: of the prompt's, those that the target's cache held already, of the call
-            before (``Chain.batch(cache_prompt=)``).
+        num_cached_tokens: of the prompt's, those that the target did not read, of which copies
+            were kept (``Chain.batch(cache_prompt=)``).
     """
 
     levels: list[LevelStats]

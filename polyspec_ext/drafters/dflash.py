@@ -360,7 +360,6 @@ class DFlash(HeadDrafter):
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        self.revision += 1
         head, device = self._head, self.device
         head.passes = inputs.passes
         features, ids = head.features, inputs.tokens

@@ -32,6 +32,7 @@ _STEP = 256  # pairs per row that the cache grows by
 
 # Appends pairs: from tokens [B, W] int64, features [B, W, F] and the pairs of each row to the state
 # behind each row's last pair, [B, 1, H].
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # keys and values [H, N, D] by layer
 Append = Callable[[torch.Tensor, torch.Tensor, RowCounts], torch.Tensor]
 
 
@@ -83,15 +84,18 @@ class FeatureCache:
         self._pairs = RowCounts([0] * batch)
         self._states = torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
         if self._cache is None or not self._cache.refit(batch):
-            self._cache = RollbackCache(
-                self._config,
-                batch,
-                dtype=self.dtype,
-                device=self.device,
-                capacity=-(-max(capacity, 1) // _STEP) * _STEP,
-                step=_STEP,
-                bucket=1 if self.device.type == "cpu" else DEVICE_BUCKET,
-            )
+            self._cache = self._empty(batch, capacity)
+
+    def _empty(self, batch: int, capacity: int) -> RollbackCache:
+        return RollbackCache(
+            self._config,
+            batch,
+            dtype=self.dtype,
+            device=self.device,
+            capacity=-(-max(capacity, 1) // _STEP) * _STEP,
+            step=_STEP,
+            bucket=1 if self.device.type == "cpu" else DEVICE_BUCKET,
+        )
 
     def admit(self, rows: Sequence[int]) -> None:
         """Empty rows, and append rows without pairs where the numbers go on behind the last."""
@@ -103,6 +107,22 @@ class FeatureCache:
         self._states = torch.cat([self._states, more])
         self._states[list(rows)] = 0
         self.cache.admit(rows)
+
+    def save(self, row: int, begin: int, end: int) -> Pairs:
+        """Return copies of the pairs [begin, end) of a row, by layer."""
+        return self.cache.save(row, begin, end)
+
+    def fill(self, row: int, pairs: Sequence[Pairs]) -> None:
+        """Replace the pairs of a row by copies, one behind the other."""
+        count = sum(copy[0][0].shape[1] for copy in pairs)
+        single = self._empty(1, count)
+        for copy in pairs:
+            single.restore(copy, copy[0][0].shape[1])
+        if count:
+            self.cache.take(single, [row])
+        kept = list(self._on_host())
+        kept[row] = count
+        self._pairs = RowCounts(kept)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in that order."""
@@ -405,7 +425,6 @@ class LastStateDrafter:
         self.max_length: int | None = None
         self.num_forward_passes = 0
         self._passes: dict[int, int] = {}  # of a tree by its depth
-        self.revision = 0  # nothing is remembered
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make another over copies, for `copy` and `pickle`."""
@@ -505,7 +524,7 @@ class LastStateDrafter:
 
     def save(self, row: int, begin: int, end: int) -> None: ...
 
-    def restore(self, sequence: None, saved: None) -> None: ...
+    def restore(self, sequence: None, saved: None, count: int) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None: ...
 

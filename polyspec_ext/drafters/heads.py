@@ -38,7 +38,7 @@ from .base import (
     TreeSize,
 )
 from .checkpoint import Target
-from .features import FeatureCache
+from .features import FeatureCache, Pairs
 from .model import draw_chain
 from .trees import Nodes, Tree
 
@@ -374,7 +374,6 @@ class HeadDrafter:
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
         self._passes: dict[int, int] = {}  # of a tree by its depth
-        self.revision = 0  # see `Continuing`
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -399,46 +398,54 @@ class HeadDrafter:
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> None:
         # The prompts' states come with the first draft.
-        self.revision += 1
-        if prompts.held is None:
-            self._head.begin(prompts.tokens.shape[0], prompts.capacity)
+        self._head.begin(prompts.tokens.shape[0], prompts.capacity)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         """Read nothing: the states come with the next draft."""
 
-    def open(self, capacity: int) -> None: ...
+    # A sequence is the copies of pairs that it begins with: the states behind come with a draft.
 
-    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
+    def open(self, capacity: int) -> list[Pairs]:
+        return []
+
+    def extend(
+        self, sequence: list[Pairs], tokens: torch.Tensor, layers: tuple[int, ...]
+    ) -> None: ...
 
     @torch.inference_mode()
     def admit(
         self,
-        sequences: Sequence[None],
+        sequences: Sequence[list[Pairs]],
         lengths: Sequence[int],
         capacity: int,
         rows: Sequence[int] | None,
     ) -> None:
-        self.revision += 1
         if rows is None:
             self._head.begin(len(sequences), capacity)
         else:
             self._head.features.admit(rows)
+        numbers = range(len(sequences)) if rows is None else rows
+        for row, sequence in zip(numbers, sequences, strict=True):
+            if sequence:
+                self._head.features.fill(row, sequence)
 
-    def save(self, row: int, begin: int, end: int) -> None:
-        """Save nothing: the states of the verifier are not kept."""
+    @torch.inference_mode()
+    def save(self, row: int, begin: int, end: int) -> Pairs:
+        # The last pair of a text is that of its last token but one.
+        return self._head.features.save(row, max(begin - 1, 0), end - 1)
 
-    def restore(self, sequence: None, saved: None) -> None: ...
+    def restore(self, sequence: list[Pairs], saved: Pairs, count: int) -> None:
+        count -= not sequence  # the first token of a text ends no pair
+        sequence.append([(keys[:, :count], values[:, :count]) for keys, values in saved])
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        self.revision += 1
         if RowCounts.of(lengths).host is not None:  # else the next draft keeps what it is told to
             self._head.features.rollback(lengths)
         return lengths
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self.revision += 1
         self._head.features.select(rows)
 
     @torch.inference_mode()
@@ -450,7 +457,6 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        self.revision += 1
         head, head.passes = self._head, inputs.passes
         states = head.features.read(
             inputs, self._head.config.hidden_layers, head.extend, self._follow

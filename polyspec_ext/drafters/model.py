@@ -17,7 +17,6 @@ from ..levels import HuggingFaceLevel, IdMap
 from ..levels.base import (
     Admitting,
     BatchedLevel,
-    Continuing,
     DeviceLengths,
     InputBlock,
     Level,
@@ -114,6 +113,7 @@ class DraftModel:
             keeps_lengths=can.keeps_lengths,
             continues=can.continues,
             admits=can.admits,
+            reads_together=can.reads_together,
             saves_rows=can.saves_rows,
             id_map=can.id_map,
             trees=self.paths > 1,
@@ -124,11 +124,6 @@ class DraftModel:
     def _tree_size(self, depth: int) -> TreeSize:
         depth = min(depth, DEEPEST)
         return TreeSize(self.paths * depth, self.paths * (depth - 1))
-
-    @property
-    def revision(self) -> int:
-        """See `Continuing`."""
-        return cast(Continuing, self._level).revision
 
     @property
     def one_at_a_time(self) -> str:
@@ -159,6 +154,15 @@ class DraftModel:
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> object:
         return cast(Admitting, self._level).extend(sequence, tokens, ())
 
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...],
+    ) -> object:
+        return cast(Admitting, self._level).extend_together(sequences, tokens, counts, ())
+
     def admit(
         self,
         sequences: Sequence[Any],
@@ -171,8 +175,8 @@ class DraftModel:
     def save(self, row: int, begin: int, end: int) -> Any:
         return cast(Admitting, self._level).save(row, begin, end)
 
-    def restore(self, sequence: Any, saved: Any) -> None:
-        cast(Admitting, self._level).restore(sequence, saved)
+    def restore(self, sequence: Any, saved: Any, count: int) -> None:
+        cast(Admitting, self._level).restore(sequence, saved, count)
 
     def reserve_span(self, tokens: int) -> Hashable | None:
         return cast(DeviceLengths, self._level).reserve_span(tokens)

@@ -127,7 +127,7 @@ class ProposalDrafter:
     def save(self, row: int, begin: int, end: int) -> None:
         """Save nothing: reading costs no more."""
 
-    def restore(self, sequence: list[int], saved: None) -> None: ...
+    def restore(self, sequence: list[int], saved: None, count: int) -> None: ...
 
     def select(self, rows: Sequence[int]) -> None:
         self._contexts = [self._contexts[row] for row in rows]
@@ -141,34 +141,25 @@ class ProposalDrafter:
         vocab_size = min(self.vocab_size, inputs.vocab_size)
         proposals = [_Checked([])] * len(lengths)
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
-            if lengths[b] == 0:
-                continue
             context = self._contexts[b]
-            if self._trees:
+            if count and self._trees:
                 # Behind a tree the text continues along the accepted path.
                 assert inputs.text is not None
                 context.tokens[:] = inputs.text(b).tolist()
             else:
                 context.tokens += row[:count]
+            if lengths[b] == 0:
+                continue
             context.round, context.eos = rounds[b], inputs.eos[b]
             context.sampling = inputs.parameters.sampling[b]
             context.seed = inputs.parameters.seeds[b]
             context.request = inputs.requests[b]
-            forced: list[int] = []
-            if inputs.processors is not None and not self._trees:
-                known = inputs.processors.forced(context.tokens, lengths[b], context.request)
-                forced = list(itertools.takewhile(vocab_size.__gt__, known))
-                context.tokens += forced
-            proposal, most = _Checked([]), lengths[b] - len(forced)
-            if most:
-                proposal = self._checked(self._propose(b, most), most, vocab_size)
+            proposal = self._checked(self._propose(b, lengths[b]), lengths[b], vocab_size)
             if proposal.parents is None:
                 proposal = proposal._replace(tokens=cut_at_eos(proposal.tokens, context.eos))
                 # The last token of a text comes again with the next draft.
                 context.tokens += proposal.tokens
                 context.tokens.pop()
-            if forced:
-                proposal = proposal.behind(forced)
             if len(lengths) > 1 and proposal.logits is not None:
                 # Another row's drafter may write its rows in the same buffer.
                 copied = None if proposal.statistics is None else proposal.statistics.clone()
@@ -276,18 +267,6 @@ class _Checked(NamedTuple):
     @property
     def rows(self) -> int:
         return len(self.tokens) + (self.parents is not None)
-
-    def behind(self, forced: list[int]) -> _Checked:
-        """Return the chain behind deterministic tokens, whose rows are one-hot."""
-        tokens, logits = forced + self.tokens, self.logits
-        if logits is None or not self.tokens:
-            return _Checked(tokens)
-        more = max(0, max(forced) + 1 - logits.shape[2])
-        logits = torch.nn.functional.pad(
-            logits[:, : len(self.tokens)], (0, more, len(forced), 0), value=-torch.inf
-        )
-        logits[0, range(len(forced)), forced] = 0
-        return _Checked(tokens, None, logits)
 
 
 def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool) -> RowBuffer:

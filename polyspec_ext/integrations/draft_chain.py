@@ -389,7 +389,7 @@ class DraftChain:
             self._running[text.number] = text
             try:
                 if self._batch.admits:
-                    reading = self._batch.open(row, {}, 0)
+                    reading = self._batch.open(row)
                     while reading.left:
                         self._batch.read(reading, _CHUNK)
                     readings.append(reading)

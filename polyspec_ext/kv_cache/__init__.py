@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .prefixes import Prefixes
 from .rollback import RollbackCache
 from .state import CroppedState, SequenceState
 
-__all__ = ["CroppedState", "RollbackCache", "SequenceState"]
+__all__ = ["CroppedState", "Prefixes", "RollbackCache", "SequenceState"]

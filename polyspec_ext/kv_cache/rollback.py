@@ -551,21 +551,26 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
-        each, by layer."""
+        each, by layer; of no heads where a layer has never been written."""
+        none = torch.empty(0, end - begin, 0)
         return [
             (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
+            if layer.is_initialized
+            else (none, none)
             for layer in self.layers
         ]
 
-    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Append keys and values of `save` to a cache of one row, whose length the host knows."""
+    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+        """Append keys and values of the first `count` tokens of `save` to a cache of one row,
+        whose length the host knows."""
         rows = self.rows
         assert rows.host is not None, "the length is on the device"
         begin = rows.host[0]
-        end = begin + saved[0][0].shape[1]
+        end = begin + count
         rows.make_room(end)
         for layer, (keys, values) in zip(self.layers, saved, strict=True):
-            layer.put(keys, values, begin)
+            if len(keys):
+                layer.put(keys[:, :count], values[:, :count], begin)
         rows.place(RowCounts([end]))
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
@@ -593,7 +598,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         mine.peak = max(mine.peak, *lengths)
         index = torch.tensor(list(rows))
         for layer, filled in zip(self.layers, other.layers, strict=True):
-            layer.take(filled, index)
+            if filled.is_initialized:
+                layer.take(filled, index)
         mine.place(RowCounts(lengths))
         mine.status.index_copy_(0, index.to(mine.status.device), theirs.status)
 

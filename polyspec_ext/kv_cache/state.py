@@ -21,11 +21,12 @@ class SequenceState:
 
     Attributes:
         batches: it holds rows of different lengths, and has `inputs` and `select`.
-        takes_rows: rows can be put in, and of a tree a path can stay: it has `admit`, `take`,
-            `save`, `restore` and `keep_path`, as `RollbackCache` has them.
+        takes_rows: rows can be put in, and of a tree a path can stay: it has `admit`, `take` and
+            `keep_path`, as `RollbackCache` has them.
         in_one_place: its lengths can stay on the device for a whole round: it has `reserve_span`
             and `note_lengths`, as `RollbackCache` has them.
-        keeps_all: no rollback is too long for it.
+        keeps_all: no rollback is too long for it; it has `save` and `restore`, as `RollbackCache`
+            has them.
         longest_pass: tokens of a row that one pass may append.
         only_drafts: why logits depend on the passes that have read a text, so that none but plain
             decoding has the model's distribution; or None.
@@ -84,3 +85,15 @@ class CroppedState(SequenceState):
             # A negative count removes that many; every 5.x release of transformers has it so.
             self.past.crop(-excess)
         return lengths
+
+    def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Save as `RollbackCache.save`."""
+        return [
+            (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
+            for layer in self.past.layers
+        ]
+
+    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+        """Restore as `RollbackCache.restore`."""
+        for number, (keys, values) in enumerate(saved):
+            self.past.update(keys[None, :, :count], values[None, :, :count], number)

@@ -168,13 +168,15 @@ class LevelCapabilities:
         keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
             (`device_lengths`): it has the methods of `DeviceLengths`.
         admits: rows can join the batch at hand: it has the methods of `Admitting`.
+        reads_together: several sequences can be read from their first token on in padded passes,
+            by `Admitting.extend_together`.
         saves_rows: `Admitting.save` copies a row from its first token alone, and only where the
             level has a copy of its state.
         replays: tokens behind a checkpoint that it reads again within a pass at most; the host has
             it read more in a pass of their own. 0: all.
-        continues: the batch at hand can go on with other prompts, behind what both have in common
-            (`PromptBatch.held`): it has the attribute of `Continuing`. Then its logits depend on
-            the text alone, up to rounding, and not on the passes that have read it.
+        continues: a batch can begin behind copies of what was read before: it has the methods of
+            `Admitting`, with `rows` None unless it `admits`. Then its logits depend on the text
+            alone, up to rounding, and not on the passes that have read it.
         sharded: several processes have shards of the level and must make the same passes: no
             decision of theirs may follow a clock.
         checked: outputs have the form that the contract says and are not checked again.
@@ -190,6 +192,7 @@ class LevelCapabilities:
     trees: bool = False
     keeps_lengths: bool = False
     admits: bool = False
+    reads_together: bool = False
     saves_rows: bool = False
     replays: int = 0
     continues: bool = False
@@ -228,9 +231,6 @@ class PromptBatch(NamedTuple):
         capacity: the longest row that the batch will have, prompts included; 0: not known.
         hidden_layers: layers whose hidden states are wanted (`Hidden`).
         encoded: for the encoders of encoder-decoder models; other levels leave it alone.
-        held: tokens that each row of the batch at hand has, and keeps in front of `tokens`. None:
-            none, everything is forgotten, and the batch may have other rows than the one before.
-            Only of levels whose capabilities have `continues`.
     """
 
     tokens: torch.Tensor
@@ -238,7 +238,6 @@ class PromptBatch(NamedTuple):
     capacity: int = 0
     hidden_layers: tuple[int, ...] = ()
     encoded: EncodedInput | None = None
-    held: Sequence[int] | None = None
 
 
 @dataclass(slots=True)
@@ -311,8 +310,8 @@ class BatchedLevel(Protocol):
     def capabilities(self) -> LevelCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Forget everything but the tokens that ``prompts.held`` counts, and read the prompts.
-        Returns hidden states where `prompts` asks for them, and no logits."""
+        """Forget everything, and read the prompts. The batch may have other rows than the one
+        before. Returns hidden states where `prompts` asks for them, and no logits."""
         ...
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -347,9 +346,10 @@ class BatchedLevel(Protocol):
 
 
 class Admitting(Protocol):
-    """The methods of a level or drafter whose batch rows can join (`LevelCapabilities.admits`). The
-    text of a row is read beside the batch first, into a *sequence*: whatever the level keeps of one
-    row. A level that keeps nothing of its own has sequences that are None."""
+    """The methods of a level or drafter whose batch rows can join (`LevelCapabilities.admits`), or
+    begin behind copies (`continues`). The text of a row is read beside the batch first, into a
+    *sequence*: whatever the level keeps of one row. A level that keeps nothing of its own has
+    sequences that are None."""
 
     def open(self, capacity: int) -> Any:
         """Return an empty sequence, for about `capacity` tokens."""
@@ -358,6 +358,17 @@ class Admitting(Protocol):
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
         """Append tokens ``[1, T]`` to a sequence. Returns hidden states where `layers` asks for
         them."""
+        ...
+
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...],
+    ) -> Hidden | None:
+        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to sequence b, which is empty, as `extend`
+        does; of a level that `reads_together`. Behind an error the sequences are empty."""
         ...
 
     def admit(
@@ -382,21 +393,10 @@ class Admitting(Protocol):
         nothing that is worth a copy."""
         ...
 
-    def restore(self, sequence: Any, saved: Any) -> None:
-        """Append a copy of `save` to a sequence, behind the tokens in front of it."""
+    def restore(self, sequence: Any, saved: Any, count: int) -> None:
+        """Append the first `count` tokens of a copy of `save` to a sequence, behind the tokens in
+        front of it; of a level that `saves_rows` all of them."""
         ...
-
-
-class Continuing(Protocol):
-    """The attribute of a level or drafter whose batch can go on with other prompts
-    (`LevelCapabilities.continues`).
-
-    Attributes:
-        revision: another number after every call that may have changed the cache, whoever made it.
-    """
-
-    @property
-    def revision(self) -> int: ...
 
 
 class DeviceLengths(Protocol):
@@ -546,12 +546,6 @@ class CheckedLevel(_Wrapper):
         stated: LevelCapabilities = self.level.capabilities
         return stated
 
-    @property
-    def revision(self) -> int:
-        """See `Continuing`."""
-        revision: int = self.level.revision
-        return revision
-
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         return self._states(self.level.prefill(prompts), prompts)
 
@@ -574,8 +568,8 @@ class CheckedLevel(_Wrapper):
     def save(self, row: int, begin: int, end: int) -> Any:
         return self.level.save(row, begin, end)
 
-    def restore(self, sequence: Any, saved: Any) -> None:
-        returned.call(self.name, self.level, "restore", sequence, saved)
+    def restore(self, sequence: Any, saved: Any, count: int) -> None:
+        returned.call(self.name, self.level, "restore", sequence, saved, count)
 
     def _states(self, hidden: Hidden | None, asked: PromptBatch | InputBlock) -> Hidden | None:
         if asked.hidden_layers:

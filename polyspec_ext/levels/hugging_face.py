@@ -6,7 +6,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import torch
 
@@ -169,7 +169,6 @@ class HuggingFaceLevel(ModelLevel):
         self.pack = pack
         self.choice: object | None = None
         self._reserved = 0
-        self._calls = [0]  # that may have changed the cache; one count of all that share it
         self._member: Member | None = None
         # Where the model's weights lie; None: to be asked anew, since a batch begins.
         self._weights: Place | None = None
@@ -243,7 +242,6 @@ class HuggingFaceLevel(ModelLevel):
             owner._member = Shared(owner).owner
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
-        self._calls = self.cache_owner._calls
         self.adopt(owner._cache)
         self._options["shares_cache_with"] = owner
 
@@ -293,6 +291,7 @@ class HuggingFaceLevel(ModelLevel):
             keeps_lengths=True,
             checked=True,
             admits=batches and bool(cache.takes_rows),
+            reads_together=batches and bool(cache.takes_rows),
             continues=cache is not None and bool(cache.keeps_all) and cache.only_drafts is None,
             sharded=self._sharded,
             hidden_size=self.hidden_size,
@@ -305,11 +304,6 @@ class HuggingFaceLevel(ModelLevel):
         """The module from the last states to logits, packed where the passes are."""
         head: torch.nn.Module = self._head
         return head
-
-    @property
-    def revision(self) -> int:
-        """See `Continuing`; levels that share a cache have one."""
-        return self._calls[0]
 
     @property
     def cache(self) -> Any:
@@ -332,7 +326,6 @@ class HuggingFaceLevel(ModelLevel):
         Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
         if isinstance(prompts, torch.Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
-        self._calls[0] += 1
         self._unchanged.require()
         self._weights = None  # between batches they may have moved
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
@@ -343,17 +336,15 @@ class HuggingFaceLevel(ModelLevel):
         rows, longest = tokens.shape
         if counts is not None:
             longest = max(counts, default=0)
-        if prompts.held is not None:
-            hidden = self.append(tokens[:, :longest], counts, layers)
-        else:
-            self.adopt(self.fresh(rows, max(prompts.capacity, longest)))
-            hidden = self._read_prompts(tokens[:, :longest], counts, layers)
+        self.adopt(self.fresh(rows, max(prompts.capacity, longest)))
+        hidden = self._read_prompts(tokens[:, :longest], counts, layers)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
     # ---- rows that join the batch (`Admitting`) ---------------------------------------
 
     def open(self, capacity: int) -> Any:
-        self._require_admitting()
+        if not (self.capabilities.admits or self.capabilities.continues):
+            self._refuse_rows()
         self._unchanged.require()
         return self._make(1, capacity) if self._owns_cache else None
 
@@ -375,6 +366,29 @@ class HuggingFaceLevel(ModelLevel):
         return hidden if layers else None
 
     @torch.inference_mode()
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...] = (),
+    ) -> Hidden | None:
+        if sequences[0] is None:
+            return None
+        if layers:
+            self._states.require(layers, self.name)
+        whole = self._cache
+        self.adopt(self._make(len(sequences), max(counts)))
+        try:
+            hidden = self._read_prompts(tokens, counts, layers)
+            copies = [self._cache.save(row, 0, count) for row, count in enumerate(counts)]
+        finally:
+            self.adopt(whole)
+        for sequence, copy, count in zip(sequences, copies, counts, strict=True):
+            sequence.restore(copy, count)
+        return self.padded_states(hidden, layers, tokens) if layers else None
+
+    @torch.inference_mode()
     def admit(
         self,
         sequences: Sequence[Any],
@@ -382,9 +396,12 @@ class HuggingFaceLevel(ModelLevel):
         capacity: int,
         rows: Sequence[int] | None,
     ) -> None:
-        self._require_admitting()
-        self._calls[0] += 1
-        if self._owns_cache:
+        if not self.capabilities.admits:
+            if rows is not None:
+                self._refuse_rows()
+            self._weights = None
+            self.adopt(sequences[0])
+        elif self._owns_cache:
             if rows is None:
                 self._weights = None
                 self.adopt(self.fresh(len(sequences), capacity))
@@ -402,19 +419,18 @@ class HuggingFaceLevel(ModelLevel):
         return self._cache.save(row, begin, end) if self._owns_cache else None
 
     @torch.inference_mode()
-    def restore(self, sequence: Any, saved: Any) -> None:
-        sequence.restore(saved)
+    def restore(self, sequence: Any, saved: Any, count: int) -> None:
+        sequence.restore(saved, count)
 
     @property
     def _owns_cache(self) -> bool:
         return self._member is None or self._member.rank == 0
 
-    def _require_admitting(self) -> None:
-        if not self.capabilities.admits:
-            raise ValueError(
-                f"{self.name}: expected a level with batches and a cache that keeps every token in "
-                "one run of slots per row, given another to admit rows to"
-            )
+    def _refuse_rows(self) -> NoReturn:
+        raise ValueError(
+            f"{self.name}: expected a level with batches and a cache that keeps every token in "
+            "one run of slots per row, given another to admit rows to"
+        )
 
     def _read_prompts(
         self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
@@ -530,7 +546,6 @@ class HuggingFaceLevel(ModelLevel):
         if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
             with torch.inference_mode():
                 return self.forward(block)
-        self._calls[0] += 1
         if block.hidden_layers:
             self._states.require(block.hidden_layers, self.name)
         if block.parents is not None:
@@ -613,7 +628,6 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        self._calls[0] += 1
         kept: Sequence[int] = (self._member or self._cache).rollback(lengths)
         return kept
 
@@ -621,13 +635,11 @@ class HuggingFaceLevel(ModelLevel):
     def keep_path(
         self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        self._calls[0] += 1
         kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
         return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        self._calls[0] += 1
         (self._member or self._cache).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------

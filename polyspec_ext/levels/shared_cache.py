@@ -204,13 +204,10 @@ class Member:
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Begin a batch, or join the one that another member has begun with the same tokens; or
-        go on behind what this level holds."""
+        """Begin a batch, or join the one that another member has begun with the same tokens."""
         shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
         width = tokens.shape[1]
         limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
-        if prompts.held is not None:
-            return self._go_on(tokens, limits, layers)
         rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
         hidden: Hidden | None = None
         if self.rank == 0:
@@ -256,19 +253,6 @@ class Member:
         joined = dict(zip(rows, lengths, strict=True))
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
         self.ready, self.moves = True, len(shared.selected)
-
-    def _go_on(
-        self, tokens: torch.Tensor, counts: list[int], layers: tuple[int, ...]
-    ) -> Hidden | None:
-        """Read `tokens`, ``counts[b]`` of row b, behind what this level has of the row, but for
-        those that a level above has read."""
-        have = self.lengths
-        self._note(tokens, counts)
-        limits = list(map(int.__add__, have, counts))
-        bounds = zip(have, self.held(), limits, strict=True)
-        done = [min(max(n, above), limit) for n, above, limit in bounds]
-        hidden = self._read_rest(tokens, have, limits, done, layers)
-        return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def _note(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         if self.rank == 0 and self.shared.record is not None:

@@ -75,7 +75,6 @@ class StatefulLevel(ModelLevel):
         num_advanced: rollbacks that did so.
         num_replayed: tokens that were read again behind checkpoints.
         output_head: the module from the last states to logits, packed where the passes are.
-        revision: see `levels.base.Continuing`.
 
     Raises:
         TypeError: not a causal language model, or an argument is none of the above.
@@ -137,7 +136,6 @@ class StatefulLevel(ModelLevel):
             num_layers=self._states.count,
         )
         self._rows: list[RowState] = []
-        self.revision = 0
         self.stepwise, self.advances = False, advance
         self.num_replayed = self.num_advanced = 0
         watch(self._runs)
@@ -220,9 +218,7 @@ class StatefulLevel(ModelLevel):
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         self._unchanged.require()
-        self.revision += 1
-        if prompts.held is None:
-            self._rows = [self._row() for _ in prompts.tokens]
+        self._rows = [self._row() for _ in prompts.tokens]
         counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
         layers = prompts.hidden_layers
         self._states.require(layers, self.name)
@@ -233,7 +229,6 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def forward(self, block: InputBlock) -> LevelOutput:
-        self.revision += 1
         tokens, keep = block.tokens, block.keep
         if block.parents is not None:
             raise ValueError(f"{self.name}: expected no tree, given one: {self.no_trees}")
@@ -284,7 +279,6 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        self.revision += 1
         for row, length in zip(self._rows, lengths, strict=True):
             before = min(length, row.length)
             self.num_advanced += row.rollback(length)
@@ -295,7 +289,6 @@ class StatefulLevel(ModelLevel):
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
-        self.revision += 1
         self._rows = [self._rows[row] for row in rows]
 
     # ---- rows that join the batch (`Admitting`) --------------------------------------------------
@@ -322,7 +315,8 @@ class StatefulLevel(ModelLevel):
         capacity: int,
         rows: Sequence[int] | None,
     ) -> None:
-        self.revision += 1
+        for sequence in sequences:
+            sequence.pin()
         if rows is None:
             self._rows = list(sequences)
             return
@@ -339,7 +333,7 @@ class StatefulLevel(ModelLevel):
         return next(pinned, None)
 
     @torch.inference_mode()
-    def restore(self, sequence: RowState, saved: SavedState) -> None:
+    def restore(self, sequence: RowState, saved: SavedState, count: int) -> None:
         sequence.restore(saved)
 
     # ---- whether the model continues a text ------------------------------------------------------

@@ -12,11 +12,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from .. import arguments
+from ..kv_cache.prefixes import Copies, Prefixes
 from ..policies.base import RoundReport, StepReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, RequestProcessors
@@ -133,6 +133,13 @@ class CacheOwner:
         if self._chain.batch is not None and self._chain.batch() is batch:
             self._chain.batch = None
 
+    @property
+    def latest(self) -> object:
+        """Return the batch that all caches belong to; None: there is none."""
+        batch = None if self._chain.batch is None else self._chain.batch()
+        theirs = [None if cache.batch is None else cache.batch() for _, cache in self._caches]
+        return batch if all(other is batch for other in theirs) else None
+
     def require(self, batch: object) -> None:
         """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
         for name, cache in self._caches:
@@ -161,7 +168,7 @@ class Batch:
             (contract C1), behind those of each row.
         observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
             which its e committed tokens were emitted.
-        cache_prompt: whether to reuse the caches of the batch before (`Engine.reuse_prefix`).
+        prefixes: copies that texts begin with, and that theirs are added to.
         isolates: an error in a round ends the request at fault alone (`Row.error`); else it is
             raised, and ends the batch.
         traces: note which level proposed each token (`Row.origins`).
@@ -181,14 +188,15 @@ class Batch:
         policy: WindowPolicy | None = None,
         processors: LogitsProcessors | None = None,
         observe: Observer | None = None,
-        cache_prompt: bool = False,
+        prefixes: Prefixes | None = None,
         isolates: bool = False,
         traces: bool = False,
         reports: bool = False,
     ) -> None:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # else there is no window
-        self._isolates = isolates
+        self._isolates, self._prefixes = isolates, prefixes
+        self._plain = False  # the policy has all rows decode plainly
         if len(rows) == 1 and not isolates:
             self.stats = rows[0].stats
         else:
@@ -206,15 +214,15 @@ class Batch:
         self._processors = RequestProcessors(processors)
         for row in rows:
             self._processors.add(row.number, row.processors)
-        with owner.work():
+        with torch.inference_mode(), owner.work():
+            if isinstance(before := owner.latest, Batch):  # somebody has read enough of it
+                before._keep(before.rows)
             owner.begin(self)
-            reused = engine.reuse_prefix(self.rows) if cache_prompt else {}
-            if not reused:
-                owner.forget()
+            owner.forget()
             engine.recovers, engine.traces = isolates, traces
-            engine.begin(self.rows, self._recorder, self._processors, observe, reused)
-        if len(rows) > 1:
-            self.stats.num_cached_tokens = sum(row.stats.num_cached_tokens for row in self.rows)
+            engine.begin(self.rows, self._recorder, self._processors, observe)
+            if prefixes is not None:
+                self._begin_behind()
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.stats.num_requests += len(rows)
@@ -233,31 +241,45 @@ class Batch:
 
     # ---- requests that join and leave ------------------------------------------------------------
 
-    @property
-    def saves_rows(self) -> list[int]:
-        """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
-        return self._engine.caches.saves_rows
-
-    def open(
-        self,
-        row: Row,
-        saved: Mapping[int, Sequence[Any]],
-        tokens: int,
-        whole: Mapping[int, tuple[int, Any]] | None = None,
-    ) -> Reading:
-        """Return the reading of the text of a request that will `join` (`Caches.open`)."""
+    def open(self, row: Row) -> Reading:
+        """Return the reading of the text of a request that will `join`, which begins with the
+        copies that are kept of it."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
-            reading = self._engine.caches.open(row, saved, tokens, whole or {})
-        row.stats.num_cached_tokens = reading.lengths[1]
-        self.stats.num_cached_tokens += reading.lengths[1]
+            return self._open(row, {} if self._prefixes is None else self._find(row))
+
+    def _find(self, row: Row) -> dict[int, Copies]:
+        assert self._prefixes is not None
+        return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
+
+    def _open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
+        reading = self._engine.caches.open(row, found, self._plain)
+        for stats in {id(one): one for one in (row.stats, self.stats)}.values():
+            stats.num_cached_tokens += reading.begin
         return reading
+
+    def _begin_behind(self) -> None:
+        """Have the rows begin with the copies that are kept of their texts, if there are any."""
+        caches = self._engine.caches
+        levels = caches.can_begin()
+        found = [self._find(row) for row in self.rows]
+        if not any(level in copies for copies in found for level in levels):
+            return
+        readings = [self._open(*both) for both in zip(self.rows, found, strict=True)]
+        caches.extend_all(readings, self._recorder)
+        self._engine.fill(readings)
 
     def read(self, reading: Reading, most: int) -> None:
         """Have every level read at most so many tokens of a text (`Caches.extend`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.caches.extend(reading, most, self._recorder)
+
+    def read_all(self, readings: Sequence[Reading]) -> None:
+        """Have every level read the rest of several texts (`Caches.extend_all`)."""
+        with torch.inference_mode(), self._owner.work():
+            self._owner.require(self)
+            self._engine.caches.extend_all(readings, self._recorder)
 
     def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Have requests join the batch, with the readings of their texts, or without: then all
@@ -300,13 +322,27 @@ class Batch:
         assert isinstance(self._recorder, RoundRecorder)
         return self._recorder.take(row.stats)
 
-    def save(self, row: Row, level: int, begin: int, end: int) -> Any:
-        """Return a copy of what a level keeps of tokens of a row (`Admitting.save`)."""
-        return self._engine.caches.save(level, row.slot, begin, end)
-
-    def cached(self, row: Row) -> list[int]:
-        """Return how many tokens of a row each level has in its cache."""
-        return self._engine.cached(row)
+    def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
+        """Keep copies of what the levels have read of those rows that are in the caches; of texts
+        that `begin` the states behind prompts alone."""
+        prefixes, caches = self._prefixes, self._engine.caches
+        if prefixes is None or not rows or self._owner.latest is not self:
+            return
+        levels, whole = caches.can_begin(), caches.saves_rows
+        for row in rows:
+            there = any(row is other for other in self._engine.slots)
+            if not there or row.error is not None or row.kept == row.committed:
+                continue
+            cached = self._engine.cached(row)
+            lengths = [n if level in levels else 0 for level, n in enumerate(cached, 1)]
+            for level in whole:
+                lengths[level - 1] = 0
+                sizes = row.stats.num_prompt_tokens - 1, cached[level - 1]
+                for size in sizes[: 1 if begin else 2]:
+                    copy = caches.save(row.slot, level, 0, size)
+                    prefixes.add_state(row.tokens[:size], level, copy)
+            prefixes.add(row.tokens, lengths, partial(caches.save, row.slot))
+            row.kept = row.committed
 
     # ---- rounds ----------------------------------------------------------------------------------
 
@@ -338,6 +374,9 @@ class Batch:
                 if self._policy is not None:
                     self._choose_windows(self._policy)
                 committed = self._round_apart() if self._isolates else self._engine.round()
+                if self._prefixes is not None:  # behind the first round of a text, and its last
+                    self._keep([row for row in self.rows if not row.kept and not row.ended], True)
+                    self._keep([row for row in self.rows if row.ended])
             seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
             recorder.decoded(seconds)
         except BaseException:
@@ -381,17 +420,23 @@ class Batch:
     def end(self, row: Row) -> None:
         """End a row, whatever is pending for it."""
         if not row.ended:
+            with torch.inference_mode():
+                self._keep([row])
             row.ended = True
             self._engine.end(row)
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)
         rows = [row for row in self._engine.slots if row.active]
+        self._plain = True
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
             steps = self._recorder.take(row.stats)
             report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
-            name = f"policy ({type(policy).__name__})"
-            windows = arguments.sizes(name, policy.next(report), len(now), len(now) + 1)
-            self._engine.set_windows(row, windows)
+            windows = policy.next(report)
+            if not (type(windows) is list and windows == list(now)):  # most rounds change nothing
+                name = f"policy ({type(policy).__name__})"
+                windows = arguments.sizes(name, windows, len(now), len(now) + 1)
+                self._engine.set_windows(row, windows)
+            self._plain = self._plain and windows[0] == 0

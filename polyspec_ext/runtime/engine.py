@@ -23,10 +23,11 @@ from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
 from . import requirements
+from .forced import Runs, behind, forced_runs, in_front, no_draft
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
-from .prefill import REVISION, Caches, Reading
+from .prefill import Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
 from .trace import origins
@@ -113,36 +114,25 @@ class Engine:
 
     # ---- a batch ---------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def reuse_prefix(self, rows: Sequence[Row]) -> dict[int, list[int]]:
-        """Truncate every cache to the longest common prefix of the previous batch and `rows`, with
-        which `begin` has to be called next.
-
-        Returns:
-            Cached lengths by level; empty: nothing can be reused.
-        """
-        if self.caches.settled is None:
-            return {}
-        return self.caches.reuse_prefix(self.slots, self._rows, rows)
-
     def begin(
         self,
         slots: Sequence[Row],
         recorder: StatsRecorder,
         processors: RequestProcessors | None,
         observe: Observer | None,
-        reused: Mapping[int, list[int]],
     ) -> None:
-        """Begin a batch with the cached lengths that `reuse_prefix` has returned for it."""
-        self.caches.begin(reused)
+        """Begin a batch with empty caches."""
+        self.caches.begin()
         self._at_work = None
-        for row, length in zip(slots, reused.get(1, ()), strict=False):
-            row.stats.num_cached_tokens = length
         self._recorder, self._processors, self._observe = recorder, processors, observe
         self._rows = Rows(StateRows(self._count, len(slots)))
         for row in slots:
             self._begin_windows(row)
         self._follow(slots)
+
+    def fill(self, readings: Sequence[Reading]) -> None:
+        """Have the rows of a batch that has begun begin with readings of their texts."""
+        self.caches.join(readings, self.slots, self._rows)
 
     def _follow(self, slots: Sequence[Row]) -> None:
         self.slots, self._rounds = list(slots), 0
@@ -172,7 +162,7 @@ class Engine:
             rows = self._rows.select(keep)
         else:
             rows = Rows(StateRows(self._count, len(new)))
-            self.caches.begin({})
+            self.caches.begin()
         together = bool(readings) and (len(slots) == len(new) or self.caches.can_join)
         try:
             if together:
@@ -194,7 +184,7 @@ class Engine:
             self.set_windows(row, sizes)
 
     def _begin_caches(self) -> None:
-        self.caches.begin({})
+        self.caches.begin()
         self._rounds = 0
         self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
 
@@ -255,9 +245,14 @@ class Engine:
         return self._rows.state.windows[row.slot][: self._count - 1]
 
     def cached(self, row: Row) -> list[int]:
-        """Return how many tokens of a row each level has in its cache."""
-        state = self._rows.state
-        return [state.cached(number)[row.slot] for number in range(1, len(self.parts) + 1)]
+        """Return how many tokens of a row each level has in its cache, as it would have them
+        alone: of a drafter that reads hidden states those that it will not read again."""
+        state, numbers = self._rows.state, range(1, len(self.parts) + 1)
+        lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
+        if self._layers:
+            told = int(self._rows.hidden.begin[row.slot])  # states
+            lengths[-1] = min(lengths[-1], told + 1 if told else 0)
+        return lengths
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of one row from the next round on; bounded rounds follow them."""
@@ -282,7 +277,6 @@ class Engine:
 
     def round(self) -> Committed:
         """Run one round of the target; return the tokens that it commits, by request."""
-        self.caches.settled = None
         try:
             if self.recovers:
                 self._before = self.slots, self._rows.state.round_counts
@@ -297,7 +291,6 @@ class Engine:
                 at = range(len(self.slots)) if host is None else host.group
                 name_place(error, self.config.names, level - 1, [self.slots[slot] for slot in at])
             raise
-        self.caches.settled = list(map(REVISION, self.caches.continuing))
         return committed
 
     def _prepare_rounds(self) -> None:
@@ -409,35 +402,49 @@ class Engine:
         before = drafter.num_forward_passes
         self._at_work = level, step
         passes, sent = None, step
-        if self._passes is not None and host is not None and self._passes.serves(drafter):
+        runs: Runs = []
+        id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
+        if self._applied is not None and host is not None:
+            runs = forced_runs(self._applied, rows, host.lengths, size)
+        captures = self._passes is not None and host is not None and not any(runs)
+        if captures and self._passes is not None and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
-        block = drafter.draft(
-            DraftInput(
-                self._ids(sent.input_ids, level),
-                RowCounts(None if host is None else host.counts, sent.plan.counts),
-                RowCounts(None if host is None else host.lengths, sent.plan.lengths),
-                step.most,
-                sent.plan.positions,
-                sent.plan.rounds,
-                level,
-                rows.parameters,
-                not greedy,
-                rows.requests,
-                rows=pending.tables.get(level - 1),
-                eos=rows.eos,
-                processors=self._applied,
-                text=rows.text,
-                hidden=rows.hidden.states() if self._layers else None,
-                vocab_size=self.config.vocab_sizes[-2],
-                passes=passes,
-            )
+        inputs = DraftInput(
+            self._ids(sent.input_ids, level),
+            RowCounts(None if host is None else host.counts, sent.plan.counts),
+            RowCounts(None if host is None else host.lengths, sent.plan.lengths),
+            step.most,
+            sent.plan.positions,
+            sent.plan.rounds,
+            level,
+            rows.parameters,
+            not greedy,
+            rows.requests,
+            rows=pending.tables.get(level - 1),
+            eos=rows.eos,
+            processors=self._applied,
+            text=rows.text,
+            hidden=rows.hidden.states() if self._layers else None,
+            vocab_size=size,
+            passes=passes,
         )
+        if any(runs):
+            inputs = behind(inputs, runs, id_map)
+        # Where all that it would draft is forced, it has read nothing new but these tokens.
+        drafts = inputs.most > 0 or not any(runs)
+        if drafts:
+            block = drafter.draft(inputs)
+        else:
+            drafter.read(inputs.tokens, list(inputs.counts))
+            block = no_draft(inputs, self._trees)
+        if any(runs):
+            block = in_front(block, runs, inputs.lengths, id_map, size)
         if self._trees or block.parents is not None:
             if self._trees != (block.parents is not None):
                 raise self._wrong_kind()
-            pending.append_tree(self.config.names[-1], block, step, self.config.vocab_sizes[-2])
+            pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
-        if self._layers:  # no states are told of complete texts
+        if self._layers and drafts:  # no states are told of complete texts
             rows.hidden.forget(plan.part + rows.state.complete())
         tree = pending.tree
         if tree is None:
@@ -451,7 +458,6 @@ class Engine:
             pending.tables[level - 1] = block.rows
             if step.tail:
                 assert report.slots is not None
-                id_map = self.config.id_maps[-1]
                 pending.append_tail(block.tokens, block.rows, report.slots, plan.of_tail, id_map)
         if rows.on_host:
             count = drafter.num_forward_passes - before
@@ -546,6 +552,9 @@ class Engine:
         q = pending.take(number, device) if step.most and not parameters.greedy else None
         own = sent.plan if sent.table.device == device else sent.on(device)
         entries = self._target_to_draft if lowest and q is not None else None
+        drawn = config.id_maps[-1].drawn
+        if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
+            entries = None  # rows of all ids
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
             if draft_logits is not None and draft_logits.shape[1] > step.most:

@@ -1,5 +1,5 @@
-"""The committed tokens in the caches of a chain: prefilling, catching up, and reusing a prefix;
-prompts that are read beside a batch, and join it.
+"""The committed tokens in the caches of a chain: prefilling and catching up; prompts that begin
+behind copies or are read beside a batch, and join it.
 
 A level reads all committed tokens but the last, whose logits are wanted. Levels on several devices
 read at the same time, and so do those of one CUDA device, as far as it has room: each level below
@@ -8,7 +8,6 @@ the target has a stream there (`SideStreams`), unless it shares a cache with ano
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -18,16 +17,16 @@ from typing import Any, cast
 import torch
 
 from ..errors import named
-from ..levels.base import Admitting, Continuing, Hidden, PromptBatch
+from ..kv_cache.prefixes import Copies
+from ..levels.base import Admitting, Hidden, PromptBatch
 from ..stats import StatsRecorder
-from ..tensors import RowCounts, common_prefix, padded
+from ..tensors import RowCounts, padded
 from .graphs import SideStreams
 from .plan import RoundPlan, round_plan
 from .requirements import ChainConfig, Member
 from .rows import Row, Rows, StateRows
 
 _AHEAD = 512  # new tokens that a row which joins is given room for at once
-REVISION = operator.attrgetter("revision")
 
 
 def prefill(
@@ -39,13 +38,11 @@ def prefill(
     streams: SideStreams,
     recorder: StatsRecorder,
     hidden_layers: tuple[int, ...] = (),
-    reused: Mapping[int, Sequence[int]] | None = None,
 ) -> Hidden | None:
     """Have the levels `numbers` (from 1) begin a batch and read `slots`.
 
     Args:
         ahead: tokens by which a text may run ahead of the committed ones.
-        reused: by level, the cached lengths with which it continues; it reads the tokens behind.
 
     Returns:
         The target's hidden states of the tokens that it has read, if they are wanted.
@@ -61,14 +58,11 @@ def prefill(
             apart = number > 1 and part.capabilities.reads_apart
             stream = streams.stream(part.device, number) if apart else nullcontext()
             with named(config.names, number - 1, slots), stream:
-                lengths = None if reused is None else reused.get(number)
-                begin = [0] * len(slots) if lengths is None else lengths
                 # Paused rows are read when they go on; not without the states of their tokens.
-                rest = [
-                    [] if row.paused and not hidden_layers else row.tokens[n:-1]
-                    for row, n in zip(slots, begin, strict=True)
+                texts = [
+                    [] if row.paused and not hidden_layers else row.tokens[:-1] for row in slots
                 ]
-                tokens, counts = padded(rest, part.device)
+                tokens, counts = padded(texts, part.device)
                 even = min(counts) == tokens.shape[1]
                 tokens = config.id_maps[number - 1].to_below(tokens)
                 layers = hidden_layers if number == 1 else ()
@@ -76,7 +70,7 @@ def prefill(
                 if encoded is not None and number > 1:
                     encoded = encoded._replace(states=None)
                 counted = None if even else counts
-                prompts = PromptBatch(tokens, counted, capacity, layers, encoded, lengths)
+                prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
                 hidden = part.prefill(prompts)
                 if layers and isinstance(hidden, Mapping):
                     states = hidden
@@ -98,13 +92,15 @@ class Reading:
         sequences: of each level, by number (`levels.base.Admitting`).
         lengths: tokens that each level has read of the text but for its last token.
         asked: the levels that read it.
-        hidden: the target's states of these tokens, by pass, where the drafter reads them.
+        begin: tokens that the target need not read, which copies had.
+        hidden: the target's states of the tokens behind, by pass, where the drafter reads them.
     """
 
     row: Row
     sequences: dict[int, Any]
     lengths: dict[int, int]
     asked: Sequence[int]
+    begin: int = 0
     hidden: list[Hidden] = field(default_factory=list)
 
     @property
@@ -114,13 +110,7 @@ class Reading:
 
 
 class Caches:
-    """The caches of a chain's levels and drafter (`parts`, target first).
-
-    Attributes:
-        continuing: levels and drafter that can continue with another batch.
-        settled: their revisions behind the latest round of the target. None where it was not
-            completed: it is not known what the caches hold then.
-    """
+    """The caches of a chain's levels and drafter (`parts`, target first)."""
 
     def __init__(
         self, config: ChainConfig, parts: Sequence[Member], hidden_layers: tuple[int, ...]
@@ -129,14 +119,11 @@ class Caches:
         self._streams = SideStreams()
         self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
         self._begun = [False] * self._count
-        self._reused: dict[int, list[int]] = {}
         self._more = 0
-        self.continuing: list[Continuing] = []
-        self.settled: list[int] | None = None
 
-    def begin(self, reused: Mapping[int, list[int]]) -> None:
-        """Begin a batch with these cached lengths by level (`reuse_prefix`)."""
-        self.settled, self._reused, self._more = None, dict(reused), 0
+    def begin(self) -> None:
+        """Begin a batch with empty caches."""
+        self._more = 0
         self._begun = [False] * self._count
 
     # ---- rows that join a batch ------------------------------------------------------------------
@@ -159,61 +146,96 @@ class Caches:
         levels = enumerate(self._parts, 1)
         return [number for number, part in levels if part.capabilities.saves_rows]
 
-    def open(
-        self,
-        row: Row,
-        saved: Mapping[int, Sequence[Any]],
-        tokens: int,
-        whole: Mapping[int, tuple[int, Any]],
-    ) -> Reading:
-        """Return the reading of a request's text.
+    @property
+    def ahead(self) -> dict[int, int]:
+        """Return by level another that has read a token more where a batch begins: the target of a
+        drafter that reads its hidden states."""
+        return {1: self._count} if self._layers else {}
 
-        Args:
-            saved: copies of `save` by level, each of so many `tokens`, from the first token on. Not
-                used where the drafter reads the target's hidden states, of which there is no copy.
-            whole: one copy of the text's beginning, with its tokens, of levels that save rows.
-        """
-        parts = [cast(Admitting, part) for part in self._parts]
-        sequences = {number: part.open(row.committed) for number, part in enumerate(parts, 1)}
+    def can_begin(self) -> list[int]:
+        """Return the levels with which a batch can begin behind copies; others read all texts."""
+        can = [(number, part.capabilities) for number, part in enumerate(self._parts, 1)]
+        able = [number for number, one in can if one.admits or one.continues]
+        if self._layers and not {1, self._count} <= set(able):
+            # The target must read the states that the drafter is told.
+            able = [number for number in able if 1 < number < self._count]
+        # A level that begins anew may do so in the cache of another.
+        apart = {number for number, one in can if one.reads_apart}
+        others = {number for number, _ in can} - set(able)
+        return [] if set(able) - apart and others - apart else able
+
+    def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
+        """Return the reading of a request's text, which begins with copies by level. Where requests
+        decode with the target alone (`plain`), levels below it read the text when they draft."""
+        numbers = self.can_begin()
+        parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
+        sequences = {number: part.open(row.committed) for number, part in parts.items()}
         # A target that decodes alone needs no level below it.
-        asked = [1] if row.window_bound == 0 else list(sequences)
-        reading = Reading(row, sequences, dict.fromkeys(sequences, 0), asked)
-        if self._layers:
-            return reading
-        for number, part in zip(asked, parts, strict=False):
-            if number in whole:
-                reading.lengths[number], copy = whole[number]
-                part.restore(sequences[number], copy)
-            # A level without sequences of its own has read what the target has.
-            own = 1 if sequences[number] is None else number
-            for copy in saved.get(own, ()):
-                if own == number and copy is None:
-                    break
-                if own == number:
-                    part.restore(sequences[number], copy)
-                reading.lengths[number] += tokens
-        return reading
+        alone = row.window_bound == 0 or (plain and not self._layers)
+        asked = numbers[:1] if alone else numbers
+        lengths = dict.fromkeys(sequences, 0)
+        for number in asked:
+            lengths[number] = sum(count for _, count in found.get(number, ()))
+            if sequences[number] is None:  # it has read what the levels above have
+                lengths[number] = min(lengths[above] for above in asked if above < number)
+        if self._layers and self._count in asked and 1 in asked:
+            # The drafter is told the states that the target's passes give from now on. What it
+            # makes of one takes the next token as well, so the last common one is read again.
+            lengths[1] = max(0, min(lengths[1], lengths[self._count] - 1))
+            lengths[self._count] = min(lengths[self._count], lengths[1] + 1)
+        for number in asked:
+            left = lengths[number]
+            for copy, count in found.get(number, ()) if sequences[number] is not None else ():
+                if left > 0:
+                    parts[number].restore(sequences[number], copy, min(count, left))
+                left -= count
+        return Reading(row, sequences, lengths, asked, lengths.get(1, 0))
 
     def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
         """Have every level read the text as far as `most` tokens behind the level that has read the
         least."""
-        row, lengths = reading.row, reading.lengths
-        end = row.committed - 1 - max(0, reading.left - most)
+        end = reading.row.committed - 1 - max(0, reading.left - most)
         for number in reading.asked:
-            begin = lengths[number]
-            if begin >= end:
-                continue
-            part, began = self._parts[number - 1], time.perf_counter()
-            layers = self._layers if number == 1 else ()
-            with named(self._config.names, number - 1, [row]):
-                tokens = torch.tensor([row.tokens[begin:end]]).to(part.device)
-                tokens = self._config.id_maps[number - 1].to_below(tokens)
-                sequence = reading.sequences[number]
-                hidden = cast(Admitting, part).extend(sequence, tokens, layers)
-            lengths[number] = end
+            if reading.lengths[number] < end:
+                self._extend(number, [reading], end, recorder)
+
+    def extend_all(self, readings: Sequence[Reading], recorder: StatsRecorder) -> None:
+        """Have every level read the whole texts; those that it has read nothing of together, if it
+        can (`LevelCapabilities.reads_together`)."""
+        for number in readings[0].sequences:
+            due = [one for one in readings if number in one.asked]
+            fresh = [one for one in due if one.lengths[number] == 0 and one.row.committed > 1]
+            if self._parts[number - 1].capabilities.reads_together and len(fresh) > 1:
+                self._extend(number, fresh, max(one.row.committed for one in fresh) - 1, recorder)
+            for one in due:
+                if one.lengths[number] < one.row.committed - 1:
+                    self._extend(number, [one], one.row.committed - 1, recorder)
+
+    def _extend(
+        self, number: int, readings: Sequence[Reading], end: int, recorder: StatsRecorder
+    ) -> None:
+        """Have a level read texts as far as `end`; several from their first token on."""
+        part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
+        layers = self._layers if number == 1 else ()
+        texts = [
+            one.row.tokens[one.lengths[number] : min(end, one.row.committed - 1)]
+            for one in readings
+        ]
+        sequences = [one.sequences[number] for one in readings]
+        with named(self._config.names, number - 1, [one.row for one in readings]):
+            tokens, counts = padded(texts, self._parts[number - 1].device)
+            tokens = self._config.id_maps[number - 1].to_below(tokens)
+            if len(readings) == 1:
+                hidden = part.extend(sequences[0], tokens, layers)
+            else:
+                hidden = part.extend_together(sequences, tokens, counts, layers)
+        seconds = (time.perf_counter() - began) / len(readings)
+        for place, (one, count) in enumerate(zip(readings, counts, strict=True)):
+            one.lengths[number] += count
             if layers and hidden is not None:
-                reading.hidden.append(hidden)
-            recorder.read_beside(row.stats, number - 1, time.perf_counter() - began)
+                states = {layer: x[place : place + 1, :count] for layer, x in hidden.items()}
+                one.hidden.append(states)
+            recorder.read_beside(one.row.stats, number - 1, seconds)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
         """Have the requests of these readings join the batch, `slots` and `rows` with them. Levels
@@ -221,7 +243,8 @@ class Caches:
         target's hidden states, both must have (`can_join`)."""
         joined = [one.row.slot for one in readings]
         capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
-        for number, part in enumerate(map(_admitting, self._parts), 1):
+        for number in readings[0].sequences:
+            part = cast(Admitting, self._parts[number - 1])
             lengths = {one.row.slot: one.lengths[number] for one in readings}
             sequences = {one.row.slot: one.sequences[number] for one in readings}
             cached = rows.state.cached(number)
@@ -243,14 +266,16 @@ class Caches:
             for slot, length in lengths.items():
                 cached[slot] = length
             rows.state.set_cached(number, cached)
-        self._begun = [True] * self._count
-        if self._layers:
+            self._begun[number - 1] = True
+        if self._layers and 1 in readings[0].sequences:
             self._join_hidden(readings, len(slots), rows)
 
     def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
-        counts = [0] * batch
+        begin, counts = [0] * batch, [0] * batch
         for reading in readings:
-            counts[reading.row.slot] = reading.lengths[1]
+            slot = reading.row.slot
+            begin[slot] = reading.begin
+            counts[slot] = reading.lengths[1] - reading.begin
         if not max(counts):
             return
         states: dict[int, torch.Tensor] = {}
@@ -262,58 +287,20 @@ class Caches:
                     shape = batch, max(counts), of_row.shape[2]
                     states[layer] = of_row.new_zeros(shape)
                 states[layer][slot, : of_row.shape[1]] = of_row[0]
-        begin = torch.zeros(batch, dtype=torch.int64)
-        rows.hidden.add(states, begin, torch.tensor(counts))
+        rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
 
-    def save(self, number: int, slot: int, begin: int, end: int) -> Any:
+    def save(self, slot: int, number: int, begin: int, end: int) -> Any:
         """Return a copy of what level `number` keeps of tokens of a row (`Admitting.save`)."""
         return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
 
     # ---- a batch ---------------------------------------------------------------------------------
-
-    def reuse_prefix(
-        self, before: Sequence[Row], kept: Rows, rows: Sequence[Row]
-    ) -> dict[int, list[int]]:
-        """Truncate every cache to the longest common prefix of `before` and `rows`, row by row.
-
-        Args:
-            before: requests of the batch in the caches; kept: their rows.
-
-        Returns:
-            Cached lengths by level; levels without begin anew. Empty: nothing can be reused.
-        """
-        settled, self.settled = self.settled, None
-        if (
-            settled is None
-            or settled != list(map(REVISION, self.continuing))
-            or any(row.encoded is not None for row in (*before, *rows))
-            or len(before) != len(rows)
-        ):
-            return {}
-        pairs = zip(before, rows, strict=True)
-        common = [common_prefix(was.tokens, row.tokens[:-1]) for was, row in pairs]
-        numbers, last = self._able_to_continue(), self._count
-        lengths = {number: kept.state.cached(number) for number in numbers}
-        if self._layers and 1 in lengths:
-            # The drafter is told the states that the target's passes give from now on. What it
-            # makes of one takes the next token as well, so the last common one is read again.
-            told, drafted = kept.hidden.begin.tolist(), lengths[last]
-            both = [max(0, n - 1) for n in map(min, common, lengths[1], drafted)]
-            lengths[1] = list(map(min, both, told))
-            lengths[last] = [n + 1 for n in lengths[1]]
-        reused: dict[int, list[int]] = {}
-        for number in numbers:
-            wanted = RowCounts(list(map(min, lengths[number], common)))
-            with named(self._config.names, number - 1, before):
-                reused[number] = list(self._parts[number - 1].rollback(wanted))
-        return reused if any(map(any, reused.values())) else {}
 
     def cut(
         self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
     ) -> None:
         """Cut every cache to at most ``lengths[slot]`` tokens of these rows. From now on first
         steps read `more` tokens than planned, as passes of their own would."""
-        self.settled, self._reused, self._more = None, {}, more
+        self._more = more
         for number, part in enumerate(self._parts, 1):
             if self._begun[number - 1]:
                 cached = state.cached(number)
@@ -321,20 +308,6 @@ class Caches:
                 with named(self._config.names, number - 1, slots):
                     left = part.rollback(RowCounts(wanted))
                 state.set_cached(number, list(map(min, wanted, left)))
-
-    def _able_to_continue(self) -> list[int]:
-        count = self._count
-        able = {
-            number
-            for number, part in enumerate(self._parts, 1)
-            if self._begun[number - 1] and part.capabilities.continues
-        }
-        if self._layers and not {1, count} <= able:
-            able -= {1, count}  # the target must read the states that the drafter is told
-        # A level that begins anew may do so in the cache of another.
-        apart = {n for n, part in enumerate(self._parts, 1) if part.capabilities.reads_apart}
-        others = set(range(1, count + 1)) - able
-        return [] if able - apart and others - apart else sorted(able)
 
     def prepare(
         self,
@@ -368,14 +341,12 @@ class Caches:
                 self._streams,
                 recorder,
                 self._layers,
-                self._reused,
             )
             if states is not None:
-                begin = torch.tensor(self._reused.get(1, [0] * len(slots)))
-                rows.hidden.add(states, begin, torch.tensor(committed) - begin)
+                counts = torch.tensor(committed)
+                rows.hidden.add(states, torch.zeros_like(counts), counts)
             for number in fresh:
                 self._begun[number - 1] = True
-                self._reused.pop(number, None)
                 state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
@@ -386,9 +357,6 @@ class Caches:
                 with named(self._config.names, number - 1, slots):
                     state.set_cached(number, self._read_rest(number, slots, cached))
                 recorder.spent(number - 1, time.perf_counter() - began, 1)
-        self.continuing = [
-            cast(Continuing, part) for part in self._parts if part.capabilities.continues
-        ]
 
     def _asked(self, state: StateRows, row: Row) -> Sequence[int]:
         sizes, count = state.windows[row.slot], len(self._config.windows)
@@ -408,13 +376,6 @@ class Caches:
     def select(self, keep: Sequence[int], staying: Sequence[Row]) -> None:
         """Keep the rows `keep` of every cache, which are the requests `staying`."""
         for number, part in enumerate(self._parts, 1):
-            reused = self._reused.get(number)
-            if self._begun[number - 1] or reused:
+            if self._begun[number - 1]:
                 with named(self._config.names, number - 1, staying):
                     part.select(keep)
-            if reused:
-                self._reused[number] = [reused[slot] for slot in keep]
-
-
-def _admitting(part: Member) -> Admitting:
-    return cast(Admitting, part)

@@ -63,7 +63,10 @@ class ChainConfig:
 Member = BatchedLevel | BatchedDrafter
 
 # Attributes of a level or drafter, by the capability that states them.
-_STATED = {"continues": ("revision",), "keeps_lengths": ("reserve_span", "note_lengths")}
+_STATED = {
+    "continues": ("open", "extend", "admit", "save", "restore"),
+    "keeps_lengths": ("reserve_span", "note_lengths"),
+}
 
 
 def _refuse(name: str, expected: str, given: str) -> NoReturn:
@@ -107,7 +110,8 @@ def check(
 
 def _require_stated(part: Member) -> None:
     for capability, names in _STATED.items():
-        lacks = [name for name in names if not hasattr(part, name)]
+        holders = part, getattr(part, "level", part)  # a wrapper has them all
+        lacks = [name for name in names if not all(hasattr(one, name) for one in holders)]
         if lacks and getattr(part.capabilities, capability):
             stated = f"an attribute `{lacks[0]}` beside capabilities with `{capability}`"
             _refuse(part.name, stated, "none")

@@ -48,6 +48,7 @@ class Row:
         num_reported: committed tokens that the policy has been told of.
         error: why the request has failed.
         processors: of its logits, in the order of application.
+        kept: committed tokens when copies of it were kept last; 0: none were.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Row:
     num_reported: int = 0
     error: Exception | None = None
     processors: list[RowProcessor] = field(default_factory=list)
+    kept: int = 0
 
     def __post_init__(self) -> None:
         self.slot = self.policy_number = self.number

@@ -16,17 +16,17 @@ from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
+from ..kv_cache import Prefixes
 from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
 from ..sampling import Alternatives, likeliest
 from ..stats import Stats
-from .prefix import PrefixCache, StateCache
 
 _CHUNK = 512  # tokens of prompts that one step reads at most
 _LEAST = 64  # and beside other requests at least: fewer take about as long
-_TOGETHER = 1024  # tokens of prompts that are read in one pass while no request runs
+_TOGETHER = 1024  # and while no request runs
 _WEIGHT = 0.2  # of the latest measurement in the mean of a time
 
 
@@ -98,8 +98,7 @@ class Server:
         if max_tokens is not None:
             arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1)
         self.max_tokens = max_tokens
-        self.cache = PrefixCache(arguments.integer("cache_tokens", cache_tokens))
-        self._states = StateCache(2 * slots if cache_tokens else 0)
+        self.prefixes = Prefixes(arguments.integer("cache_tokens", cache_tokens), 2 * slots)
         inputs.require_batches(chain.names, chain.engine.parts, slots)
         if getattr(chain.levels[0], "reads_encoder_input", False):
             raise ValueError(f"chain: expected a decoder-only target, given {chain.names[0]}")
@@ -120,6 +119,7 @@ class Server:
             [],
             policy=chain.policy,
             observe=self._observe,
+            prefixes=self.prefixes if cache_tokens else None,
             isolates=True,
             traces=True,
         )
@@ -269,20 +269,12 @@ class Server:
                 events.append(self._event(row, 0))
             else:
                 rows.append(row)
-        if not rows:
-            return
-        saved = [self.cache.find(row.tokens[:-1]) for row in rows]
-        states = [self._states.find(row.tokens[:-1]) for row in rows]
-        idle = not self._readings and all(row.ended for row in self._batch.rows)
-        short = sum(row.committed for row in rows) <= _TOGETHER
-        if not self._batch.admits or (
-            idle and short and len(rows) > 1 and not any(saved) and not any(states)
-        ):
+        if rows and not self._batch.admits:
             self._add(rows, (), events)
             return
-        for row, blocks, whole in zip(rows, saved, states, strict=True):
+        for row in rows:
             try:
-                self._readings.append(self._batch.open(row, blocks, self.cache.block, whole))
+                self._readings.append(self._batch.open(row))
             except Exception as error:
                 self._fail(row, error, events)
 
@@ -300,16 +292,15 @@ class Server:
     def _read(self, events: list[Event]) -> None:
         """Read a piece of the prompts, of which the running requests wait for no longer than for a
         round."""
-        budget = _CHUNK
+        budget = _TOGETHER
         if any(not row.ended for row in self._batch.rows):
             fitting = self._reading_time.tokens_in(self._round_seconds)
             budget = min(max(fitting, _LEAST), _CHUNK)
+        self._readings = [reading for reading in self._readings if not reading.row.ended]
+        budget -= self._read_together(budget)
         for reading in list(self._readings):
-            if reading.row.ended:
-                self._readings.remove(reading)
-                continue
             count = min(budget, reading.left)
-            if count == 0:
+            if count <= 0:
                 continue
             began = time.perf_counter()
             try:
@@ -320,29 +311,40 @@ class Server:
                 continue
             self._reading_time.add(count, time.perf_counter() - began)
             budget -= count
-            if budget <= 0:
-                return
+
+    def _read_together(self, budget: int) -> int:
+        """Read short prompts that nothing was read of, in the order in which they came. Returns
+        their tokens."""
+        chosen: list[Reading] = []
+        count = 0
+        for reading in self._readings:
+            if any(reading.lengths.values()) or count + reading.left > budget:
+                break
+            chosen.append(reading)
+            count += reading.left
+        if len(chosen) < 2:
+            return 0
+        began = time.perf_counter()
+        try:
+            self._batch.read_all(chosen)
+        except Exception:  # they are read one by one, so that the request at fault fails alone
+            return 0
+        self._reading_time.add(count, time.perf_counter() - began)
+        return count
 
     def _join(self, events: list[Event]) -> None:
-        """Have the requests whose prompts are read join the batch."""
         ready = [reading for reading in self._readings if reading.left == 0]
         if not ready:
             return
         self._readings = [reading for reading in self._readings if reading.left]
-        rows = [reading.row for reading in ready]
-        if self._add(rows, ready, events):
-            for row in rows:
-                self._save(row)
+        self._add([reading.row for reading in ready], ready, events)
 
-    def _add(self, rows: list[Row], readings: Sequence[Reading], events: list[Event]) -> bool:
-        """Have requests join the batch. Returns whether they have; else all of them fail."""
+    def _add(self, rows: list[Row], readings: Sequence[Reading], events: list[Event]) -> None:
         try:
             self._batch.join(rows, readings)
         except Exception as error:
-            for row in rows:
+            for row in rows:  # none of them has joined
                 self._fail(row, error, events)
-            return False
-        return True
 
     def _event(self, row: Row, begin: int) -> Event:
         """Return the event of a request whose tokens from `begin` on are new."""
@@ -371,25 +373,12 @@ class Server:
         events.append(self._event(row, 0))
 
     def _leave(self) -> None:
-        """Free the slots of requests that have ended."""
         for row in [row for row in self._running.values() if row.ended]:
             if any(other is row for other in self._batch.rows):
-                if row.error is None:
-                    self._save(row)
                 self._batch.leave(row)
             del self._running[row.number]
             self._alternatives.pop(row.number, None)
             self._numbers.append(row.policy_number)
-
-    def _save(self, row: Row) -> None:
-        if not self._batch.admits:
-            return
-        lengths = [min(n, row.committed) for n in self._batch.cached(row)]
-        for level in self._batch.saves_rows:
-            length, lengths[level - 1] = lengths[level - 1], 0
-            saved = self._batch.save(row, level, 0, length)
-            self._states.add(row.tokens[:length], level, saved)
-        self.cache.add(row.tokens, lengths, lambda level, a, b: self._batch.save(row, level, a, b))
 
 
 def _size(row: Row) -> int:

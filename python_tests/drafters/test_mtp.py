@@ -202,6 +202,24 @@ def test_trees(family: str, tmp_path: Path) -> None:
         assert wide.sequences[b][: len(prompt) + 8].tolist() == plain_greedy(target, prompt, 8)
 
 
+@pytest.mark.parametrize("window", [1, 4])
+def test_several_heads_begin_behind_copies(window: int, tmp_path: Path) -> None:
+    """Also where a narrow window has never asked the later heads."""
+    target, _, head = head_in("mimo", tmp_path, 3)
+    server = ps.Server(ps.Chain([target, head], [window]), 2)
+    prompt, cached = PROMPTS[0], []
+    for _ in range(2):
+        request, text = server.add(prompt, 12, eos_token_id=[]), list(prompt)
+        while server.running or server.waiting:
+            for event in server.step():
+                assert event.request == request
+                text += event.tokens
+        assert text == plain_greedy(target, prompt, 12)
+        assert event.stats is not None
+        cached.append(event.stats.num_cached_tokens)
+    assert cached == [0, len(prompt) - 2]
+
+
 @pytest.mark.parametrize("heads", [1, 3])
 def test_three_levels_and_rows_that_join(heads: int, tmp_path: Path) -> None:
     """Below a model of its own cache, with requests that join and leave the batch."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,12 @@ import toy_trees
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
+from polyspec_ext.drafters import DraftModel
+from polyspec_ext.sampling import RequestProcessors
 
 pytest.importorskip("llguidance")
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 A, B, EOS = 0, 1, 2
 PROMPT = [1, 1]  # the grammar does not speak of it
@@ -174,8 +176,33 @@ def test_masks_are_changed_logits(names: list[str], observed: bool) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("more", [{}, {"bad_words": [[0, 0, 0, 0]]}], ids=["masks", "rules"])
-def test_forced_tokens_are_free_drafts(more: dict[str, Any]) -> None:
+def eagle(tree: ps.DynamicTree | None) -> list[Any]:
+    target = ps.Level(AutoModelForCausalLM.from_pretrained(tiny.path("target")))
+    return [target, ps.Eagle.from_pretrained(tiny.path("eagle3"), target, tree=tree)]
+
+
+def paths() -> list[Any]:
+    level = ps.Level(AutoModelForCausalLM.from_pretrained(tiny.path("drafter")))
+    return [tiny.path("target"), DraftModel(level, paths=3, beam=0.0)]
+
+
+# With the windows, and whether rules beside the grammar change logits.
+FORCED: dict[str, tuple[Callable[[], list[Any]], list[int], bool]] = {
+    "lookup": (lambda: [tiny.path("target"), ps.PromptLookup()], [6], False),
+    "lookup, rules": (lambda: [tiny.path("target"), ps.PromptLookup()], [6], True),
+    "model": (lambda: [tiny.path("target"), tiny.path("drafter")], [6], False),
+    "three": (lambda: [tiny.path(x) for x in ("target", "middle", "drafter")], [6, 3], False),
+    "paths": (paths, [4], False),
+    "eagle": (lambda: eagle(None), [5], False),
+    "eagle, tree": (lambda: eagle(ps.DynamicTree()), [5], True),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", FORCED)
+def test_forced_tokens_are_free_drafts(
+    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens that the grammar forces are proposed in front of a drafter's, and all accepted."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     schema = {
@@ -184,16 +211,43 @@ def test_forced_tokens_are_free_drafts(more: dict[str, Any]) -> None:
         "required": ["number", "is_member"],
         "additionalProperties": False,
     }
+    made, window, more = FORCED[kind]
     grammar = ps.Grammar.json_schema(schema, tokenizer, whitespace=False)
-    rules = ps.LogitsRules(grammar=grammar, **more)
-    texts, passes = [], []
-    for drafters in ([], [ps.PromptLookup()]):
-        chain = ps.Chain([tiny.path("target"), *drafters], [6] * len(drafters))
-        out = chain.generate_text(["2 + 2 =", "a"], max_new_tokens=64, rules=[rules, rules])
-        texts.append(out.text)
-        passes.append(out.stats.levels[0].num_forward_passes)
-    assert texts[0] == texts[1]
-    assert passes[1] < passes[0] / 2
+    rules = ps.LogitsRules(grammar=grammar, bad_words=[[0, 0, 0, 0]] if more else [])
+    runs: list[tuple[list[int], list[int]]] = []
+    forced = RequestProcessors.forced
+
+    def noted(self: RequestProcessors, prefix: Sequence[int], most: int, row: int) -> list[int]:
+        runs.append((list(prefix), forced(self, prefix, most, row)))
+        return runs[-1][1]
+
+    monkeypatch.setattr(RequestProcessors, "forced", noted)
+    prompts = [tokenizer(text)["input_ids"] for text in ("2 + 2 =", "a")]
+    server = ps.Server(ps.Chain(made(), window), 2)
+    options: dict[str, Any] = {"max_new_tokens": 64, "temperature": temperature, "rules": rules}
+    ids = [server.add(prompt, seed=1, **options) for prompt in prompts]
+    texts: dict[int, list[int]] = {request: [] for request in ids}
+    levels: dict[int, list[int]] = {request: [] for request in ids}
+    while server.running or server.waiting:
+        for event in server.step():
+            assert event.error is None
+            texts[event.request] += event.tokens
+            levels[event.request] += event.levels
+    count = 0
+    for request, prompt in zip(ids, prompts, strict=True):
+        whole, proposed = [*prompt, *texts[request]], [1] * len(prompt) + levels[request]
+        for prefix, run in runs:
+            if prefix == whole[: len(prefix)] and run:
+                assert whole[len(prefix) :][: len(run)] == run
+                assert min(proposed[len(prefix) :][: len(run)]) > 1
+                count += len(run)
+    assert count > 2 * len(prompts)
+    plain = ps.Chain(made()[:1])
+    if temperature == 0:
+        for request, prompt in zip(ids, prompts, strict=True):
+            assert plain.generate(prompt, **options).new_tokens[0] == texts[request]
+    passes = server.stats.levels[0].num_verifications
+    assert passes < sum(map(len, texts.values())) / 2
 
 
 def test_forced_tokens_follow_the_text() -> None:

@@ -110,8 +110,8 @@ def test_saved_tokens_are_those_that_were_read(kind: str) -> None:
     text = (torch.arange(120) % V).tolist()
     level.admit([sequence_of(level, text)], [120], 64, [3])
     sequence = level.open(10)
-    level.restore(sequence, level.save(3, 0, 80))
-    level.restore(sequence, level.save(3, 80, 110))
+    level.restore(sequence, level.save(3, 0, 80), 80)
+    level.restore(sequence, level.save(3, 80, 119), 30)
     level.extend(sequence, torch.tensor([text[110:]]), ())
     level.admit([sequence], [120], 64, [4])
     for one, other in zip(keys_of(level, 3, 120), keys_of(level, 4, 120), strict=True):

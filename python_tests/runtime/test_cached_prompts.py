@@ -1,6 +1,6 @@
-"""What the caches hold of a prompt is not read again (`cache_prompt`), and tokens, draws and
+"""What was read of a prompt is not read again (`cache_prompt`), and tokens, draws and
 log-probabilities are those of reading all of it: bit for bit, since the models here are packed or
-in 4 bits. What cannot be known to be in the caches is read again."""
+in 4 bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from eagle_heads import Variant, save, weights_of
 from last_state_heads import medusa, save_medusa
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
@@ -27,22 +27,13 @@ invariant = pytest.mark.skipif(
 
 
 class Counting(HuggingFaceLevel):
-    """Counts the tokens that its model's passes read while it begins a batch."""
+    """Counts the tokens that its passes read of prompts."""
 
     read = 0
-    began = False
 
-    def prefill(self, prompts: Any, counts: Any = None) -> Any:  # type: ignore[override]
-        def count(*_: Any, **inputs: Any) -> None:
-            self.read += inputs["input_ids"].numel()
-
-        hook = self._runs.register_forward_pre_hook(
-            lambda _, args, inputs: count(**inputs), with_kwargs=True
-        )
-        try:
-            return super().prefill(prompts, counts)
-        finally:
-            hook.remove()
+    def append(self, tokens: torch.Tensor, *given: Any) -> Any:
+        self.read += tokens.numel()
+        return super().append(tokens, *given)
 
 
 def model(layers: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
@@ -94,19 +85,31 @@ def words(_: Path) -> list[Any]:
     return [packed(3), "ngram"]
 
 
+def single(_: Path) -> list[Any]:
+    """In caches that take one sequence."""
+    caches = {"new_cache": DynamicCache}
+    return [packed(3, **caches), packed(1, **caches)]
+
+
 def streaming(_: Path) -> list[Any]:
     return [packed(3), Counting(model(1), streaming=8)]
 
 
 KINDS: dict[str, Callable[[Path], list[Any]]] = {
     "plain": lambda _: [packed(3)],
-    **{made.__name__: made for made in (two, three, copies, eagle, trees, words, streaming)},
+    **{
+        made.__name__: made for made in (two, three, copies, eagle, trees, words, single, streaming)
+    },
 }
 
 
-def conversation(chain: ps.Chain, temperature: float, cache: bool) -> list[Any]:
+def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any]:
     """Three turns; the second goes on behind a part of the first answer, as where the template
     writes it otherwise."""
+    chain = ps.Chain(levels)
+    for level in levels:
+        if isinstance(level, Counting):
+            level.read = 0
     text, found = list(TEXT), []
     for turn in range(TURNS):
         stream = chain.stream(text, 18, temperature, seed=turn, eos_token_id=[], cache_prompt=cache)
@@ -123,10 +126,10 @@ def test_a_conversation_is_what_it_is_when_all_is_read(
     kind: str, temperature: float, tmp_path: Path
 ) -> None:
     levels = KINDS[kind](tmp_path)
-    wanted = conversation(ps.Chain(levels), temperature, cache=False)
+    wanted = conversation(levels, temperature, cache=False)
     alone = [level.read for level in levels if isinstance(level, Counting)]
     levels = KINDS[kind](tmp_path)  # an n-gram table remembers what it has seen
-    found = conversation(ps.Chain(levels), temperature, cache=True)
+    found = conversation(levels, temperature, cache=True)
     counting = [level for level in levels if isinstance(level, Counting)]
     for (tokens, logprobs, stats), (own, own_logprobs, before) in zip(found, wanted, strict=True):
         assert tokens == own
@@ -172,7 +175,7 @@ def test_rows_go_on_each_with_its_own() -> None:
     "between",
     ["a level by hand", "another chain", "a failure", "an interrupt", "more rows", "another text"],
 )
-def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
+def test_copies_stay_whatever_is_done_with_the_levels(between: str) -> None:
     class Failing(Counting):
         error: BaseException | None = None
 
@@ -184,11 +187,9 @@ def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
 
     target, draft = Failing(model(3)), Counting(model(1))
     chain = ps.Chain([target, draft])
-    first = list(chain.stream(TEXT, 9, eos_token_id=[]))
+    first = list(chain.stream(TEXT, 9, eos_token_id=[], cache_prompt=True))
     text = [*TEXT, *first, 5, 6]
-    wanted = list(chain.stream(text, 9, eos_token_id=[]))
-    list(chain.stream(TEXT, 9, eos_token_id=[]))
-    kept = 0
+    wanted = list(ps.Chain([Counting(model(3))]).stream(text, 9, eos_token_id=[]))
     if between == "a level by hand":  # as many tokens as before, but others
         held = int(target.cache.lengths[0])
         target.rollback([2])
@@ -196,7 +197,7 @@ def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
     elif between == "another chain":
         ps.Chain([draft]).generate([1, 2, 3], 4, eos_token_id=[])
     elif between in ("a failure", "an interrupt"):
-        stream = chain.stream([*TEXT, 5], 9, eos_token_id=[])
+        stream = chain.stream([*TEXT, 5], 9, eos_token_id=[], cache_prompt=True)
         next(stream)
         target.error = KeyboardInterrupt() if between == "an interrupt" else ValueError("wrong")
         with pytest.raises(type(target.error)):
@@ -205,11 +206,10 @@ def test_what_the_caches_may_not_hold_is_read_again(between: str) -> None:
     elif between == "more rows":
         chain.generate([TEXT, TEXT], 4, eos_token_id=[])
     else:
-        chain.generate([*TEXT[:4], 1, 1, 1, 1], 4, eos_token_id=[])
-        kept = 4
+        list(chain.stream([*TEXT[:4], 1, 1, 1, 1], 4, eos_token_id=[], cache_prompt=True))
     stream = chain.stream(text, 9, eos_token_id=[], cache_prompt=True)
     assert list(stream) == wanted
-    assert stream.stats.num_cached_tokens == kept
+    assert stream.stats.num_cached_tokens == len(text) - 3
 
 
 def test_a_stream_that_was_left_can_be_gone_on_with() -> None:
@@ -219,7 +219,7 @@ def test_a_stream_that_was_left_can_be_gone_on_with() -> None:
     some = [next(stream) for _ in range(7)]
     text = [*TEXT, *some, 4]
     wanted = list(ps.Chain(chain.levels).stream(text, 9, eos_token_id=[]))
-    stream = chain.stream(TEXT, 30, eos_token_id=[])
+    stream = chain.stream(TEXT, 30, eos_token_id=[], cache_prompt=True)
     assert [next(stream) for _ in range(7)] == some
     following = chain.stream(text, 9, eos_token_id=[], cache_prompt=True)
     with pytest.raises(RuntimeError, match="this stream has ended"):
@@ -230,13 +230,49 @@ def test_a_stream_that_was_left_can_be_gone_on_with() -> None:
 
 def test_nothing_is_kept_unasked_for() -> None:
     chain = ps.Chain([HuggingFaceLevel(model(1))])
-    for cache in (False, True, False):
+    for cache, held in ((False, 0), (True, 0), (False, 0), (True, len(TEXT) - 1)):
         stream = chain.stream(TEXT, 4, eos_token_id=[], cache_prompt=cache)
         list(stream)
-        held = stream.stats.num_cached_tokens
-        assert held == (len(TEXT) - 1 if cache else 0)
-        told = f"{len(TEXT)} prompt tokens{f' ({held} in the caches)' if cache else ''}, 4 new"
+        assert stream.stats.num_cached_tokens == held
+        told = f"{len(TEXT)} prompt tokens{f' ({held} in the caches)' if held else ''}, 4 new"
         assert stream.stats.table().startswith(told)
     for given in (1, "yes", None):
         with pytest.raises(TypeError, match="cache_prompt: expected True or False"):
             chain.stream(TEXT, 4, cache_prompt=given)  # type: ignore[arg-type]
+
+
+@invariant
+@pytest.mark.parametrize("kind", ["three", "copies", "eagle", "trees"])
+def test_requests_of_a_server_begin_behind_copies(kind: str, tmp_path: Path) -> None:
+    """The same request after another that parts from it, with the same bits."""
+    server = ps.Server(ps.Chain(KINDS[kind](tmp_path)), 2)
+    text = TEXT * 6
+
+    def ask(prompt: list[int]) -> tuple[list[int], list[float], int]:
+        server.add(prompt, 18, 1.0, seed=3, eos_token_id=[])
+        events = []
+        while server.running or server.waiting:
+            events += server.step()
+        tokens = [token for event in events for token in event.tokens]
+        logprobs = [value for event in events for value in event.logprobs]
+        assert events[-1].stats is not None
+        return tokens, logprobs, events[-1].stats.num_cached_tokens
+
+    *first, none = ask(text)
+    heads = kind in ("eagle", "trees")  # need the state of the last token in common
+    assert none == 0
+    parted = [*text[:20], 1, 2]
+    *other, some = ask(parted)
+    pairs = server.chain.drafter.save(0, 0, 22) if kind == "eagle" else []  # type: ignore[union-attr]
+    assert some == 20 - heads
+    *again, cached = ask(text)
+    assert again == first
+    assert cached == len(text) - 1 - heads
+    *again, more = ask(parted)  # of two runs
+    assert again == other
+    if kind == "eagle":
+        found = server.chain.drafter.save(0, 0, 22)  # type: ignore[union-attr]
+        for one, same in zip(pairs, found, strict=True):
+            assert all(map(torch.equal, one, same))
+    assert more == len(parted) - 1 - heads
+    assert server.stats.num_cached_tokens == some + cached + more

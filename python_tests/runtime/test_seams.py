@@ -281,31 +281,34 @@ def test_levels_without_hidden_states_are_named(place: int) -> None:
 
 
 class Going(HiddenLevel):
-    """A level whose batch can go on with other prompts."""
-
-    revision = 0
+    """A level whose batch can begin behind copies, and no row can join."""
 
     @property
     def capabilities(self) -> LevelCapabilities:
         return LevelCapabilities(batches=True, continues=True)
 
-    def prefill(self, prompts: PromptBatch) -> Any:
-        self.revision += 1
-        if prompts.held is None:
-            return super().prefill(prompts)
-        return self.read(prompts.tokens, prompts.counts or [prompts.tokens.shape[1]])
+    def open(self, capacity: int) -> ToyLevel:
+        return ToyLevel(V, self._seed)
 
-    def forward(self, block: InputBlock) -> LevelOutput:
-        self.revision += 1
-        return super().forward(block)
+    def extend(self, sequence: ToyLevel, tokens: torch.Tensor, layers: Any) -> None:
+        sequence.forward(tokens, 1)
 
-    def rollback(self, lengths: RowCounts) -> RowCounts:
-        self.revision += 1
-        return super().rollback(lengths)
+    def admit(
+        self, sequences: Sequence[ToyLevel], lengths: Sequence[int], capacity: int, rows: Any
+    ) -> None:
+        assert rows is None
+        assert [len(one.cache) for one in sequences] == list(lengths)
+        self._rows = list(sequences)
+
+    def save(self, row: int, begin: int, end: int) -> list[int]:
+        return self._rows[row].cache[begin:end]
+
+    def restore(self, sequence: ToyLevel, saved: list[int], count: int) -> None:
+        sequence.cache += saved[:count]
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["target", "draft"])
-def test_a_users_level_goes_on_with_other_prompts(place: int) -> None:
+def test_a_users_level_begins_behind_copies(place: int) -> None:
     def levels() -> list[Any]:
         return [Going(1, "target"), Going(2, "draft")]
 
@@ -319,11 +322,11 @@ def test_a_users_level_goes_on_with_other_prompts(place: int) -> None:
         text = [*text, *more, 1]
 
     class Silent(Going):
-        revision = property()  # type: ignore[assignment]
+        restore = property()  # type: ignore[assignment]
 
     wrong = levels()
     wrong[place] = Silent(1, "silent")
-    with pytest.raises(ValueError, match="silent: expected an attribute `revision` beside"):
+    with pytest.raises(ValueError, match="silent: expected an attribute `restore` beside"):
         ps.Chain(wrong, [2])
 
 

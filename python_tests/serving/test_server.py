@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from random_chains import Row, Shape, rows, run, shapes
 from recorder import Recorder
 from small_models import V, make, rough
+from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.serving import Event
 
@@ -192,7 +194,7 @@ def test_packed_levels_give_the_same_bits(policy: str | None) -> None:
             assert tokens_of(events) == out.new_tokens[0]
             assert logprobs_of(events) == out.logprobs[0]
     cached = [events[-1].stats.num_cached_tokens for events in served if events[-1].stats]
-    assert cached[-1] == 32  # two requests of the same prompt, of which whole blocks are kept
+    assert cached[-1] == 47  # two requests of the same prompt
     assert server.stats.num_cached_tokens == sum(cached)
     assert server.stats.num_requests == len(MIXED)
 
@@ -314,6 +316,52 @@ def test_a_request_that_fails_ends_alone(how: str) -> None:
     assert how != "drafter" or failed == [2]
 
 
+@pytest.mark.parametrize("kind", ["models", "eagle"])
+def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
+    """In one padded pass of each level, with the bits of reading each alone."""
+    levels: list[Any] = [
+        ps.Level(AutoModelForCausalLM.from_pretrained(tiny.path("target")), pack=True)
+    ]
+    if kind == "eagle":
+        levels.append(ps.Eagle.from_pretrained(tiny.path("eagle3"), levels[0]))
+    else:
+        levels.append(tiny.path("drafter"))
+    chain = ps.Chain(levels, [4])
+    lengths = [3, 12, 15, 1, 11, 400]
+    requests: list[dict[str, Any]] = [
+        {"prompt": [(7 * i + j) % 90 + 5 for j in range(n)], "max_new_tokens": 20, "seed": i}
+        for i, n in enumerate(lengths)
+    ]
+    requests = [{**one, "temperature": 0.9} for one in requests]
+    wanted = [alone(chain, one) for one in requests]
+    passes: list[tuple[int, int]] = []
+    append = HuggingFaceLevel.append
+
+    def noted(level: HuggingFaceLevel, tokens: torch.Tensor, *given: Any) -> Any:
+        passes.append((tokens.shape[0], tokens.numel()))
+        return append(level, tokens, *given)
+
+    server = ps.Server(chain, 6)
+    ids = [server.add(**requests[0], eos_token_id=[])]
+    events = {ids[0]: server.step()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HuggingFaceLevel, "append", noted)
+        ids += [server.add(**one, eos_token_id=[]) for one in requests[1:]]
+        events.update({one: [] for one in ids[1:]})
+        for event in server.step():
+            events[event.request].append(event)
+    assert len(events[ids[0]]) == 2  # its next tokens came with the step
+    assert max(rows for rows, _ in passes) > 1
+    assert len(passes) < (len(lengths) - 1) * (1 if kind == "eagle" else 2)
+    assert max(tokens for _, tokens in passes) <= 512
+    while server.running or server.waiting:
+        for event in server.step():
+            events[event.request].append(event)
+    for request, out in zip(ids, wanted, strict=True):
+        assert tokens_of(sound(events[request])) == out.new_tokens[0]
+        assert logprobs_of(events[request]) == out.logprobs[0]
+
+
 @pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
 def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> None:
     """Read together with others, and beside a batch."""
@@ -402,7 +450,7 @@ def test_an_interrupted_server_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -
     server.step()
     server.add([2])
     with monkeypatch.context() as patch:
-        patch.setattr(server.cache, "find", interrupt)
+        patch.setattr(server.prefixes, "find", interrupt)
         with pytest.raises(KeyboardInterrupt):
             server.step()
     with pytest.raises(RuntimeError, match="this stream has ended"):
@@ -483,6 +531,42 @@ def test_a_policy_chooses_by_request() -> None:
     wanted = [alone(chain(), one).new_tokens[0] for one in requests]
     served = serve(ps.Server(chain(), 2), requests)
     assert [tokens_of(own) for own in served] == wanted
+
+
+def test_a_prompt_is_read_by_the_levels_that_draft() -> None:
+    """While a policy has all requests decode plainly, levels below the target read nothing; what
+    they have missed is read once where they draft."""
+
+    class Counting(Admitting):
+        begun = late = 0
+
+        def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
+            self.begun += tokens.shape[1]
+            super().extend(sequence, tokens, layers)
+
+        def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+            self.late += sum(counts)
+            super().read(tokens, counts)
+
+    class Late:
+        """Decodes plainly for 40 tokens of each text."""
+
+        def next(self, report: Any) -> list[int]:
+            return [3 if len(report.text) > 52 else 0]
+
+    levels = [Admitting(VOCAB, 11, 1.2), Counting(VOCAB, 12, 1.2)]
+    chain = ps.Chain(levels, [3], policy=Late())
+    requests: list[dict[str, Any]] = [
+        {"prompt": [i] * 12, "max_new_tokens": 30 + 20 * i, "temperature": 1.0, "seed": i}
+        for i in range(3)
+    ]
+    wanted = [alone(chain, one).new_tokens[0] for one in requests]
+    levels[1].begun = levels[1].late = 0
+    requests = [{**one, "eos_token_id": []} for one in requests]
+    served = serve(ps.Server(chain, 3), requests, [0, 1, 2])
+    assert [tokens_of(sound(own)) for own in served] == wanted
+    assert levels[1].begun == 11  # the first, when nothing was known
+    assert 2 * 51 <= levels[1].late <= 3 * 54
 
 
 def test_slots_that_a_level_cannot_serve_are_refused() -> None:

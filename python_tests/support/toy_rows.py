@@ -170,5 +170,6 @@ class Admitting(Staying):
     def save(self, row: int, begin: int, end: int) -> list[int]:
         return self.caches[row][begin:end]
 
-    def restore(self, sequence: list[int], saved: list[int]) -> None:
-        sequence += saved
+    def restore(self, sequence: list[int], saved: list[int], count: int) -> None:
+        assert 0 < count <= len(saved)
+        sequence += saved[:count]

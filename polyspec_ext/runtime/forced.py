@@ -1,0 +1,132 @@
+"""Tokens that a grammar forces, in front of a draft: certain, so that every level accepts them. The
+drafter reads them, and drafts behind them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..drafters.base import DraftBlock, DraftInput, RowBuffer
+from ..levels.base import IdMap
+from ..sampling import RequestProcessors
+from ..tensors import RowCounts
+from .rows import Rows
+
+Runs = list[list[int]]  # forced tokens of each row
+
+
+def forced_runs(
+    processors: RequestProcessors,
+    rows: Rows,
+    lengths: Sequence[int],
+    vocab_size: int,
+) -> Runs:
+    """Return the forced tokens of each row, no more than it drafts.
+
+    Args:
+        lengths: tokens that each row drafts.
+        vocab_size: ids of the level above are below it.
+    """
+    runs: Runs = []
+    for slot, length in enumerate(lengths):
+        number, known = rows.requests[slot], list[int]()
+        if length and processors.forces(number):
+            known = processors.forced(rows.state.text(slot).tolist(), length, number)
+        runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
+    return runs
+
+
+def behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) -> DraftInput:
+    """Return the input of the drafts behind forced tokens, of which the last token of a draft is
+    not read."""
+    text = inputs.text
+    assert text is not None
+    left = [length - len(run) for length, run in zip(inputs.lengths, runs, strict=True)]
+    read = [list(run) if more else list(run[:-1]) for run, more in zip(runs, left, strict=True)]
+    counts = list(inputs.counts)
+    tokens = torch.nn.functional.pad(inputs.tokens, (0, max(map(len, read))))
+    for row, (count, run) in enumerate(zip(counts, read, strict=True)):
+        tokens[row, count : count + len(run)] = id_map.to_below(tokens.new_tensor(run))
+    more = [len(run) for run in read]
+    longest = max(map(int.__add__, counts, more))
+
+    def whole(row: int) -> torch.Tensor:
+        before = text(row)
+        return torch.cat([before, before.new_tensor(read[row])])
+
+    return replace(
+        inputs,
+        tokens=tokens[:, :longest],
+        counts=RowCounts(list(map(int.__add__, counts, more))),
+        lengths=RowCounts(left),
+        most=max(left),
+        positions=inputs.positions + inputs.positions.new_tensor(more),
+        text=whole,
+    )
+
+
+def no_draft(inputs: DraftInput, tree: bool) -> DraftBlock:
+    """Return a block without tokens."""
+    none = inputs.tokens.new_empty((inputs.tokens.shape[0], 0))
+    counts = torch.zeros(inputs.tokens.shape[0], dtype=torch.int64, device=none.device)
+    return DraftBlock(none, counts, parents=none if tree else None)
+
+
+def in_front(
+    block: DraftBlock,
+    runs: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    id_map: IdMap,
+    size: int,
+) -> DraftBlock:
+    """Return a block with forced tokens in front. Rows of logits of a chain are then of all ids
+    below `size`; those of forced tokens have one id.
+
+    Args:
+        lengths: tokens that each row drafts behind them.
+        id_map: of the drafter.
+    """
+    drafted, width = block.tokens, block.tokens.shape[1]
+    sizes = [min(width, length) for length in lengths]
+    if block.counts is not None:
+        sizes = block.counts.tolist()
+    most = max(1, *[len(run) + count for run, count in zip(runs, sizes, strict=True)])
+    tree, before = block.parents is not None, block.rows
+    tokens = drafted.new_full((len(runs), most), -1)
+    parents = tokens.clone() if tree else None
+    rows: torch.Tensor | None = None
+    drawn: torch.Tensor | None = None
+    if before is not None:
+        logits = before.logits if tree else _of_all_ids(before.logits, id_map, size)
+        rows = logits.new_zeros(len(runs), most + tree, logits.shape[2])
+        drawn = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    for row, (run, count) in enumerate(zip(runs, sizes, strict=True)):
+        begin, end = len(run), len(run) + count
+        tokens[row, :begin] = tokens.new_tensor(run)
+        tokens[row, begin:end] = drafted[row, :count]
+        if parents is not None and block.parents is not None:
+            parents[row, :begin] = torch.arange(-1, begin - 1)
+            parents[row, begin:end] = block.parents[row, :count] + begin
+        if rows is not None and drawn is not None:
+            rows[row, :begin] = -torch.inf
+            if not tree:
+                rows[row, range(begin), run] = 0
+            rows[row, begin : end + tree] = logits[row, : count + tree]
+            drawn[row, begin : end + tree] = True
+            if block.drawn is not None:
+                drawn[row, begin : end + tree] = block.drawn[row, : count + tree]
+    counts = None
+    if block.counts is not None:
+        counts = block.counts + block.counts.new_tensor([len(run) for run in runs])
+    kept = None if rows is None else RowBuffer(rows, None)
+    return DraftBlock(tokens, counts, None, kept, parents, drawn if tree else None)
+
+
+def _of_all_ids(logits: torch.Tensor, id_map: IdMap, size: int) -> torch.Tensor:
+    if id_map.drawn is not None:
+        return id_map.spread(logits[..., : id_map.entries_below(size)], size)
+    missing = max(0, size - logits.shape[2])
+    return torch.nn.functional.pad(logits[..., :size], (0, missing), value=-torch.inf)
