@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import RollbackCache
 from polyspec_ext.levels import fused
+from polyspec_ext.levels.products import stacked_bias
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -50,16 +51,11 @@ def in_four_bits(given: Any) -> Any:
     def make(layers: Any) -> CudaInt4Linear:
         inputs = layers[0].in_features
         outputs = sum(layer.out_features for layer in layers)
-        packed = Int4Weights(
-            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
-            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
+        weights = Int4Weights(
+            torch.empty(outputs, inputs, dtype=torch.uint8, device="cuda"),
+            *(torch.empty(outputs, inputs // 32, device="cuda") for _ in range(2)),
         )
-        made = CudaInt4Linear(packed, device="meta")
-        for name, x in made.named_buffers():
-            setattr(made, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
-        if layers[0].bias is not None:
-            made.bias = torch.empty(outputs, dtype=torch.bfloat16, device="cuda")
-        return made
+        return CudaInt4Linear(weights, stacked_bias(layers))
 
     head = given.get_output_embeddings()
     copy = fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
