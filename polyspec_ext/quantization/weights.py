@@ -106,8 +106,9 @@ class CudaInt4Linear(QuantizedLinear):
         self.register_buffer("bias", bias)
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        narrow = x.bfloat16() if x.dtype == torch.float32 else x
-        return int4.product(narrow, self.packed, self.out_features, self.group).to(x.dtype)
+        if x.dtype == torch.float32:
+            return self.product(x.bfloat16()).float()
+        return int4.product(x, self.packed, self.out_features, self.group)
 
 
 class TorchInt4Linear(QuantizedLinear):

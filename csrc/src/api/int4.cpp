@@ -221,7 +221,10 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
 Result int4_product(const Int4ProductParams& params, Stream stream) {
   if (stream.device == Stream::Device::kCuda) {
     const Result result = check_on_cuda(params);
-    return result.ok() && params.tokens > 0 ? cuda::int4_product(params, stream.cuda) : result;
+    if (!result.ok() || params.tokens == 0) return result;
+    Int4ProductParams aligned = params;
+    if (params.tokens == 1) aligned.x_stride = params.shape.inputs;  // the caller's may be any
+    return cuda::int4_product(aligned, stream.cuda);
   }
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;

@@ -74,6 +74,7 @@ class Int4Case {
     if (result.ok()) result = polyspec::int4_product(p, stream);
     p.tokens = 1;
     p.x = in + x_at_ + 2 * row_ * x_stride_;
+    p.x_stride = 1;  // one row has no use for it
     p.y = out + alone_at_;
     return result.ok() ? polyspec::int4_product(p, stream) : result;
   }
