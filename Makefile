@@ -50,7 +50,7 @@ demo: environment
 COPY ?= w4:
 demo-real: environment $(LLAMA_PROGRAM)
 	$(PIP) accelerate gguf
-	models=$$($(if $(MODELS),ls -S $(MODELS)/*.gguf,$(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b)) && set -- $$models && \
+	models=$$($(if $(MODELS),ls -SL $(MODELS)/*.gguf,$(PY) $(EXAMPLE)/get.py qwen1.5b qwen0.5b)) && set -- $$models && \
 	if [ $$# -lt 2 ]; then echo "MODELS: expected two GGUF files or more, given $$*" >&2; exit 2; fi && \
 	$(PY) -m benchmarks demo --target "$(COPY)$$1" --draft "$(COPY)$$2" --gguf "$$1,$$2" --llama $(LLAMA_PROGRAM) $(DEMO)
 

@@ -138,7 +138,7 @@ def level_line(level: Any) -> str:
         return f"{type(level).__name__}, vocabulary of {level.vocab_size}, {base.device_of(level)}"
     weights = list(model.parameters())  # a tied one once
     plain = [weight for weight in weights if weight.dtype.is_floating_point]
-    count = sum(weight.numel() for weight in plain) + sum(_quantised(model))
+    count = num_parameters(level) or 0
     units = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
     short = (f"{count / size:.1f}{unit}" for size, unit in units if count >= size)
     devices = _distinct(weight.device for weight in weights) or str(base.device_of(level))
@@ -154,12 +154,15 @@ def level_line(level: Any) -> str:
 
 
 def num_parameters(level: Any) -> int | None:
-    """Count the parameters of a level's model; None where that cannot be told: no model of torch's,
-    or quantised layers."""
+    """Count the parameters of a level's model, those of quantised layers and a tied head's once;
+    None: it has no model of torch's."""
     model: Any = getattr(level, "model", None)
-    if not isinstance(model, nn.Module) or has_quantised_layers(model):
+    if not isinstance(model, nn.Module):
         return None
-    return sum(weight.numel() for weight in model.parameters())
+    plain = sum(weight.numel() for weight in model.parameters() if weight.dtype.is_floating_point)
+    tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
+    again = sum(_quantised(model.get_output_embeddings())) if tied else 0
+    return plain + sum(_quantised(model)) - again
 
 
 def has_quantised_layers(model: nn.Module) -> bool:

@@ -656,14 +656,19 @@ def test_a_model_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_larger_level_below_is_a_warning() -> None:
     small, large = make("llama", layers=1, vocab=VOCAB), make("llama", layers=3, vocab=VOCAB)
-    with pytest.warns(
-        UserWarning, match=r"^levels\[1\]: expected no more parameters .*comes first"
-    ):
-        ps.Chain([small, large])
+    config = copy.deepcopy(large.config)
+    config.tie_word_embeddings = True
+    tied = hf.AutoModelForCausalLM.from_config(config).eval()
+    for above in (small, ps.quantize_w4(small, 32)):
+        with pytest.warns(
+            UserWarning, match=r"^levels\[1\]: expected no more parameters .*comes first"
+        ):
+            ps.Chain([above, large])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ps.Chain([large, small])
         ps.Chain([large, copy.deepcopy(large)])
+        ps.Chain([tied, ps.quantize_w4(tied, 32)])
         ps.Chain([ps.quantize_w4(large, 32), make("llama", layers=2, vocab=VOCAB)])
 
 
