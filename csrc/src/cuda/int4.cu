@@ -181,7 +181,7 @@ __device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles>& shar
 // Grid: x over blocks of tokens and over tiles of outputs, blocks fastest: they read the same
 // weights at the same time, so that memory is asked once.
 template <class T, int kTiles, int kTokenTiles>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
     int4_product_kernel(const __grid_constant__ Int4ProductParams p) {
   constexpr int kTokens = kTokenTiles * kTokenTile, kAhead = kStages<kTiles, kTokenTiles> - 1;
   using Shared = Int4Shared<kTiles, kTokenTiles>;
