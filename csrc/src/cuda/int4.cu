@@ -275,11 +275,11 @@ __global__ void __launch_bounds__(kPackThreads)
   const int64_t group = vector / of.group_vectors, at = vector % of.group_vectors;
   if (group >= of.groups) return;
   for (int64_t tile = blockIdx.y; tile < of.tiles; tile += gridDim.y) {
-    Vector made;
+    Vector packed;
     if (at < core::kScaleVectors) {
       POLYSPEC_UNROLL
       for (int i = 0; i < 4; ++i)
-        made.words[i] = scale_of(p, tile * kTileOutputs + at + 8 * i, group);
+        packed.words[i] = scale_of(p, tile * kTileOutputs + at + 8 * i, group);
     } else {
       const int64_t chunk = (at - core::kScaleVectors) / kWarp;
       const int64_t lane = (at - core::kScaleVectors) % kWarp;
@@ -287,11 +287,11 @@ __global__ void __launch_bounds__(kPackThreads)
       POLYSPEC_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int64_t output = tile * kTileOutputs + i / 2 * 16 + lane / 4;
-        made.words[i] = word_of(p, output, k + i % 2 * 4);
+        packed.words[i] = word_of(p, output, k + i % 2 * 4);
       }
     }
     *reinterpret_cast<Vector*>(p.packed + tile * of.tile_bytes + vector * core::kVectorBytes) =
-        made;
+        packed;
   }
 }
 
