@@ -215,7 +215,7 @@ polyspec_plant(chunk_not_awaited cuda/int4.cu "wait_for_batches<kAhead - 1>();" 
 polyspec_plant(chunk_overwritten cuda/int4.cu "stages[stage == 0 ? kAhead : stage - 1]" "stages[stage]" "int4 case" int4 20)
 polyspec_plant(scale_of_the_group_before cuda/int4.cu "scales_of((chunk + 1) >> of.shift, i)" "scales_of(chunk >> of.shift, i)"
                "int4 case" int4 20)
-polyspec_plant(token_tail_not_masked cuda/int4.cu "t * kTokenTile < left ? 16 : 0" "16" "SEGV|int4 case" int4 20)
+polyspec_plant(token_tail_not_masked cuda/int4.cu "t * kTokenTile < left ? 16 : 0" "t * kTokenTile < left + 64 ? 16 : 0" "SEGV|int4 case" int4 20)
 polyspec_plant(output_tail_not_masked cuda/int4.cu "token < p.tokens && output < p.shape.outputs" "token < p.tokens"
                "SEGV|int4 case" int4 20)
 polyspec_plant(stages_not_awaited cuda/int4.cu "  __syncthreads();  // all chunks are read\n" "" "data race|int4 case" int4 20)
