@@ -16,6 +16,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, PackedLinear, in_huge_pages
 from polyspec_ext.ops import int4
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights, TorchInt4Linear
 
 SCHEMA = 1  # of the JSON report
 GROUP = 128
@@ -23,14 +24,39 @@ COLD = 96 << 20  # bytes of different weights that a turn goes through, so that 
 Product = Callable[[torch.Tensor], object]
 
 
-def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
+def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product]]:
     """Return by name as many products, each with its weights, as fill `COLD`."""
     random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // GROUP)
     scales, zeros = torch.rand(form, generator=random), torch.randn(form, generator=random)
+    weight = torch.randn(outputs, inputs, generator=random).bfloat16().to(device)
+
+    def plain() -> Product:
+        copy = weight.clone()
+        return lambda x: torch.nn.functional.linear(x, copy)
+
+    if device == "cuda":
+        weights = Int4Weights(values, scales, zeros).to(device)
+        kinds: dict[str, Callable[[], Product]] = {
+            "polyspec": lambda: CudaInt4Linear(weights).product,
+            "torch int4": lambda: TorchInt4Linear(weights).product,
+            "torch bfloat16": plain,
+        }
+    else:
+        kinds = _on_cpu(values, scales, zeros, weight) | {"torch bfloat16": plain}
+    sizes = {name: (2 if "bfloat16" in name else 0.5) * weight.numel() for name in kinds}
+    return {
+        name: [make() for _ in range(max(1, int(COLD / sizes[name])))]
+        for name, make in kinds.items()
+    }
+
+
+def _on_cpu(
+    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, weight: torch.Tensor
+) -> dict[str, Callable[[], Product]]:
+    outputs, inputs = values.shape
     packed = int4.pack(values, scales, zeros, GROUP)
-    weight = torch.randn(outputs, inputs, generator=random).bfloat16()
 
     def ours() -> Product:
         copy = in_huge_pages(packed)
@@ -41,10 +67,6 @@ def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
         both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
         return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, copy, GROUP, both)
 
-    def plain() -> Product:
-        copy = weight.clone()
-        return lambda x: torch.nn.functional.linear(x, copy)
-
     def bfloat16(kind: type[PackedLinear]) -> Product:
         layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
         layer.weight.data.copy_(weight)
@@ -53,15 +75,10 @@ def contenders(outputs: int, inputs: int) -> dict[str, list[Product]]:
     kinds: dict[str, Callable[[], Product]] = {"polyspec": ours}
     if outputs % 16 == 0:
         kinds["torch int4"] = theirs
-    kinds["torch bfloat16"] = plain
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         kinds["oneDNN bfloat16, packed"] = partial(bfloat16, OneDnnLinear)
     kinds["polyspec bfloat16"] = partial(bfloat16, DenseLinear)
-    sizes = {name: (2 if "bfloat16" in name else 0.5) * weight.numel() for name in kinds}
-    return {
-        name: [make() for _ in range(max(1, int(COLD / sizes[name])))]
-        for name, make in kinds.items()
-    }
+    return kinds
 
 
 def _all_of(products: list[Product], x: torch.Tensor) -> None:
@@ -71,13 +88,19 @@ def _all_of(products: list[Product], x: torch.Tensor) -> None:
 
 @torch.inference_mode()
 def measure(
-    outputs: int, inputs: int, tokens: Sequence[int], repeats: int, clock: timing.Clock
+    outputs: int,
+    inputs: int,
+    tokens: Sequence[int],
+    repeats: int,
+    clock: timing.Clock,
+    device: str = "cpu",
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """Return the median microseconds and GB/s of weights by contender and number of tokens."""
-    made = contenders(outputs, inputs)
+    made = contenders(outputs, inputs, device)
+    activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in made}
     passes = [
-        timing.Contender(label, partial(_all_of, made[name], torch.randn(count, inputs).bfloat16()))
+        timing.Contender(label, partial(_all_of, made[name], activations[count]))
         for label, (name, count) in keys.items()
     ]
     done, failures = timing.measure(passes, repeats, clock)
@@ -94,15 +117,16 @@ def measure(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
-    clock = timing.CpuClock(processor_time=args.processor_time)
+    machine.require_device(args.device)
+    clock = timing.clock_of(args.device, processor_time=args.processor_time)
     return {
-        **machine.header("int4", SCHEMA, "cpu"),
+        **machine.header("int4", SCHEMA, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
         "load": {"before": machine.load_average()},
-        "copy_gbs": timing.copy_bandwidth(timing.CpuClock(), "cpu"),
+        "copy_gbs": timing.copy_bandwidth(timing.clock_of(args.device), args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
-                outputs, inputs, args.tokens, args.repeats, clock
+                outputs, inputs, args.tokens, args.repeats, clock, args.device
             )
             for outputs, inputs in args.shapes
         },
@@ -113,7 +137,7 @@ def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
     settings = report["settings"]
     lines = [
-        f"# 4-bit product, {report['machine']['cpu']}",
+        f"# 4-bit product, {report['machine']['device_name']}",
         "",
         f"{machine.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s. "
         "Microseconds per product (GB/s of its weights), bfloat16 activations, groups of "
@@ -149,6 +173,7 @@ def add_command(kinds: Any) -> None:
         "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
     )
     output.add_report(sub, report_of, markdown)
+    options.add_device(sub)
     options.add_count(sub, "--repeats", 15, "turns")
     tokens = [1, 2, 4, 6, 8, 12, 16]
     options.add(sub, "--tokens", options.COUNTS, tokens, "M,...")

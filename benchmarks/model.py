@@ -114,7 +114,7 @@ class Seconds:
 
 def best(seconds: Seconds, acceptance: Sequence[float]) -> tuple[float, tuple[int, ...]]:
     """Return the tokens per second of the fastest chain, and its windows."""
-    tried = [(size,) for size in WINDOWS]
+    tried: list[tuple[int, ...]] = [(size,) for size in WINDOWS]
     if seconds.copy:
         tried = list(itertools.product(OUTER, WINDOWS))
     accept = Acceptance.constant(*acceptance)

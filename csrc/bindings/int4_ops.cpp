@@ -65,6 +65,10 @@ std::tuple<Tensor, Tensor, Tensor> int4_round(const Tensor& weights, const OptTe
   return made;
 }
 
+polyspec::Stream::Device device_of(const Place& place) {
+  return place.cuda() ? polyspec::Stream::Device::kCuda : polyspec::Stream::Device::kCpu;
+}
+
 // values [n, k], scales and zeros [n, k / group].
 Tensor int4_pack(const Tensor& values, const Tensor& scales, const Tensor& zeros, int64_t group,
                  bool float_scales) {
@@ -77,16 +81,21 @@ Tensor int4_pack(const Tensor& values, const Tensor& scales, const Tensor& zeros
   params.values = static_cast<const uint8_t*>(values.const_data_ptr());
   params.scales = floats(scales, "scales", place, params.shape.outputs, groups);
   params.zeros = floats(zeros, "zeros", place, params.shape.outputs, groups);
-  const Tensor packed =
-      empty(place, {polyspec::int4_packed_bytes(params.shape)}, aoti_torch_dtype_uint8());
+  const int64_t bytes = polyspec::int4_packed_bytes(params.shape, device_of(place));
+  // (Less than none where the call will be refused.)
+  const Tensor packed = empty(place, {bytes < 0 ? 0 : bytes}, aoti_torch_dtype_uint8());
   params.packed = static_cast<uint8_t*>(packed.mutable_data_ptr());
-  require(polyspec::int4_pack(params));
+  polyspec::Result (*const pack)(const polyspec::Int4PackParams&, polyspec::Stream) =
+      &polyspec::int4_pack;
+  run<1>(pack, params, place);
   return packed;
 }
 
 const uint8_t* packed_of(const Tensor& packed, const Place& place,
                          const polyspec::Int4Shape& shape) {
-  expect(packed, "packed", place, {polyspec::int4_packed_bytes(shape)});
+  const int64_t bytes = polyspec::int4_packed_bytes(shape, device_of(place));
+  STD_TORCH_CHECK(bytes >= 0, "float_scales: expected false on CUDA, got true");
+  expect(packed, "packed", place, {bytes});
   expect_uint8(packed, "packed");
   return static_cast<const uint8_t*>(packed.const_data_ptr());
 }
@@ -105,6 +114,14 @@ std::tuple<Tensor, Tensor, Tensor> int4_unpack(const Tensor& packed, int64_t out
   return made;
 }
 
+// Rows as CUDA reads them, 16 bytes at a time: a copy where they are not so.
+Tensor aligned_rows(const Tensor& x) {
+  const Tensor rows = rows_apart(x);
+  const auto at = reinterpret_cast<uintptr_t>(rows.const_data_ptr());
+  const bool aligned = at % 16 == 0 && (rows.size(0) < 2 || rows.stride(0) % 8 == 0);
+  return aligned ? rows : torch::stable::clone(rows);
+}
+
 // x [m, inputs].
 Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int64_t group,
                     bool float_scales) {
@@ -115,16 +132,20 @@ Tensor int4_product(const Tensor& x, const Tensor& packed, int64_t outputs, int6
   params.shape = shape_of(outputs, x.size(1), group, float_scales);
   params.tokens = x.size(0);
   params.dtype = float_type(x, "x");
-  const Tensor rows = rows_apart(x);
+  const Tensor rows = place.cuda() ? aligned_rows(x) : rows_apart(x);
   params.x = rows.const_data_ptr();
   params.x_stride = rows.stride(0);
   params.packed = packed_of(packed, place, params.shape);
   const Tensor y = empty(place, {params.tokens, outputs}, dtype_of(x));
+  params.y = y.mutable_data_ptr();
+  params.y_stride = outputs;
+  if (place.cuda()) {
+    run_on_cuda(&polyspec::int4_product, params, place);
+    return y;
+  }
   const Tensor workspace =
       empty(place, {polyspec::int4_workspace_bytes(params.shape, params.tokens)},
             aoti_torch_dtype_uint8());
-  params.y = y.mutable_data_ptr();
-  params.y_stride = outputs;
   params.workspace = workspace.mutable_data_ptr();
   run_on_cpu<1>(&polyspec::int4_product, params);
   return y;
@@ -151,5 +172,10 @@ STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {
   m.impl("int4_round", TORCH_BOX(&int4_round));
   m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_unpack", TORCH_BOX(&int4_unpack));
+  m.impl("int4_product", TORCH_BOX(&int4_product));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(polyspec, CUDA, m) {
+  m.impl("int4_pack", TORCH_BOX(&int4_pack));
   m.impl("int4_product", TORCH_BOX(&int4_product));
 }

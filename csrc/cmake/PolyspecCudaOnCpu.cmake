@@ -103,6 +103,7 @@ if(POLYSPEC_BUILD_PYTHON)
       python_tests/ops/test_layer.py::test_heads_are_appended_as_by_themselves
       python_tests/ops/test_layer.py::test_is_the_norm
       python_tests/ops/test_attention.py::test_lengths_are_what_their_mask_is
+      python_tests/ops/test_int4.py::test_multiplies_where_the_weights_are
       python_tests/levels/test_cuda_layers.py::test_operators_one_by_one_have_the_bits_of_one_call
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}")
   set(support "${CMAKE_CURRENT_SOURCE_DIR}:${CMAKE_CURRENT_SOURCE_DIR}/python_tests/support")
@@ -133,10 +134,10 @@ set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sa
 
 # polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
 # which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
-# <kernels>: verify_f32, layer or attention.
-list(FILTER cuda_sources EXCLUDE REGEX "/(verify_f32|layer|attention).cu$")
+# <kernels>: verify_f32, layer, attention or int4.
+list(FILTER cuda_sources EXCLUDE REGEX "/(verify_f32|layer|attention|int4).cu$")
 polyspec_add_kernels(kernels_watched_others SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
-foreach(kernels IN ITEMS verify_f32 layer attention)
+foreach(kernels IN ITEMS verify_f32 layer attention int4)
   polyspec_add_kernels(kernels_watched_${kernels} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu"
                        DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
 endforeach()
@@ -146,6 +147,9 @@ function(polyspec_plant name header text planted found)
   if(ARGC GREATER 5)
     set(kernels ${ARGV5})
     set(arguments ${ARGV6} 0 layers)
+    if(kernels STREQUAL "int4")
+      set(arguments ${ARGV6} 0 int4)
+    endif()
   endif()
   set(source "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/${header}")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${source}")
@@ -160,7 +164,7 @@ function(polyspec_plant name header text planted found)
   if(kernel_source STREQUAL source)
     set(kernel_source "${folder}/${header}")
   endif()
-  set(others verify_f32 layer attention)
+  set(others verify_f32 layer attention int4)
   list(REMOVE_ITEM others ${kernels})
   list(TRANSFORM others PREPEND kernels_watched_)
   # The planted one comes first: of what other sources have, too, the linker takes the first.
@@ -206,3 +210,15 @@ polyspec_plant(keys_overwritten cuda/attention.cu "    __syncthreads();  // the 
 polyspec_plant(scores_not_awaited cuda/attention.cu "  __syncthreads();  // the scores are there\n" "" "data race" attention 20)
 polyspec_plant(weights_not_awaited cuda/attention.cu "    __syncthreads();  // the weights are there\n" "" "data race" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
+polyspec_plant(chunk_not_awaited cuda/int4.cu "wait_for_batches<kAhead - 1>();" "wait_for_batches<kAhead>();"
+               "int4 case" int4 20)
+polyspec_plant(chunk_overwritten cuda/int4.cu "stages[stage == 0 ? kAhead : stage - 1]" "stages[stage]" "int4 case" int4 20)
+polyspec_plant(scale_of_the_group_before cuda/int4.cu "scales_of((chunk + 1) >> of.shift, i)" "scales_of(chunk >> of.shift, i)"
+               "int4 case" int4 20)
+polyspec_plant(token_tail_not_masked cuda/int4.cu "t * kTokenTile < left ? 16 : 0" "t * kTokenTile < left + 64 ? 16 : 0" "SEGV|int4 case" int4 20)
+polyspec_plant(output_tail_not_masked cuda/int4.cu "token < p.tokens && output < p.shape.outputs" "token < p.tokens"
+               "SEGV|int4 case" int4 20)
+polyspec_plant(stages_not_awaited cuda/int4.cu "  __syncthreads();  // all chunks are read\n" "" "data race|int4 case" int4 20)
+polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the upper warps' sums are there\n" "" "data race"
+               int4 20)
+polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // and the lower ones'\n" "" "data race" int4 20)

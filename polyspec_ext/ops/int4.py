@@ -1,4 +1,5 @@
-"""Products with 4-bit weights as functions over torch tensors on the CPU (polyspec/int4.hpp).
+"""Products with 4-bit weights as functions over torch tensors (polyspec/int4.hpp). On CUDA weights
+are packed and multiplied; rounding and unpacking are the CPU's.
 
 Weights are ``w[n, k] = (q[n, k] - 8) * scales[n, k // group] + zeros[n, k // group]`` with q in 0
 to 15, the form of torch's ``_weight_int4pack_mm``.
@@ -54,16 +55,18 @@ def pack(
     *,
     float_scales: bool = False,
 ) -> torch.Tensor:
-    """Pack the matrix as `product` reads it.
+    """Pack the matrix as `product` reads it on the device of the tensors.
 
     Args:
-        values: [N, K] uint8, q in 0 to 15; K a multiple of `group`, N any.
+        values: [N, K] uint8, q in 0 to 15 (on CUDA the lower four bits count); K a multiple of
+            `group`, N any.
         scales, zeros: [N, K / group] float32.
         group: 32, 64, 128 or 256 inputs with one scale and zero.
-        float_scales: keep scales and zeros in float32; else they are rounded to bfloat16.
+        float_scales: keep scales and zeros in float32, on the CPU; else they are rounded to
+            bfloat16.
 
     Returns:
-        uint8, one dimension; the layout is that of polyspec/int4.hpp.
+        uint8, one dimension; polyspec/int4.hpp has the layouts.
 
     Raises:
         RuntimeError: a shape, dtype or value is none of these; the message names it.
@@ -87,13 +90,15 @@ def product(
 ) -> torch.Tensor:
     """Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
-    Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group
-    of inputs; polyspec/int4.hpp has the bound. Row m is the same, bit for bit, whatever M, the
-    processor and the number of threads are; where x[m] is not finite it is NaN.
+    Row m is the same, bit for bit, whatever M is; polyspec/int4.hpp has the bounds. On the CPU
+    weights are read once for up to 64 tokens, activations are rounded to 8 bits, by token and group
+    of inputs, the bits do not depend on the processor and the number of threads, and where x[m] is
+    not finite row m is NaN. On CUDA it is one launch; blocks of 32 tokens read the weights at the
+    same time, and nothing but y is rounded.
 
     Args:
-        x: [M, K] float32, bfloat16 or float16, unit stride along K.
-        packed: of `pack`, for weights [outputs, K] in groups of `group`.
+        x: [M, K] float32 (on the CPU), bfloat16 or float16, unit stride along K.
+        packed: of `pack` on the same device, for weights [outputs, K] in groups of `group`.
 
     Raises:
         RuntimeError: a shape or dtype does not fit; the message names the argument.
@@ -114,6 +119,9 @@ def _pack_fake(
     values: torch.Tensor, scales: object, zeros: object, group: int, float_scales: bool
 ) -> torch.Tensor:
     outputs, inputs = values.shape
+    if values.is_cuda:
+        tiles = -(-outputs // 64) * 2
+        return values.new_empty(tiles * (inputs // group) * (128 + group * 16))
     tiles, size = -(-outputs // 16), 4 if float_scales else 2
     weights = tiles * (inputs // group) * (2 * 16 * size + group * 8)
     return values.new_empty(weights + LABEL_BYTES)

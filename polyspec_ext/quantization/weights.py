@@ -1,5 +1,5 @@
-"""Linear layers with 4-bit weights: this package's product on the CPU, torch's packed one on CUDA;
-and copies of models that have them.
+"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA; and copies
+of models that have them.
 
 Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
 inputs (polyspec/int4.hpp).
@@ -25,7 +25,7 @@ SAMPLE = 32  # weights of a layer by which its model is told from others
 
 @dataclass(frozen=True)
 class Int4Weights:
-    """A quantised matrix on the CPU.
+    """A quantised matrix.
 
     Attributes:
         values: ``[N, K]`` uint8, q in 0 to 15.
@@ -44,6 +44,10 @@ class Int4Weights:
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.values, self.scales, self.zeros
+
+    def to(self, device: torch.device | str) -> Int4Weights:
+        """Return the matrix on a device."""
+        return Int4Weights(*(tensor.to(device) for tensor in self.tensors))
 
     def split(self, sizes: Sequence[int]) -> list[Int4Weights]:
         """Split the matrix by rows."""
@@ -85,8 +89,32 @@ class Int4Linear(QuantizedLinear):
 
 
 class CudaInt4Linear(QuantizedLinear):
-    """The same on CUDA, by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16. Its
-    outputs come in tiles, of which the last may hold more than the layer has."""
+    """The same on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
+
+    packed: torch.Tensor
+
+    def __init__(
+        self,
+        weights: Int4Weights,
+        bias: torch.Tensor | None = None,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weights.values.shape
+        self.group = weights.group
+        self.register_buffer("packed", int4.pack(*weights.to(device).tensors, self.group))
+        self.register_buffer("bias", bias)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return self.product(x.bfloat16()).float()
+        return int4.product(x, self.packed, self.out_features, self.group)
+
+
+class TorchInt4Linear(QuantizedLinear):
+    """The same on CUDA by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16: what
+    `CudaInt4Linear` is timed against. Its outputs come in tiles, of which the last may hold more
+    than the layer has."""
 
     packed: torch.Tensor
     scales_and_zeros: torch.Tensor
@@ -101,13 +129,12 @@ class CudaInt4Linear(QuantizedLinear):
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
         padding = (0, 0, 0, -self.out_features % _OUTPUTS)
-        values, scales, zeros = (nn.functional.pad(x, padding) for x in weights.tensors)
-        # The even input is the high nibble.
-        pairs = (values[:, ::2] << 4 | values[:, 1::2]).to(device)
+        values, scales, zeros = (nn.functional.pad(x, padding) for x in weights.to(device).tensors)
+        pairs = values[:, ::2] << 4 | values[:, 1::2]  # the even input is the high nibble
         # The widest that divide the inputs, which are whole groups: two tiles always do.
         together = next(n for n in _TOGETHER if self.in_features % (n * _TILE) == 0)
         packed = torch.ops.aten._convert_weight_to_int4pack(pairs, together)
-        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous().to(device)
+        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
         self.register_buffer("packed", packed)
         self.register_buffer("scales_and_zeros", both)
         self.register_buffer("bias", bias)
@@ -160,11 +187,11 @@ def with_weights(model: Any, names: Collection[str], weights: Callable[[str], In
     known = {id(layer): name for name, layer in layers.items()}
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
-        matrix = joined([weights(known[id(layer)]) for layer in siblings])
         bias, device = stacked_bias(siblings), siblings[0].weight.device
+        matrices = [weights(known[id(layer)]) for layer in siblings]
         if device.type == "cuda":
-            return CudaInt4Linear(matrix, bias, device)
-        return Int4Linear(matrix, bias)
+            return CudaInt4Linear(joined([each.to(device) for each in matrices]), bias, device)
+        return Int4Linear(joined(matrices), bias)
 
     made = replaced(model, lambda module: id(module) in known, make)
     made.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}

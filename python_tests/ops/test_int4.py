@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import hashlib
 
+import fake_cuda
 import instruction_sets
 import pytest
 import torch
 
+from polyspec_ext import _C
 from polyspec_ext.ops import int4
 
 
@@ -127,6 +129,48 @@ def test_rounds_to_the_nearest(dtype: torch.dtype, float_scales: bool) -> None:
             q = ((groups - middle[..., None]) / step[..., None]).round().clamp(-8, 7)
             other = q * step[..., None] + middle[..., None] - groups
             assert (error <= 1.001 * (other.square() * each).sum(-1)).all()
+
+
+def bytes_on_cuda(outputs: int, inputs: int, group: int) -> int:
+    """Tiles of 32 outputs, an even number: a vector for each four, and half a byte a weight."""
+    return -(-outputs // 64) * 2 * (inputs // group) * (8 * 16 + 32 * group // 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("group", int4.GROUPS)
+def test_multiplies_where_the_weights_are(
+    group: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """On the CPU, on CUDA, and on the stand-in for it, whose kernels take tensors on the CPU."""
+    for outputs, groups, wide in ((16, 3, 0), (70, 9, 0), (33, 1, 8), (40, 2, 3)):
+        inputs = groups * group
+        given = matrix(outputs, inputs, group, seed=outputs)
+        packed = int4.pack(*(part.to(device) for part in given), group)
+        if device.type == "cuda" or hasattr(_C, "launches"):
+            assert packed.numel() == bytes_on_cuda(outputs, inputs, group)
+        random = torch.Generator().manual_seed(1)
+        x = torch.randn(70, inputs + wide, generator=random).to(device, dtype)[:, wide:]
+        wanted = x.double().cpu() @ dequantised(*given, group).T
+        y = int4.product(x, packed, outputs, group)
+        assert y.dtype == dtype
+        assert (y.double().cpu() - wanted).norm() < 0.015 * wanted.norm()
+        for tokens in (1, 2, 8, 9, 16, 17, 32, 33, 64):
+            assert int4.product(x[-tokens:], packed, outputs, group).equal(y[-tokens:])
+        assert int4.product(x[:0], packed, outputs, group).shape == (0, outputs)
+
+
+def test_shapes_on_cuda() -> None:
+    """Without numbers: the packed bytes, and that a product is one launch."""
+    for outputs, inputs, group in ((16, 96, 32), (70, 256, 128), (8192, 512, 256)):
+        with fake_cuda.launches() as counted, torch.device("cuda"):
+            values = torch.empty(outputs, inputs, dtype=torch.uint8)
+            scales = torch.empty(outputs, inputs // group)
+            packed = int4.pack(values, scales, scales, group)
+            assert packed.shape == (bytes_on_cuda(outputs, inputs, group),)
+            counted.counts.clear()
+            y = int4.product(torch.empty(64, inputs, dtype=torch.bfloat16), packed, outputs, group)
+            assert y.shape == (64, outputs)
+        assert counted.counts == {"int4_product": 1}
 
 
 def test_rounds_what_has_no_range() -> None:

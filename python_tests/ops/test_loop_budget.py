@@ -1,5 +1,5 @@
-"""Instructions per logit of the CUDA kernels' loops over a row, counted in what nvcc makes of them
-for sm_90 (bfloat16)."""
+"""Instructions per logit of the CUDA kernels' loops over a row, and per weight of the 4-bit
+product's, counted in what nvcc makes of them for sm_90 (bfloat16)."""
 
 from __future__ import annotations
 
@@ -133,15 +133,18 @@ def hot_loop(code: list[str], probe: Probe) -> Loop:
     return best
 
 
-@pytest.fixture(scope="module")
-def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[Probe, Loop]:
+def listing_of(source: str, folder: Path) -> str:
+    """Return the instructions of a file below csrc."""
     nvdisasm = disassembler()
     if nvdisasm is None:
         pytest.skip("needs nvdisasm")
-    cubin = compiled("loop_probes.cu", tmp_path_factory.mktemp("probes"))
-    listing = subprocess.run(
-        [str(nvdisasm), "-c", str(cubin)], check=True, capture_output=True, text=True
-    ).stdout
+    command = [str(nvdisasm), "-c", str(compiled(source, folder))]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[Probe, Loop]:
+    listing = listing_of("tests/gpu/loop_probes.cu", tmp_path_factory.mktemp("probes"))
     found = {}
     for symbol, code in instructions(listing):
         for probe in BUDGET:
@@ -155,3 +158,50 @@ def test_instructions_per_logit(probe: Probe, loops: dict[Probe, Loop]) -> None:
     loop, most = loops[probe], BUDGET[probe]
     assert loop.per_logit <= most.per_logit, f"{loop.per_logit:.1f} instructions per logit"
     assert loop.vectors >= most.vectors, f"{loop.vectors} vectors under way"
+
+
+# Of the 4-bit product, by tiles of 32 outputs and of 8 tokens that a warp has: the most
+# instructions per weight with groups of 128 inputs, and chunks of weights that are copied ahead.
+INT4_BUDGET = {
+    (1, 1): (3.5, 5),
+    (1, 2): (4.2, 5),
+    (1, 4): (5.4, 3),
+    (2, 1): (2.5, 3),
+    (2, 2): (3.1, 3),
+    (2, 4): (4.0, 3),
+}
+
+
+def test_instructions_per_weight(tmp_path: Path) -> None:
+    found = {}
+    for symbol, code in instructions(listing_of("src/cuda/int4.cu", tmp_path)):
+        form = re.search(r"int4_product_kernelIN.*8BFloat16ELi(\d)ELi(\d)E", symbol)
+        if form is None:
+            continue
+        tiles, tokens = int(form[1]), int(form[2])
+        begin, end = min(
+            (loop for loop in loops_of(code) if any("HMMA" in x for x in code[slice(*loop)])),
+            key=lambda loop: loop[1] - loop[0],
+        )
+        loop = code[begin : end + 1]
+        assert sum("HMMA" in x for x in loop) == (2 * tiles * 2 + 2) * tokens
+        # A vector of each tile a lane: half a byte for each weight.
+        assert sum("LDGSTS.E.BYPASS.128" in x for x in loop) == tiles + tokens
+        assert sum("LDG.E.128" in x for x in loop) == tiles  # scales, once a group
+        assert not any(re.search(r"\b(LDL|STL|BAR)\b", x) for x in loop)
+        # What follows the last product runs once a group.
+        last = max(line for line, x in enumerate(loop) if "HMMA" in x)
+        jump = next(line for line in range(last, len(loop)) if "BRA" in loop[line])
+        target = re.search(r"L_x_\d+", loop[jump])
+        assert target is not None
+        of_group = range(jump, loop.index(f"{target[0]}:"))
+        count = sum(
+            0.25 if line in of_group else 1.0 for line, x in enumerate(loop) if x[-1] != ":"
+        )
+        waits = [re.search(r"DEPBAR.LE SB0, 0x(\d)", x) for x in loop]
+        ahead = next(int(wait[1], 16) + 1 for wait in waits if wait)
+        found[tiles, tokens] = count / (32 * tiles), ahead
+    assert found.keys() == INT4_BUDGET.keys()
+    for form, (most, ahead) in INT4_BUDGET.items():
+        assert found[form][0] <= most, f"{form}: {found[form][0]:.2f} instructions per weight"
+        assert found[form][1] >= ahead, f"{form}: {found[form][1]} chunks ahead"

@@ -21,6 +21,7 @@ import polyspec_ext as ps
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.drafters.features import FeatureCache
 from polyspec_ext.levels import fused, hugging_face
+from polyspec_ext.levels.products import stacked_bias
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 from polyspec_ext.runtime import engine
 from polyspec_ext.runtime.graphs import Clock, Queue
@@ -60,16 +61,11 @@ def in_four_bits(given: Any) -> Any:
     def make(layers: Any) -> CudaInt4Linear:
         inputs = layers[0].in_features
         outputs = sum(layer.out_features for layer in layers)
-        packed = Int4Weights(
-            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
-            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
+        weights = Int4Weights(
+            torch.empty(outputs, inputs, dtype=torch.uint8, device="cuda"),
+            *(torch.empty(outputs, inputs // 32, device="cuda") for _ in range(2)),
         )
-        made = CudaInt4Linear(packed, device="meta")
-        for name, x in made.named_buffers():
-            setattr(made, name, torch.empty(x.shape, dtype=x.dtype, device="cuda"))
-        if layers[0].bias is not None:
-            made.bias = torch.empty(outputs, dtype=torch.bfloat16, device="cuda")
-        return made
+        return CudaInt4Linear(weights, stacked_bias(layers))
 
     head = given.get_output_embeddings()
     return fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)

@@ -285,7 +285,7 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "imports", "preflight",
     "cuda_test", "graph_life_test", "pytest gpu", "chains, chosen acceptance", "bench kernels",
-    "rounds of the target", "bench overhead", "bench paper",
+    "bench int4", "rounds of the target", "bench overhead", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
 # What a build leaves: a module, and two programs that end as `code` says.

@@ -1,5 +1,4 @@
-// polyspec::int4_product: a few rows of activations times a weight matrix of 4-bit numbers, on the
-// CPU.
+// polyspec::int4_product: a few rows of activations times a weight matrix of 4-bit numbers.
 //
 // Weights are w[n, k] = (q[n, k] - 8) * scale[n, k / group] + zero[n, k / group] with q in [0, 16):
 // the form of torch's `_weight_int4pack_mm`. A draft or middle level that is a 4-bit copy of its
@@ -105,10 +104,42 @@ struct Int4ProductParams {
   void* workspace = nullptr;  // int4_workspace_bytes(shape, tokens), 64-byte aligned
 };
 
-// Memory that a call needs for its activations.
+// Memory that a call on the CPU needs for its activations.
 POLYSPEC_API int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens);
 
-// Runs on the CPU, on the stream's threads; kUnsupported for a CUDA stream.
+// Runs on the CPU, on the stream's threads, or on CUDA, of which the rest is below.
 POLYSPEC_API Result int4_product(const Int4ProductParams& params, Stream stream = Stream::cpu());
+
+// ---- On CUDA, sm_80 and later ----
+//
+// A matrix is packed on the device, by one launch, for products there: in another layout than on
+// the CPU and without a label, since the host cannot read it. scale_dtype is kBFloat16.
+//
+// Packed, it is a row of tiles of 32 outputs (an even number, the last ones filled up with zeros),
+// each of them a row of groups, each of those, with g in [0, 8) and c in [0, 4),
+//   8 vectors of 16 bytes              the scale and zero of outputs g, g + 8, g + 16 and g + 24;
+//   group / 32 chunks of 32 vectors    vector 4g + c has inputs 8c to 8c + 7 of these outputs in
+//                                      words of 32 bits: outputs g and g + 8 with the first and
+//                                      the last four inputs, then g + 16 and g + 24.
+// A word has two numbers for each of four pairs (output, two inputs): pair i is at bit 4i of the
+// lower half for the even input and of the upper half for the odd one; of the pairs the output
+// changes first.
+
+// Bytes of the packed matrix there; -1 for a shape that is none.
+POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device device);
+
+// All memory of `params` lives where the call runs. On CUDA the lower four bits of values count,
+// none is refused, and `packed` is 16-byte aligned.
+POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
+
+// int4_product on CUDA is one launch and takes no workspace. x and y are bfloat16 or float16, x and
+// its stride multiples of 16 bytes. Weights are read once for up to 32 tokens; more are several
+// blocks, which read them at the same time. Neither weights nor activations are rounded; sums are
+// float32 on the tensor cores:
+//   |y - exact| <= (group + 2 k / group + 12) 2^-22 sum_k |x_k| (56 |scale| + |zero|)
+//                  + (rounding of y to dtype)
+// where no sum overflows. A row is the same, bit for bit, whatever rows stand beside it; its bits
+// are another device's where the tensor cores add in the same way. An infinity or a NaN in a row of
+// x leaves the other rows alone.
 
 }  // namespace polyspec

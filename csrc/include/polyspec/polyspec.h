@@ -438,7 +438,7 @@ POLYSPEC_API polyspec_code polyspec_dense_product(const polyspec_dense_product_p
 /* ---- 4-bit product ---- */
 
 /* A matrix [n, k] of 4-bit numbers in groups along the inputs; int4.hpp has the layout and the
- * bound of the product. CPU only. */
+ * bound of the product, and what is different on CUDA. */
 typedef struct polyspec_int4_shape {
   size_t struct_size;
   int64_t outputs;     /* n >= 1 */
@@ -487,7 +487,7 @@ typedef struct polyspec_int4_product_params {
   const uint8_t* packed; /* as polyspec_int4_pack wrote it, 64-byte aligned */
   void* y;               /* [m, n] out, unit stride along n; apart from all that is read */
   int64_t y_stride;      /* elements from one token to the next, >= n */
-  void* workspace;       /* polyspec_int4_workspace_bytes, 64-byte aligned */
+  void* workspace;       /* polyspec_int4_workspace_bytes, 64-byte aligned; none on CUDA */
 } polyspec_int4_product_params;
 
 /* -1 where there is no such matrix, or for a negative number of tokens. */
@@ -499,6 +499,11 @@ POLYSPEC_API int64_t polyspec_int4_workspace_bytes(const polyspec_int4_shape* sh
 POLYSPEC_API polyspec_code polyspec_int4_round(const polyspec_int4_round_params* params,
                                                const polyspec_stream* stream);
 POLYSPEC_API polyspec_code polyspec_int4_pack(const polyspec_int4_pack_params* params);
+/* The same for products on a device, POLYSPEC_CPU or POLYSPEC_CUDA; the stream is of the device. */
+POLYSPEC_API int64_t polyspec_int4_packed_bytes_on(const polyspec_int4_shape* shape,
+                                                   int32_t device);
+POLYSPEC_API polyspec_code polyspec_int4_pack_on(const polyspec_int4_pack_params* params,
+                                                 const polyspec_stream* stream);
 POLYSPEC_API polyspec_code polyspec_int4_unpack(const polyspec_int4_unpack_params* params);
 POLYSPEC_API polyspec_code polyspec_int4_packed_check(const polyspec_int4_shape* shape,
                                                       const void* packed, int64_t bytes);

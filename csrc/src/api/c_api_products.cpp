@@ -61,6 +61,11 @@ constexpr auto read = [](const char* function, const auto& in, auto* to) {
   return read_shape(function, in.shape, &to->shape);
 };
 
+// A matrix that is packed where a stream runs.
+polyspec::Result int4_pack_on(const polyspec::Int4PackParams& params, polyspec::Stream stream) {
+  return polyspec::int4_pack(params, stream);
+}
+
 // pack and unpack, which take no stream.
 template <class Params, class Struct>
 polyspec_code repack(const char* function, polyspec::Result (*operation)(const Params&),
@@ -138,7 +143,25 @@ polyspec_code polyspec_int4_round(const polyspec_int4_round_params* params,
 }
 
 polyspec_code polyspec_int4_pack(const polyspec_int4_pack_params* params) {
-  return repack(__func__, &polyspec::int4_pack, params, polyspec_int4_pack_params_default());
+  return repack<polyspec::Int4PackParams>(__func__, &polyspec::int4_pack, params,
+                                          polyspec_int4_pack_params_default());
+}
+
+int64_t polyspec_int4_packed_bytes_on(const polyspec_int4_shape* shape, int32_t device) {
+  polyspec::Int4Shape read;
+  if (read_shape(__func__, shape, &read) != POLYSPEC_OK) return -1;
+  polyspec::Result result = polyspec::check_shape(read);
+  const auto on = static_cast<polyspec::Stream::Device>(device);
+  if (result.ok() && device != POLYSPEC_CPU && device != POLYSPEC_CUDA)
+    result = polyspec::expected("device", "POLYSPEC_CPU (0) or POLYSPEC_CUDA (1)", device);
+  if (from_result(__func__, result) != POLYSPEC_OK) return -1;
+  return polyspec::int4_packed_bytes(read, on);
+}
+
+polyspec_code polyspec_int4_pack_on(const polyspec_int4_pack_params* params,
+                                    const polyspec_stream* stream) {
+  return call(__func__, &int4_pack_on, params, polyspec_int4_pack_params_default(), {}, stream,
+              read);
 }
 
 polyspec_code polyspec_int4_unpack(const polyspec_int4_unpack_params* params) {

@@ -1,16 +1,18 @@
 // polyspec::int4_*: check what the host can see, pack and unpack, and hand products over to the
-// backend.
+// backends.
 #include "polyspec/int4.hpp"
 
 #include <cstring>
 
 #include "api/checks.hpp"
 #include "api/packed_product.hpp"
+#include "core/int4_tiles.hpp"
 #include "core/row.hpp"
 #include "cpu/int4_dispatch.hpp"
 #include "cpu/int4_layout.hpp"
 #include "cpu/int4_round.hpp"
 #include "cpu/isa.hpp"
+#include "cuda/int4.hpp"
 
 namespace polyspec {
 
@@ -53,13 +55,33 @@ Result check(const Int4RoundParams& p) {
       {{"weights", p.weights}, {"values", p.values}, {"scales", p.scales}, {"zeros", p.zeros}});
 }
 
+Result check_on_cuda(const Int4Shape& shape) {
+  if (const Result result = check_shape(shape); !result.ok()) return result;
+  if (shape.scale_dtype == DType::kBFloat16) return {};
+  return expected("scale_dtype", "bfloat16 (1) on CUDA", static_cast<int>(shape.scale_dtype));
+}
+
+int64_t tiles_bytes(const core::Int4Tiles& layout) { return layout.tiles * layout.tile_bytes; }
+
+Result check_on_cuda(const Int4ProductParams& p) {
+  if (const Result result = check_on_cuda(p.shape); !result.ok()) return result;
+  if (p.dtype != DType::kBFloat16 && p.dtype != DType::kFloat16)
+    return expected("dtype", "bfloat16 (1) or float16 (2) on CUDA", static_cast<int>(p.dtype));
+  const Result memory = check_product_memory(p, 2, tiles_bytes(core::Int4Tiles(p.shape)), 0, 16);
+  if (!memory.ok() || p.tokens == 0) return memory;
+  if (const Result at = check_aligned("x", p.x, 16); !at.ok()) return at;
+  if (p.tokens > 1 && p.x_stride % 8 != 0)
+    return expected("x_stride", "a multiple of 8 on CUDA", p.x_stride);
+  return {};
+}
+
 // Of pack and unpack.
 template <class Params>
-Result check_both(const Params& p) {
+Result check_both(const Params& p, uintptr_t alignment = 64) {
   if (const Result result = check_shape(p.shape); !result.ok()) return result;
   const Result given = check_given(
       {{"values", p.values}, {"scales", p.scales}, {"zeros", p.zeros}, {"packed", p.packed}});
-  return given.ok() ? check_aligned("packed", p.packed) : given;
+  return given.ok() ? check_aligned("packed", p.packed, alignment) : given;
 }
 
 Result check(const Int4ProductParams& p) {
@@ -146,6 +168,18 @@ Result int4_pack(const Int4PackParams& params) {
   return {};
 }
 
+int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device device) {
+  if (device == Stream::Device::kCpu) return int4_packed_bytes(shape);
+  return check_on_cuda(shape).ok() ? tiles_bytes(core::Int4Tiles(shape)) : -1;
+}
+
+Result int4_pack(const Int4PackParams& params, Stream stream) {
+  if (stream.device == Stream::Device::kCpu) return int4_pack(params);
+  if (const Result result = check_on_cuda(params.shape); !result.ok()) return result;
+  if (const Result result = check_both(params, 16); !result.ok()) return result;
+  return cuda::int4_pack(params, stream.cuda);
+}
+
 Result int4_packed_check(const Int4Shape& shape, const void* packed, int64_t bytes) {
   if (const Result result = check_shape(shape); !result.ok()) return result;
   return check_packed(label_of(shape), packed, bytes, int4_packed_bytes(shape));
@@ -185,9 +219,15 @@ int64_t int4_workspace_bytes(const Int4Shape& shape, int64_t tokens) {
 }
 
 Result int4_product(const Int4ProductParams& params, Stream stream) {
+  if (stream.device == Stream::Device::kCuda) {
+    const Result result = check_on_cuda(params);
+    if (!result.ok() || params.tokens == 0) return result;
+    Int4ProductParams aligned = params;
+    if (params.tokens == 1) aligned.x_stride = params.shape.inputs;  // the caller's may be any
+    return cuda::int4_product(aligned, stream.cuda);
+  }
   if (const Result isa = cpu::check_isa(); !isa.ok()) return isa;
   if (const Result result = check(params); !result.ok()) return result;
-  if (stream.device != Stream::Device::kCpu) return on_cpu_only("int4_product");
   if (params.tokens > 0) cpu::int4_product(at_weights(params), stream.executor);
   return {};
 }

@@ -19,7 +19,7 @@ bool supports(Op op, Stream::Device device, DType dtype) {
     case Op::kCache:
       return check_dtype("dtype", dtype).ok();
     case Op::kInt4:
-      return on_cpu && check_dtype("dtype", dtype).ok();
+      return check_dtype("dtype", dtype).ok() && (on_cpu || dtype != DType::kFloat32);
     case Op::kDense:
     case Op::kAttention:
       return (on_cpu || op == Op::kAttention) &&

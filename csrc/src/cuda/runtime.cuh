@@ -10,6 +10,12 @@
 #ifndef POLYSPEC_SHARED
 #define POLYSPEC_SHARED(type, name) __shared__ type name
 #endif
+// All of the shared memory that the launch asks for, config.dynamicSmemBytes.
+#ifndef POLYSPEC_DYNAMIC_SHARED
+#define POLYSPEC_DYNAMIC_SHARED(type, name)                  \
+  extern __shared__ __align__(16) unsigned char name##_of[]; \
+  type& name = *reinterpret_cast<type*>(name##_of)
+#endif
 
 namespace polyspec::cuda {
 

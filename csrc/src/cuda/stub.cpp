@@ -1,6 +1,7 @@
 // Stands in for the CUDA backend in a build without it.
 #include "cuda/attention.hpp"
 #include "cuda/capture.hpp"
+#include "cuda/int4.hpp"
 #include "cuda/kv_cache.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/layer.hpp"
@@ -25,6 +26,8 @@ Result rms_norm(const RmsNormParams&, CUstream_st*) { return unsupported(); }
 Result rotary(const RotaryParams&, CUstream_st*) { return unsupported(); }
 Result rotary_append(const RotaryAppendParams&, CUstream_st*) { return unsupported(); }
 Result gated(const GatedParams&, CUstream_st*) { return unsupported(); }
+Result int4_pack(const Int4PackParams&, CUstream_st*) { return unsupported(); }
+Result int4_product(const Int4ProductParams&, CUstream_st*) { return unsupported(); }
 Result attention(const AttentionParams&, CUstream_st*) { return unsupported(); }
 Result schedule_due(const ScheduleDueParams&, CUstream_st*) { return unsupported(); }
 Result schedule_next(const ScheduleNextParams&, CUstream_st*) { return unsupported(); }

@@ -41,6 +41,13 @@ static void test_int4(void) {
   pack.packed = packed;
   CHECK_CODE(POLYSPEC_OK, polyspec_int4_pack(&pack));
   CHECK_CODE(POLYSPEC_OK, polyspec_int4_packed_check(&shape, packed, bytes));
+  CHECK_CODE(POLYSPEC_OK, polyspec_int4_pack_on(&pack, NULL));
+  CHECK_CODE(POLYSPEC_OK, polyspec_int4_packed_check(&shape, packed, bytes));
+  CHECK(polyspec_int4_packed_bytes_on(&shape, POLYSPEC_CPU) == bytes);
+  /* Two tiles of 32 outputs, in which a group is 8 vectors of scales and 32 of numbers. */
+  CHECK(polyspec_int4_packed_bytes_on(&shape, POLYSPEC_CUDA) == 2 * (8 + 32) * 16);
+  CHECK(polyspec_int4_packed_bytes_on(&shape, 2) == -1);
+  CHECK(strstr(polyspec_last_error(), "device: expected POLYSPEC_CPU (0) or POLYSPEC_CUDA (1)"));
 
   polyspec_int4_product_params p = polyspec_int4_product_params_default();
   p.shape = &shape;

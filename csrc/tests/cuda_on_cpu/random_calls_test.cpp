@@ -3,7 +3,8 @@
 // threads of its own.
 //
 //   random_calls_test [calls [vocabulary [kinds]]]    `calls` of each kind, vocabularies up to the
-//                                                     one given; kinds: all, verify_f32 or layers
+//                                                     one given; kinds: all, verify_f32, layers or
+//                                                     int4
 #include <sys/mman.h>
 
 #include <cmath>
@@ -17,6 +18,7 @@
 #include "polyspec/verify_tree.hpp"
 #include "support/random_cache.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_int4.hpp"
 #include "support/random_layer.hpp"
 #include "support/random_schedule.hpp"
 
@@ -167,6 +169,17 @@ void check_layers(uint64_t seed) {
   compare(kAttention, cases::AttentionCase(seed), "attention" + name);
 }
 
+// The CPU's product rounds activations; this one has plain sums in the kernel's order beside it.
+void check_int4(uint64_t seed) {
+  const cases::Int4Case call(seed);
+  const Guarded inputs(call.inputs), outputs(call.outputs);
+  const Result result = call.run(inputs.data(), outputs.data(), Stream::on(nullptr));
+  CHECK_EQ(std::string(""), result.message);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  const std::string fault = call.fault(outputs.read(), true);
+  if (!fault.empty()) check::fail(__FILE__, __LINE__, "int4 case " + std::to_string(seed), fault);
+}
+
 // Whether there was one: the case may be of another type.
 bool check_verify_f32(uint64_t seed, cases::Extent extent, const std::string& name) {
   const cases::VerifyCase call(seed, extent);
@@ -183,6 +196,7 @@ int main(int argc, char** argv) {
   const int64_t vocabulary = argc > 2 ? std::atoll(argv[2]) : 140000;
   const char* const kinds = argc > 3 ? argv[3] : "all";
   const bool all = std::strcmp(kinds, "all") == 0, layers = std::strcmp(kinds, "layers") == 0;
+  const bool int4 = std::strcmp(kinds, "int4") == 0;
   cases::Block::with_guards = true;
   int64_t done = 0;
   for (uint64_t seed = 0; done < calls; ++seed) {
@@ -191,7 +205,8 @@ int main(int argc, char** argv) {
     const cases::Extent extent = random_extent(random, vocabulary);
     const std::string name = " case " + std::to_string(seed) + force_random_shape(random);
     if (all || layers) check_layers(seed);
-    if (layers) {
+    if (all || int4) check_int4(seed);
+    if (layers || int4) {
       ++done;
       continue;
     }

@@ -134,6 +134,59 @@ void test_capture() {
   cudaStreamDestroy(stream);
 }
 
+struct alignas(16) Sixteen {
+  unsigned char bytes[32];
+};
+
+// A warp's product of matrices of small whole numbers, in dynamic shared memory by copies.
+struct Matrices {
+  uint16_t a[16][16], b[8][16];
+};
+
+__global__ void multiply(const Matrices* in, float* out) {
+  POLYSPEC_DYNAMIC_SHARED(Matrices, shared);
+  unsigned char* const to = reinterpret_cast<unsigned char*>(&shared);
+  for (unsigned at = 16 * threadIdx.x; at < sizeof(Matrices); at += 16 * 32)
+    stand_in::copy_async(to + at, reinterpret_cast<const unsigned char*>(in) + at, 16);
+  stand_in::end_batch();
+  stand_in::wait_for_batches(0);
+  __syncthreads();
+  const unsigned g = threadIdx.x / 4, c = threadIdx.x % 4;
+  const auto pair = [](const uint16_t* at) { return at[0] | uint32_t{at[1]} << 16; };
+  const uint32_t a[4] = {pair(&shared.a[g][2 * c]), pair(&shared.a[g + 8][2 * c]),
+                         pair(&shared.a[g][2 * c + 8]), pair(&shared.a[g + 8][2 * c + 8])};
+  float sum[4] = {0.5f, 0.5f, 0.5f, 0.5f};
+  stand_in::multiply(sum, a, pair(&shared.b[g][2 * c]), pair(&shared.b[g][2 * c + 8]),
+                     [](uint16_t bits) { return static_cast<float>(bits); });
+  for (unsigned j = 0; j < 4; ++j) out[(g + j / 2 * 8) * 8 + 2 * c + j % 2] = sum[j];
+}
+
+void test_product() {
+  Device<Matrices> in(1);
+  Device<float> out(128);
+  for (unsigned i = 0; i < 256; ++i) in.data->a[i / 16][i % 16] = static_cast<uint16_t>(i * i % 37);
+  for (unsigned i = 0; i < 128; ++i) in.data->b[i / 16][i % 16] = static_cast<uint16_t>(i * i % 29);
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(32);
+  config.dynamicSmemBytes = 64 * 1024;
+  const auto launch = [&] { return cudaLaunchKernelEx(&config, multiply, in.data, out.data); };
+  CHECK(launch() == cudaErrorInvalidValue);  // without leave
+  const auto allow = [](int bytes) {
+    return cudaFuncSetAttribute(multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  };
+  CHECK(allow(100 * 1024) == cudaErrorInvalidValue);
+  CHECK(allow(64 * 1024) == cudaSuccess);
+  CHECK(launch() == cudaSuccess);
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+  for (unsigned i = 0; i < 128; ++i) {
+    float sum = 0.5f;
+    for (unsigned k = 0; k < 16; ++k)
+      sum += static_cast<float>(in.data->a[i / 8][k] * in.data->b[i % 8][k]);
+    CHECK_EQ(sum, out.data[i]);
+  }
+}
+
 // Kernels with a mistake.
 __global__ void one_warp_skips_the_barrier(unsigned*) {
   if (threadIdx.x < 32) __syncthreads();
@@ -171,6 +224,19 @@ __global__ void ends_without_waiting(unsigned*) { __cluster_barrier_arrive(); }
 __global__ void reads_behind_the_end(unsigned* out) { *out = out[4]; }
 __global__ void maps_what_is_not_shared(unsigned* out) { __cluster_map_shared_rank(out, 0); }
 __global__ void synchronises_the_device(unsigned*) { cudaDeviceSynchronize(); }
+__global__ void does_not_wait_for_its_copies(unsigned* out) {
+  POLYSPEC_SHARED(Sixteen, copied);
+  stand_in::copy_async(copied.bytes, out, 16);
+}
+__global__ void copies_to_what_is_not_shared(unsigned* out) { stand_in::copy_async(out, out, 16); }
+__global__ void copies_eight_bytes_behind(unsigned* out) {
+  POLYSPEC_SHARED(Sixteen, copied);
+  stand_in::copy_async(copied.bytes + 8, out, 16);
+}
+__global__ void asks_for_no_dynamic_memory(unsigned*) {
+  POLYSPEC_DYNAMIC_SHARED(unsigned, value);
+  value = 1;
+}
 
 __global__ void makes_no_mistake(unsigned* out) {
   __syncthreads();
@@ -216,6 +282,10 @@ void test_faults() {
       {reads_behind_the_end, "SIGSEGV"},
       {maps_what_is_not_shared, "not in this one's shared memory"},
       {synchronises_the_device, "the host's side"},
+      {does_not_wait_for_its_copies, "without having waited for its copies"},
+      {copies_to_what_is_not_shared, "not to shared memory"},
+      {copies_eight_bytes_behind, "not of 16 aligned bytes"},
+      {asks_for_no_dynamic_memory, "more dynamic shared memory than the launch asked for"},
   };
   for (const auto& fault : kFaults) {
     const std::string found = found_in(fault.kernel);
@@ -232,6 +302,7 @@ int main() {
   test_order();
   test_two_streams();
   test_capture();
+  test_product();
   test_faults();
   return 0;
 }

@@ -16,6 +16,7 @@
 #include "support/check.hpp"
 #include "support/random_cache.hpp"
 #include "support/random_indexed.hpp"
+#include "support/random_int4.hpp"
 #include "support/random_layer.hpp"
 #include "support/random_schedule.hpp"
 
@@ -368,6 +369,16 @@ void print_active_clusters() {
   }
 }
 
+// Within the bound, and a row what it is alone; the stand-in has the bits, too (random_calls_test).
+void check_int4(uint64_t seed, cudaStream_t stream) {
+  const cases::Int4Case call(seed);
+  const DeviceBytes inputs(call.inputs.bytes), outputs(call.outputs.bytes);
+  result_ok(call.run(inputs.data(), outputs.data(), Stream::on(stream)), "int4");
+  CUDA_OK(cudaStreamSynchronize(stream));
+  const std::string fault = call.fault(outputs.read(), false);
+  if (!fault.empty()) throw Failure("int4 case " + std::to_string(seed) + ": " + fault);
+}
+
 void run_all(uint64_t count, int64_t largest) {
   const bool few = count < 64;
   cudaStream_t streams[2];
@@ -411,6 +422,7 @@ void run_all(uint64_t count, int64_t largest) {
     compare<cases::RotaryAppendCase>(seed, stream, "rotary_append");
     compare<cases::GatedCase>(seed, stream, "gated");
     compare<cases::AttentionCase>(seed, stream, "attention");
+    tally.run("int4", [&] { check_int4(seed, stream); });
   }
   tally.run("graph, rotary_append", [&] {
     Compared<cases::RotaryAppendCase>(8, {}, stream, "rotary_append").check_graph();

@@ -2,6 +2,7 @@
 // CUDA thread is a fibre (README.md).
 #pragma once
 
+#include <cstring>
 #include <functional>
 #include <tuple>
 #include <type_traits>
@@ -18,6 +19,8 @@
 #define POLYSPEC_CALLED inline __attribute__((noinline))
 #define POLYSPEC_SHARED(type, name) \
   type& name = *static_cast<type*>(::stand_in::shared_memory(sizeof(type), alignof(type)))
+#define POLYSPEC_DYNAMIC_SHARED(type, name) \
+  type& name = *static_cast<type*>(::stand_in::dynamic_shared_memory(sizeof(type)))
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeClusterDimension = 4,
@@ -32,6 +35,7 @@ struct cudaLaunchAttribute {
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
   cudaStream_t stream;
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
@@ -39,8 +43,11 @@ struct cudaLaunchConfig_t {
 
 namespace stand_in {
 
+// `function`: the kernel's address.
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread,
-                   const char* kernel);
+                   const char* kernel, const void* function = nullptr);
+// Dynamic shared memory that launches of the kernel may ask for.
+cudaError_t allow_dynamic(const void* function, size_t bytes);
 unsigned ctas_of_cluster(const cudaLaunchConfig_t& config);
 
 // Of the thread that runs. Each call may interrupt it.
@@ -52,10 +59,60 @@ const Index& block_index();
 const Index& grid_size();
 
 void* shared_memory(size_t bytes, size_t alignment);
+void* dynamic_shared_memory(size_t bytes);
 // The value of lane `from` of the warp, where `from` follows from the kind, the lane and
 // `argument`.
-enum class Shuffle { kFrom, kXor, kUp };
+enum class Shuffle { kFrom, kXor, kUp, kAll };
 uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument);
+// What every lane of the warp comes with, [32].
+struct Words {
+  uint32_t of[6];
+};
+const Words* exchange(const Words& mine);
+
+// A copy to shared memory that the thread does not wait for.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;  // that are read; zeros follow up to 16
+};
+// Whether the copy is to be made at once. If not it is noted.
+bool comes_early(const Copy& copy);
+void end_batch();
+// A copy that is noted in a batch before the latest `left`; whether there is one.
+bool take_copy(int left, Copy* copy);
+
+// Here, and not in the runtime, so that ThreadSanitizer sees the accesses.
+inline void make_copy(const Copy& copy) {
+  std::memset(copy.to, 0, 16);
+  if (copy.bytes > 0) std::memcpy(copy.to, copy.from, copy.bytes);
+}
+inline void copy_async(void* to, const void* from, unsigned bytes) {
+  const Copy copy{to, from, bytes};
+  if (comes_early(copy)) make_copy(copy);
+}
+inline void wait_for_batches(int left) {
+  for (Copy copy; take_copy(left, &copy);) make_copy(copy);
+}
+
+// mma.sync.m16n8k16, whose products are added in ascending order, each rounded to float32.
+// `value`: of the bits of an element.
+template <class Value>
+void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+              const Value& value) {
+  const Words* const lanes = exchange({{a[0], a[1], a[2], a[3], b0, b1}});
+  const unsigned lane = thread_index().x % 32, g = lane / 4, c = lane % 4;
+  for (unsigned j = 0; j < 4; ++j) {
+    const unsigned column = 2 * c + j % 2;
+    for (unsigned k = 0; k < 16; ++k) {
+      const unsigned shift = k % 2 * 16;
+      const uint32_t of_a = lanes[4 * g + k % 8 / 2].of[k / 8 * 2 + j / 2] >> shift;
+      const uint32_t of_b = lanes[4 * column + k % 8 / 2].of[4 + k / 8] >> shift;
+      sum[j] = __builtin_fmaf(value(static_cast<uint16_t>(of_a)),
+                              value(static_cast<uint16_t>(of_b)), sum[j]);
+    }
+  }
+}
 void before_atomic(const void* at);
 void after_atomic(const void* at);
 
@@ -84,7 +141,14 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                                Args&&... args) {
   std::tuple<Params...> values(std::forward<Args>(args)...);  // as they are now
   return stand_in::launch(
-      *config, [kernel, values] { std::apply(kernel, values); }, __PRETTY_FUNCTION__);
+      *config, [kernel, values] { std::apply(kernel, values); }, __PRETTY_FUNCTION__,
+      reinterpret_cast<const void*>(kernel));
+}
+
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+template <class... Params>
+cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute, int value) {
+  return stand_in::allow_dynamic(reinterpret_cast<const void*>(kernel), static_cast<size_t>(value));
 }
 
 // Of a device whose multiprocessors come in eights of sixteen, and a few that no cluster gets.

@@ -20,7 +20,8 @@ struct Warp;
 constexpr int kLanes = 32;
 constexpr int kMaxClusterCtas = 16;
 constexpr unsigned kMaxThreads = 1024;       // of a CTA
-constexpr size_t kSharedMemory = 48 * 1024;  // of a CTA: what may be declared statically
+constexpr size_t kStaticMemory = 48 * 1024;  // of a CTA: declared, or asked for without leave
+constexpr size_t kSharedMemory = 99 * 1024;  // of a CTA, on the devices that have least
 
 // Threads that wait for something, in no order. It takes no memory, which would be seen as passed
 // from one thread to another.
@@ -33,6 +34,7 @@ struct Launch {
   const char* kernel;
   dim3 grid;
   unsigned threads, ctas;  // of a CTA, of a cluster
+  size_t dynamic;          // bytes of shared memory of a CTA
   uint64_t clusters;
 
   Stream* stream = nullptr;
@@ -58,7 +60,7 @@ struct Warp {
   int argument;
   int arrived = 0;
   uint64_t generation = 0;
-  uint64_t given[2][kLanes];  // by generation: slow readers of the last one are left in peace
+  Words given[2][kLanes];  // by generation: slow readers of the last one are left in peace
   Queue waiting;
 };
 
@@ -72,7 +74,10 @@ struct Thread {
   Index index;
   Fibre fibre;
   race::Context context = nullptr;
-  size_t declared = 0;  // bytes of shared memory
+  size_t declared = 0;             // bytes of shared memory
+  std::vector<Copy> copies;        // that it has not waited for, in their order
+  std::vector<uint64_t> batch_of;  // of each
+  uint64_t batch = 0;
   bool at_cluster_barrier = false;
   uint64_t cluster_generation = 0;
   bool fenced = false;                // has not made an atomic since its last fence

@@ -54,6 +54,7 @@ void run_thread() {
   cta.begun = true;
   launch.thread();
   if (thread.at_cluster_barrier) fault("a thread ends between the halves of the cluster barrier");
+  if (!thread.copies.empty()) fault("a thread ends without having waited for its copies");
   race::release(&launch.end);
   if (--cta.alive == 0) poison(cta.shared);
   thread.ended = true;

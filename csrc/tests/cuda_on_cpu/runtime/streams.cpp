@@ -36,6 +36,7 @@ struct Stream {
 namespace {
 
 std::map<cudaStream_t, Stream> streams;  // and the default stream: nullptr
+std::map<const void*, size_t> allowed;   // dynamic shared memory, by kernel
 int64_t submitted = 0;
 
 bool any_captures() {
@@ -101,8 +102,14 @@ unsigned ctas_of_cluster(const cudaLaunchConfig_t& config) {
   return ctas;
 }
 
+cudaError_t allow_dynamic(const void* function, size_t bytes) {
+  if (bytes > kSharedMemory) return cudaErrorInvalidValue;
+  allowed[function] = bytes;
+  return cudaSuccess;
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> thread,
-                   const char* kernel) {
+                   const char* kernel, const void* function) {
   const race::Unwatched bookkeeping;
   auto launch = std::make_shared<Launch>();
   launch->thread = std::move(thread);
@@ -110,6 +117,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   launch->grid = config.gridDim;
   launch->threads = config.blockDim.x;
   launch->ctas = ctas_of_cluster(config);
+  launch->dynamic = config.dynamicSmemBytes;
+  if (launch->dynamic > std::max(kStaticMemory, allowed[function])) return cudaErrorInvalidValue;
   const dim3& grid = launch->grid;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
       grid.z > 65535 || config.blockDim.y != 1 || config.blockDim.z != 1 || launch->threads == 0 ||

@@ -33,6 +33,8 @@ int source_lane(Shuffle kind, int lane, int argument) {
       return lane ^ argument;
     case Shuffle::kUp:
       return lane < argument ? lane : lane - argument;
+    case Shuffle::kAll:
+      break;
   }
   return lane;
 }
@@ -54,6 +56,29 @@ int meet(Cta& cta, bool holds) {
   }
   wait(cta.barrier, generation);
   return counted;
+}
+
+// Lanes of a warp meet; what each has come with. Does not order memory accesses.
+const Words* meet_lanes(Shuffle kind, int argument, const Words& mine) {
+  Thread& thread = current();
+  Warp& warp = *thread.warp;
+  if (warp.arrived == 0) {
+    warp.kind = kind;
+    warp.argument = argument;
+  }
+  const bool same = warp.kind == kind && (kind == Shuffle::kFrom || warp.argument == argument);
+  if (!same) fault("the lanes of a warp are in different shuffles");
+  const uint64_t generation = warp.generation;
+  warp.given[generation % 2][thread.lane()] = mine;
+  if (++warp.arrived == kLanes) {
+    warp.arrived = 0;
+    ++warp.generation;
+    wake(warp.waiting);
+    pause();
+  } else {
+    wait_in(warp.waiting);
+  }
+  return warp.given[generation % 2];
 }
 
 }  // namespace
@@ -82,33 +107,57 @@ void* shared_memory(size_t bytes, size_t alignment) {
   Thread& thread = current();
   const size_t at = (thread.declared + alignment - 1) / alignment * alignment;
   thread.declared = at + bytes;
-  if (thread.declared > kSharedMemory) fault("more than 48 KB of static shared memory");
+  if (thread.declared > kStaticMemory) fault("more than 48 KB of static shared memory");
   if (thread.cta->declared < thread.declared) thread.cta->declared = thread.declared;
   return thread.cta->shared + at;
 }
 
-// Does not order memory accesses.
+// Behind what is declared statically.
+void* dynamic_shared_memory(size_t bytes) {
+  Thread& thread = current();
+  const size_t asked = thread.cta->cluster->launch->dynamic;
+  if (bytes > asked) fault("more dynamic shared memory than the launch asked for");
+  const size_t at = (thread.declared + 127) / 128 * 128;
+  if (at + asked > kSharedMemory) fault("more than 99 KB of shared memory");
+  if (thread.cta->declared < at + asked) thread.cta->declared = at + asked;
+  return thread.cta->shared + at;
+}
+
 uint64_t shuffle(Shuffle kind, unsigned mask, uint64_t value, int argument) {
   if (mask != 0xffffffffu) fault("a shuffle is not of the whole warp");
+  const Words mine{{static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)}};
+  const Words& other =
+      meet_lanes(kind, argument, mine)[source_lane(kind, current().lane(), argument)];
+  return other.of[0] | uint64_t{other.of[1]} << 32;
+}
+
+const Words* exchange(const Words& mine) { return meet_lanes(Shuffle::kAll, 0, mine); }
+
+bool comes_early(const Copy& copy) {
   Thread& thread = current();
-  Warp& warp = *thread.warp;
-  if (warp.arrived == 0) {
-    warp.kind = kind;
-    warp.argument = argument;
-  }
-  const bool same = warp.kind == kind && (kind == Shuffle::kFrom || warp.argument == argument);
-  if (!same) fault("the lanes of a warp are in different shuffles");
-  const uint64_t generation = warp.generation;
-  warp.given[generation % 2][thread.lane()] = value;
-  if (++warp.arrived == kLanes) {
-    warp.arrived = 0;
-    ++warp.generation;
-    wake(warp.waiting);
-    pause();
-  } else {
-    wait_in(warp.waiting);
-  }
-  return warp.given[generation % 2][source_lane(kind, thread.lane(), argument)];
+  const auto at = [](const void* address) { return reinterpret_cast<uintptr_t>(address); };
+  if (at(copy.to) % 16 != 0 || at(copy.from) % 16 != 0 || copy.bytes > 16)
+    fault("an asynchronous copy is not of 16 aligned bytes");
+  if (!is_shared(*thread.cta->cluster, copy.to))
+    fault("an asynchronous copy is not to shared memory");
+  pause();
+  if (draw() % 2 == 0) return true;
+  thread.copies.push_back(copy);
+  thread.batch_of.push_back(thread.batch);
+  return false;
+}
+
+void end_batch() { ++current().batch; }
+
+bool take_copy(int left, Copy* copy) {
+  Thread& thread = current();
+  const bool due =
+      !thread.copies.empty() && thread.batch_of[0] + static_cast<uint64_t>(left) < thread.batch;
+  if (!due) return false;
+  *copy = thread.copies[0];
+  thread.copies.erase(thread.copies.begin());
+  thread.batch_of.erase(thread.batch_of.begin());
+  return true;
 }
 
 // What comes before a fence comes before what others do behind a fence of theirs, when an atomic of

@@ -1,0 +1,354 @@
+// The product of a few tokens with 4-bit weights on the tensor cores.
+//
+// A CTA has 32 or 64 outputs and all inputs, of which its eight warps have an eighth each: whole
+// groups. Weights and activations come in chunks of 32 inputs by asynchronous copies, several
+// chunks ahead. A lane copies what it multiplies itself, so that the loop has no barrier.
+//
+// A number q becomes 1 + q / 16, which is its bits behind those of 1. A warp sums
+//   u = sum x (1 + q / 16)   and   v = sum x
+// of a group on the tensor cores, v with a matrix of ones, and adds to its outputs
+//   16 scale u + (zero - 24 scale) v  =  sum x ((q - 8) scale + zero).
+// So weights are exact, and a scale is applied once for a group.
+//
+// A row of y is summed in this order whatever rows stand beside it: inputs of a warp in ascending
+// chunks, then the warps, 0 to 3 each after the warp four above was added to it.
+#include "core/convert.hpp"
+#include "core/int4_tiles.hpp"
+#include "cuda/int4.hpp"
+#include "cuda/tensor_core.cuh"
+
+namespace polyspec::cuda {
+namespace {
+
+using core::BFloat16;
+using core::Float16;
+using core::Int4Tiles;
+using core::kTileInputs;
+using core::kTileOutputs;
+
+constexpr int kWarp = 32, kWarps = 8, kThreads = kWarp * kWarps;
+constexpr int kPackThreads = 256;
+constexpr int kTokenTile = 8;              // tokens of an instruction
+constexpr int64_t kWideOutputs = 1 << 13;  // from there on CTAs have 64: 128 of them at least
+constexpr int64_t kMaxGrid = 0x7fffffff;
+
+struct alignas(16) Vector {
+  uint32_t words[4];
+};
+static_assert(sizeof(Vector) == core::kVectorBytes, "16 bytes");
+
+// Numbers of a type behind the bits of 1: a pair of them, and where its upper four bits of a
+// fraction are.
+template <class T>
+struct Bits;
+template <>
+struct Bits<BFloat16> {
+  static constexpr uint32_t kUnits = 0x3f803f80u, kMask = 0x00780078u;
+  static constexpr int kLeft = 3;
+};
+template <>
+struct Bits<Float16> {
+  static constexpr uint32_t kUnits = 0x3c003c00u, kMask = 0x03c003c0u;
+  static constexpr int kLeft = 6;
+};
+
+// 1 + q / 16 of number `i` in each half of a word.
+template <class T>
+__device__ __forceinline__ uint32_t weights_of(uint32_t word, int i) {
+  const int left = Bits<T>::kLeft - 4 * i;
+  return masked(left >= 0 ? word << left : word >> -left, Bits<T>::kMask, Bits<T>::kUnits);
+}
+
+// Of a warp, one chunk: a vector of each lane for each tile of outputs and of tokens.
+template <int kTiles, int kTokenTiles>
+struct Stage {
+  Vector weights[kTiles][kWarp];
+  Vector x[kTokenTiles][kWarp];
+};
+
+// With 20 KB of weights or more under way.
+template <int kTiles, int kTokenTiles>
+constexpr int kStages = kTiles == 1 && kTokenTiles < 4 ? 6 : 4;
+
+template <int kTiles, int kTokenTiles>
+union Int4Shared {
+  Stage<kTiles, kTokenTiles> stages[kWarps][kStages<kTiles, kTokenTiles>];
+  float sums[kWarps / 2][2 * kTiles * kTokenTiles][kWarp][4];  // when all chunks are read
+};
+
+// What a lane has of sums over inputs: of two matrices of 16 outputs for each tile.
+template <int kTiles, int kTokenTiles>
+struct Sums {
+  float of[2 * kTiles][kTokenTiles][4] = {};
+};
+
+// y += what a group has summed up. `scales`: of each tile, the scale and zero of a lane's outputs
+// g, g + 8, g + 16 and g + 24, a pair of bfloat16 each.
+template <int kTiles, int kTokenTiles>
+__device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
+                                          const Sums<kTiles, kTokenTiles>& group,
+                                          const float (&x)[kTokenTiles][4],
+                                          const Vector (&scales)[kTiles]) {
+  POLYSPEC_UNROLL
+  for (int i = 0; i < 4 * kTiles; ++i) {
+    const uint32_t both = scales[i / 4].words[i % 4];
+    const float scale = core::bit_cast<float>(both << 16);
+    const float zero = core::bit_cast<float>(both & 0xffff0000u);
+    const float of_units = __builtin_fmaf(-24.0f, scale, zero);
+    POLYSPEC_UNROLL
+    for (int t = 0; t < kTokenTiles; ++t) {
+      POLYSPEC_UNROLL
+      for (int j = i % 2 * 2; j < i % 2 * 2 + 2; ++j) {
+        float& sum = y.of[i / 2][t][j];
+        sum = __builtin_fmaf(of_units, x[t][j], sum);
+        sum = __builtin_fmaf(16.0f * scale, group.of[i / 2][t][j], sum);
+      }
+    }
+  }
+}
+
+// Adds one chunk to the sums of its group.
+template <class T, int kTiles, int kTokenTiles>
+__device__ __forceinline__ void multiply_chunk(const Stage<kTiles, kTokenTiles>& stage, int lane,
+                                               Sums<kTiles, kTokenTiles>& group,
+                                               float (&of_x)[kTokenTiles][4]) {
+  constexpr uint32_t kUnits[4] = {Bits<T>::kUnits, Bits<T>::kUnits, Bits<T>::kUnits,
+                                  Bits<T>::kUnits};
+  Vector x[kTokenTiles];
+  POLYSPEC_UNROLL
+  for (int t = 0; t < kTokenTiles; ++t) x[t] = stage.x[t][lane];
+  POLYSPEC_UNROLL
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const Vector packed = stage.weights[tile][lane];
+    POLYSPEC_UNROLL
+    for (int step = 0; step < 2; ++step) {
+      POLYSPEC_UNROLL
+      for (int t = 0; t < kTokenTiles && tile == 0; ++t)
+        multiply<T>(of_x[t], kUnits, x[t].words[2 * step], x[t].words[2 * step + 1]);
+      POLYSPEC_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        uint32_t weights[4];
+        POLYSPEC_UNROLL
+        for (int i = 0; i < 4; ++i) weights[i] = weights_of<T>(packed.words[2 * half + step], i);
+        POLYSPEC_UNROLL
+        for (int t = 0; t < kTokenTiles; ++t) {
+          multiply<T>(group.of[2 * tile + half][t], weights, x[t].words[2 * step],
+                      x[t].words[2 * step + 1]);
+        }
+      }
+    }
+  }
+}
+
+// Sums of the warps become rows of y, of `tile` on and of token `first` on.
+template <class T, int kTiles, int kTokenTiles>
+__device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles>& shared,
+                                           const Int4ProductParams& p, int64_t tile, int64_t first,
+                                           const Sums<kTiles, kTokenTiles>& mine) {
+  constexpr int kFragments = 2 * kTiles * kTokenTiles, kSlots = kWarps / 2;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  __syncthreads();  // all chunks are read
+  const auto slot = [&](int f) -> float (&)[4] { return shared.sums[warp % kSlots][f][lane]; };
+  if (warp >= kSlots) {
+    POLYSPEC_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      for (int j = 0; j < 4; ++j) slot(f)[j] = mine.of[f / kTokenTiles][f % kTokenTiles][j];
+    }
+  }
+  __syncthreads();  // the upper warps' sums are there
+  if (warp < kSlots) {
+    POLYSPEC_UNROLL
+    for (int f = 0; f < kFragments; ++f) {
+      for (int j = 0; j < 4; ++j) slot(f)[j] += mine.of[f / kTokenTiles][f % kTokenTiles][j];
+    }
+  }
+  __syncthreads();  // and the lower ones'
+  POLYSPEC_ROLLED
+  for (int at = threadIdx.x; at < kFragments * kWarp; at += kThreads) {
+    const int f = at / kWarp, l = at % kWarp;
+    POLYSPEC_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      float sum = shared.sums[0][f][l][j];
+      for (int s = 1; s < kSlots; ++s) sum += shared.sums[s][f][l][j];
+      const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
+      const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
+      if (token < p.tokens && output < p.shape.outputs)
+        core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
+    }
+  }
+}
+
+// Grid: x over blocks of tokens and over tiles of outputs, blocks fastest: they read the same
+// weights at the same time, so that memory is asked once.
+template <class T, int kTiles, int kTokenTiles>
+__global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
+    int4_product_kernel(const __grid_constant__ Int4ProductParams p) {
+  constexpr int kTokens = kTokenTiles * kTokenTile, kAhead = kStages<kTiles, kTokenTiles> - 1;
+  using Shared = Int4Shared<kTiles, kTokenTiles>;
+  POLYSPEC_DYNAMIC_SHARED(Shared, shared);
+  const Int4Tiles of(p.shape);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const unsigned blocks = static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens);
+  const int64_t tile = int64_t{blockIdx.x / blocks} * kTiles;
+  const int64_t first = int64_t{blockIdx.x % blocks} * kTokens;
+  const int begin = static_cast<int>(of.groups * warp / kWarps << of.shift);
+  const int end = static_cast<int>(of.groups * (warp + 1) / kWarps << of.shift);
+
+  const unsigned char* const packed = p.packed + tile * of.tile_bytes;
+  const auto scales_of = [&](int64_t group, int i) {
+    return *reinterpret_cast<const Vector*>(packed + i * of.tile_bytes + of.scales_at(group) +
+                                            lane / 4 * core::kVectorBytes);
+  };
+  const unsigned char* const weights = packed + lane * core::kVectorBytes;
+  const T* const x = static_cast<const T*>(p.x) + (first + lane / 4) * p.x_stride + lane % 4 * 8;
+  const int64_t left = p.tokens - first - lane / 4;  // tokens from this lane's first on
+  const auto copy = [&](int chunk, Stage<kTiles, kTokenTiles>& to) {
+    if (chunk < end) {
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kTiles; ++i)
+        copy_async(&to.weights[i][lane], weights + i * of.tile_bytes + of.chunk_at(chunk), 16);
+      POLYSPEC_UNROLL
+      for (int t = 0; t < kTokenTiles; ++t) {
+        const int64_t at = t * kTokenTile * p.x_stride + int64_t{chunk} * kTileInputs;
+        copy_async(&to.x[t][lane], x + at, t * kTokenTile < left ? 16 : 0);
+      }
+    }
+    end_batch();
+  };
+
+  auto& stages = shared.stages[warp];
+  POLYSPEC_UNROLL
+  for (int i = 0; i < kAhead; ++i) copy(begin + i, stages[i]);
+  Vector scales[kTiles] = {};
+  for (int i = 0; i < kTiles && begin < end; ++i) scales[i] = scales_of(begin >> of.shift, i);
+  Sums<kTiles, kTokenTiles> y, group;
+  float of_x[kTokenTiles][4] = {};
+  int stage = 0;
+  POLYSPEC_ROLLED
+  for (int chunk = begin; chunk < end; ++chunk) {
+    wait_for_batches<kAhead - 1>();
+    copy(chunk + kAhead, stages[stage == 0 ? kAhead : stage - 1]);  // the one that was read last
+    multiply_chunk<T>(stages[stage], lane, group, of_x);
+    stage = stage == kAhead ? 0 : stage + 1;
+    if (((chunk + 1) & ((1 << of.shift) - 1)) != 0) continue;
+    add_group(y, group, of_x, scales);
+    group = {};
+    POLYSPEC_UNROLL
+    for (int t = 0; t < kTokenTiles; ++t) {
+      for (int j = 0; j < 4; ++j) of_x[t][j] = 0.0f;
+    }
+    if (chunk + 1 < end) {  // in time for the end of the next group
+      POLYSPEC_UNROLL
+      for (int i = 0; i < kTiles; ++i) scales[i] = scales_of((chunk + 1) >> of.shift, i);
+    }
+  }
+  wait_for_batches<0>();
+  write_sums<T>(shared, p, tile, first, y);
+}
+
+// Four numbers of a word's halves: outputs g and g + 8, inputs k and k + 1, then k + 2 and k + 3.
+__device__ __forceinline__ uint32_t word_of(const Int4PackParams& p, int64_t output, int64_t k) {
+  uint32_t word = 0;
+  POLYSPEC_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const int64_t row = output + i % 2 * 8;
+    if (row >= p.shape.outputs) continue;
+    const uint32_t value = p.values[row * p.shape.inputs + k + i / 4 + i % 4 / 2 * 2];
+    word |= (value & 15) << (i % 4 * 4 + i / 4 * 16);
+  }
+  return word;
+}
+
+__device__ __forceinline__ uint32_t scale_of(const Int4PackParams& p, int64_t output,
+                                             int64_t group) {
+  if (output >= p.shape.outputs) return 0;
+  const int64_t at = output * (p.shape.inputs / p.shape.group) + group;
+  return core::to_bfloat16(p.scales[at]).bits |
+         static_cast<uint32_t>(core::to_bfloat16(p.zeros[at]).bits) << 16;
+}
+
+// A thread writes 16 bytes. Grid: x over those of a tile, y over tiles.
+__global__ void __launch_bounds__(kPackThreads)
+    int4_pack_kernel(const __grid_constant__ Int4PackParams p) {
+  const Int4Tiles of(p.shape);
+  const int64_t vector = blockIdx.x * int64_t{kPackThreads} + threadIdx.x;
+  const int64_t group = vector / of.group_vectors, at = vector % of.group_vectors;
+  if (group >= of.groups) return;
+  for (int64_t tile = blockIdx.y; tile < of.tiles; tile += gridDim.y) {
+    Vector packed;
+    if (at < core::kScaleVectors) {
+      POLYSPEC_UNROLL
+      for (int i = 0; i < 4; ++i)
+        packed.words[i] = scale_of(p, tile * kTileOutputs + at + 8 * i, group);
+    } else {
+      const int64_t chunk = (at - core::kScaleVectors) / kWarp;
+      const int64_t lane = (at - core::kScaleVectors) % kWarp;
+      const int64_t k = group * p.shape.group + chunk * kTileInputs + lane % 4 * 8;
+      POLYSPEC_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int64_t output = tile * kTileOutputs + i / 2 * 16 + lane / 4;
+        packed.words[i] = word_of(p, output, k + i % 2 * 4);
+      }
+    }
+    *reinterpret_cast<Vector*>(p.packed + tile * of.tile_bytes + vector * core::kVectorBytes) =
+        packed;
+  }
+}
+
+template <class T, int kTiles, int kTokenTiles>
+Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
+  constexpr int64_t kOutputs = kTiles * kTileOutputs, kTokens = kTokenTiles * kTokenTile;
+  const int64_t tiles = (p.shape.outputs + kOutputs - 1) / kOutputs;
+  const int64_t blocks = (p.tokens + kTokens - 1) / kTokens;
+  if (blocks > kMaxGrid / tiles) {
+    return {Result::Code::kInvalidArgument,
+            "tokens, outputs: expected fewer blocks of them than 2^31, given more"};
+  }
+  constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles>;
+  constexpr size_t kBytes = sizeof(Int4Shared<kTiles, kTokenTiles>);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return result_of(error);
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(tiles * blocks));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream;
+  return result_of(launch_kernel(kernel, config, p));
+}
+
+template <class T, int kTiles>
+Result product_of(const Int4ProductParams& p, CUstream_st* stream) {
+  if (p.tokens <= kTokenTile) return product_in<T, kTiles, 1>(p, stream);
+  if (p.tokens <= 2 * kTokenTile) return product_in<T, kTiles, 2>(p, stream);
+  return product_in<T, kTiles, 4>(p, stream);
+}
+
+template <class T>
+Result product_as(const Int4ProductParams& p, CUstream_st* stream) {
+  if (p.shape.outputs < kWideOutputs) return product_of<T, 1>(p, stream);
+  return product_of<T, 2>(p, stream);
+}
+
+}  // namespace
+
+Result int4_pack(const Int4PackParams& p, CUstream_st* stream) {
+  const Int4Tiles of(p.shape);
+  const int64_t vectors = of.groups * of.group_vectors;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>((vectors + kPackThreads - 1) / kPackThreads),
+                        static_cast<unsigned>(of.tiles < 65535 ? of.tiles : 65535));
+  config.blockDim = dim3(kPackThreads);
+  config.stream = stream;
+  return result_of(launch_kernel(int4_pack_kernel, config, p));
+}
+
+Result int4_product(const Int4ProductParams& p, CUstream_st* stream) {
+  if (p.dtype == DType::kBFloat16) return product_as<BFloat16>(p, stream);
+  return product_as<Float16>(p, stream);
+}
+
+}  // namespace polyspec::cuda

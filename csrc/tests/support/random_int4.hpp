@@ -1,0 +1,190 @@
+// Random 4-bit products on CUDA, beside the plain sums that they are.
+#pragma once
+
+#include <algorithm>
+
+#include "core/row.hpp"
+#include "polyspec/int4.hpp"
+#include "support/random_case.hpp"
+
+namespace cases {
+
+// A matrix, activations, and of the outputs the packed matrix, y, and y of some row alone.
+class Int4Case {
+ public:
+  explicit Int4Case(uint64_t seed)
+      : random_(seed + 0x1e4), dtype_(random_.chance(0.5) ? DType::kBFloat16 : DType::kFloat16) {
+    const int64_t outputs[] = {1, 7, 16, 31, 32, 33, 64, 65, 100};
+    const int64_t tokens[] = {1, 2, 5, 8, 9, 16, 17, 24, 32, 33, 40, 64, 65, 100};
+    const int32_t groups[] = {32, 64, 128, 256};
+    shape_.group = random_.one_of(groups);
+    shape_.outputs = random_.one_of(outputs);
+    shape_.inputs = shape_.group * (1 + random_.below(random_.chance(0.3) ? 40 : 9));
+    tokens_ = random_.one_of(tokens);
+    if (random_.chance(0.05)) {  // CTAs of 64 outputs
+      shape_.outputs = 8192 + random_.below(70);
+      shape_.inputs = 2 * shape_.group;
+    }
+    while (tokens_ > 1 && shape_.outputs * shape_.inputs * tokens_ > 3000000) tokens_ /= 2;
+    while (shape_.inputs > 2 * shape_.group && shape_.outputs * shape_.inputs * tokens_ > 3000000)
+      shape_.inputs -= shape_.group;
+    x_stride_ = shape_.inputs + 8 * random_.below(3);
+    y_stride_ = shape_.outputs + random_.below(3);
+    row_ = random_.below(tokens_);
+
+    values_.resize(static_cast<size_t>(shape_.outputs * shape_.inputs));
+    for (uint8_t& value : values_) value = static_cast<uint8_t>(random_.below(16));
+    const auto count = static_cast<size_t>(shape_.outputs * groups_of());
+    for (size_t i = 0; i < count; ++i) {
+      scales_.push_back(0.02f * random_.normal());
+      zeros_.push_back(0.05f * random_.normal());
+    }
+    std::vector<float> x(static_cast<size_t>((tokens_ - 1) * x_stride_ + shape_.inputs));
+    for (float& value : x) value = random_.normal() * (random_.chance(0.01) ? 60.0f : 1.0f);
+    for (const float value : x)
+      x_.push_back(dtype_ == DType::kBFloat16 ? bfloat16_bits(value) : float16_bits(value));
+    values_at_ = inputs.put(values_);
+    scales_at_ = inputs.put(scales_);
+    zeros_at_ = inputs.put(zeros_);
+    x_at_ = inputs.put(x_);
+    const int64_t bytes = polyspec::int4_packed_bytes(shape_, polyspec::Stream::Device::kCuda);
+    packed_at_ = outputs_of(bytes);
+    y_at_ = outputs_of(2 * ((tokens_ - 1) * y_stride_ + shape_.outputs));
+    alone_at_ = outputs_of(2 * shape_.outputs);
+  }
+
+  // Packs and multiplies.
+  polyspec::Result run(const unsigned char* in, unsigned char* out, polyspec::Stream stream) const {
+    polyspec::Int4PackParams pack;
+    pack.shape = shape_;
+    pack.values = in + values_at_;
+    pack.scales = reinterpret_cast<const float*>(in + scales_at_);
+    pack.zeros = reinterpret_cast<const float*>(in + zeros_at_);
+    pack.packed = out + packed_at_;
+    polyspec::Result result = polyspec::int4_pack(pack, stream);
+    polyspec::Int4ProductParams p;
+    p.shape = shape_;
+    p.tokens = tokens_;
+    p.dtype = dtype_;
+    p.x = in + x_at_;
+    p.x_stride = x_stride_;
+    p.packed = out + packed_at_;
+    p.y = out + y_at_;
+    p.y_stride = y_stride_;
+    if (result.ok()) result = polyspec::int4_product(p, stream);
+    p.tokens = 1;
+    p.x = in + x_at_ + 2 * row_ * x_stride_;
+    p.x_stride = 1;  // one row has no use for it
+    p.y = out + alone_at_;
+    return result.ok() ? polyspec::int4_product(p, stream) : result;
+  }
+
+  // What is wrong with the outputs; "" if nothing is. `bits`: sums are those of `sum_of`.
+  std::string fault(const std::vector<unsigned char>& out, bool bits) const {
+    const auto half = [&](size_t at, int64_t i) {
+      uint16_t read;
+      std::memcpy(&read, out.data() + at + 2 * i, 2);
+      return read;
+    };
+    for (int64_t n = 0; n < shape_.outputs; ++n) {
+      if (half(alone_at_, n) != half(y_at_, row_ * y_stride_ + n)) return named("alone", row_, n);
+      for (int64_t m = 0; m < tokens_; ++m) {
+        const uint16_t y = half(y_at_, m * y_stride_ + n);
+        double exact, bound;
+        exact_of(m, n, &exact, &bound);
+        if (!(std::fabs(value_of(y) - exact) <= bound)) return named("beyond the bound", m, n);
+        if (bits && y != bits_of(sum_of(m, n))) return named("of other bits", m, n);
+      }
+    }
+    for (int64_t m = 0; m + 1 < tokens_; ++m) {  // what lies between rows
+      for (int64_t n = shape_.outputs; n < y_stride_; ++n) {
+        if (half(y_at_, m * y_stride_ + n) != 0x0101u * Block::kPoison)
+          return named("behind", m, n);
+      }
+    }
+    return "";
+  }
+
+  Block inputs, outputs;
+
+ private:
+  size_t outputs_of(int64_t bytes) {
+    return outputs.reserve<unsigned char>(static_cast<size_t>(bytes));
+  }
+  int64_t groups_of() const { return shape_.inputs / shape_.group; }
+  std::string named(const char* what, int64_t m, int64_t n) const {
+    return "[" + std::to_string(shape_.outputs) + ", " + std::to_string(shape_.inputs) +
+           "], group " + std::to_string(shape_.group) + ", " + std::to_string(tokens_) +
+           " tokens: row " + std::to_string(m) + ", output " + std::to_string(n) + " is " + what;
+  }
+  float value_of(uint16_t bits) const {
+    return dtype_ == DType::kBFloat16 ? polyspec::core::to_float(polyspec::core::BFloat16{bits})
+                                      : polyspec::core::to_float(polyspec::core::Float16{bits});
+  }
+  uint16_t bits_of(float value) const {
+    return dtype_ == DType::kBFloat16 ? bfloat16_bits(value) : float16_bits(value);
+  }
+  float rounded(const std::vector<float>& values, int64_t n, int64_t group) const {
+    const float value = values[static_cast<size_t>(n * groups_of() + group)];
+    return polyspec::core::to_float(polyspec::core::BFloat16{bfloat16_bits(value)});
+  }
+  float x_of(int64_t m, int64_t k) const {
+    return value_of(x_[static_cast<size_t>(m * x_stride_ + k)]);
+  }
+  int value_at(int64_t n, int64_t k) const {
+    return values_[static_cast<size_t>(n * shape_.inputs + k)];
+  }
+
+  void exact_of(int64_t m, int64_t n, double* exact, double* bound) const {
+    double sizes = 0.0;
+    *exact = 0.0;
+    for (int64_t k = 0; k < shape_.inputs; ++k) {
+      const double x = x_of(m, k), scale = rounded(scales_, n, k / shape_.group);
+      const double zero = rounded(zeros_, n, k / shape_.group);
+      *exact += x * ((value_at(n, k) - 8) * scale + zero);
+      sizes += std::fabs(x) * (56.0 * std::fabs(scale) + std::fabs(zero));
+    }
+    const double steps = static_cast<double>(shape_.group + 2 * groups_of() + 12);
+    const double rounding = dtype_ == DType::kBFloat16 ? 0x1p-8 : 0x1p-10;
+    *bound = steps * 0x1p-22 * sizes * (1.0 + rounding) + rounding * std::fabs(*exact) + 0x1p-24;
+  }
+
+  // In the kernel's order, with the stand-in's sums of a product of matrices.
+  float sum_of(int64_t m, int64_t n) const {
+    constexpr int64_t kWarps = 8;
+    float warps[kWarps] = {};
+    for (int64_t warp = 0; warp < kWarps; ++warp) {
+      float& y = warps[warp];
+      for (int64_t group = groups_of() * warp / kWarps; group < groups_of() * (warp + 1) / kWarps;
+           ++group) {
+        float sum = 0.0f, of_x = 0.0f;
+        for (int64_t step = 0; step < shape_.group / 16; ++step) {
+          for (int64_t i = 0; i < 16; ++i) {
+            const int64_t in_chunk = i % 8 / 2 * 8 + step % 2 * 4 + i / 8 * 2 + i % 2;
+            const int64_t k = group * shape_.group + step / 2 * 32 + in_chunk;
+            const float x = x_of(m, k);
+            sum = __builtin_fmaf(1.0f + static_cast<float>(value_at(n, k)) / 16.0f, x, sum);
+            of_x += x;
+          }
+        }
+        const float scale = rounded(scales_, n, group), zero = rounded(zeros_, n, group);
+        y = __builtin_fmaf(__builtin_fmaf(-24.0f, scale, zero), of_x, y);
+        y = __builtin_fmaf(16.0f * scale, sum, y);
+      }
+    }
+    float sum = warps[0] + warps[4];
+    for (int s = 1; s < 4; ++s) sum += warps[s] + warps[s + 4];
+    return sum;
+  }
+
+  Random random_;
+  DType dtype_;
+  polyspec::Int4Shape shape_;
+  int64_t tokens_, x_stride_, y_stride_, row_;
+  std::vector<uint8_t> values_;
+  std::vector<float> scales_, zeros_;
+  std::vector<uint16_t> x_;
+  size_t values_at_, scales_at_, zeros_at_, x_at_, packed_at_, y_at_, alone_at_;
+};
+
+}  // namespace cases
