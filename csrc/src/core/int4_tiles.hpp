@@ -3,6 +3,7 @@
 
 #include "core/macros.hpp"
 #include "polyspec/int4.hpp"
+#include "polyspec/philox.hpp"  // POLYSPEC_HD
 
 namespace polyspec::POLYSPEC_CORE {
 
@@ -16,7 +17,7 @@ struct Int4Tiles {
   int64_t tiles, groups, group_vectors, tile_bytes;
   int shift;  // 2^shift chunks are a group
 
-  POLYSPEC_FN explicit Int4Tiles(const Int4Shape& shape)
+  POLYSPEC_HD explicit Int4Tiles(const Int4Shape& shape)
       // An even number, since some CTAs have two.
       : tiles((shape.outputs + 2 * kTileOutputs - 1) / (2 * kTileOutputs) * 2),
         groups(shape.inputs / shape.group),
@@ -28,10 +29,10 @@ struct Int4Tiles {
                                    : 3) {}
 
   // From the beginning of a tile.
-  POLYSPEC_FN int64_t scales_at(int64_t group) const {
+  POLYSPEC_HD int64_t scales_at(int64_t group) const {
     return group * group_vectors * kVectorBytes;
   }
-  POLYSPEC_FN int64_t chunk_at(int64_t chunk) const {
+  POLYSPEC_HD int64_t chunk_at(int64_t chunk) const {
     return (chunk * kChunkVectors + ((chunk >> shift) + 1) * kScaleVectors) * kVectorBytes;
   }
 };
