@@ -18,8 +18,7 @@ from .base import (
 )
 from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel, early_exit
-from .proposals import ProposalDrafter
-from .switching import SwitchingDrafter, levels_of
+from .proposals import ProposalDrafter, levels_of
 from .trees import DynamicTree, StaticTree
 from .words import elements, is_drafter, register_word
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
     from .mtp import MTP
+    from .switching import SwitchingDrafter
 
 __all__ = [
     "MTP",
@@ -63,14 +63,14 @@ register_word("prompt-lookup", PromptLookup)
 register_word("suffix", SuffixMatch)
 register_word("ngram", NGramTable)
 
-# Heads of published checkpoints, which most chains do without.
-_HEADS = {
+# What most chains do without: heads of published checkpoints, and a choice of drafters.
+_LATER = {
     "DFlash": "dflash", "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features",
-    "MTP": "mtp", "Medusa": "features",
+    "MTP": "mtp", "Medusa": "features", "SwitchingDrafter": "switching",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HEADS:
-        return getattr(importlib.import_module(f".{_HEADS[name]}", __name__), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -440,8 +440,9 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        if RowCounts.of(lengths).host is not None:  # else the next draft keeps what it is told to
-            self._head.features.rollback(lengths)
+        kept = RowCounts.of(lengths)
+        if kept.host is not None:  # else the next draft keeps what it is told to
+            self._head.features.keep(kept.less(1))
         return lengths
 
     @torch.inference_mode()

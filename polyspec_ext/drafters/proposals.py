@@ -358,3 +358,11 @@ def _ids(name: str, ids: Any) -> list[int]:
     if isinstance(ids, torch.Tensor) and (ids.dim() != 1 or ids.is_meta):
         raise ValueError(f"{name}: expected shape [n], given {list(ids.shape)} on {ids.device}")
     return row_integers(name, ids)
+
+
+def levels_of(drafter: object) -> list[object]:
+    """Return the objects that hold a drafter's caches: the levels that it runs, or itself."""
+    if isinstance(drafter, ProposalDrafter):
+        return [drafter.drafter]
+    several: list[object] | None = getattr(drafter, "member_levels", None)
+    return several or [getattr(drafter, "level", drafter)]

@@ -20,7 +20,7 @@ from .base import (
     DraftInput,
     RowBuffer,
 )
-from .proposals import ProposalDrafter
+from .proposals import ProposalDrafter, levels_of
 
 
 class SwitchingDrafter:
@@ -40,6 +40,7 @@ class SwitchingDrafter:
 
     Attributes:
         active: index of the member that drafts next.
+        member_levels: of `levels_of` for all members.
 
     Raises:
         TypeError: a member is no drafter, or a number none.
@@ -75,19 +76,19 @@ class SwitchingDrafter:
             one if isinstance(one, BatchedDrafter) else ProposalDrafter(one, level, size, size)
             for one in entries
         ]
-        used: list[object] = []
+        self.member_levels: list[object] = []
         for number, one in enumerate(self.members):
             if one.capabilities.hidden_layers:
                 raise ValueError(f"{one.name}: expected a drafter without hidden states")
             if one.capabilities.trees:
                 raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
             caches = levels_of(one)
-            if any(cache is other for cache in caches for other in used):
+            if any(cache is other for cache in caches for other in self.member_levels):
                 raise ValueError(
                     f"members[{number}]: expected a drafter with a cache of its own, given "
                     f"{one.name} again"
                 )
-            used += caches
+            self.member_levels += caches
         devices = {one.device for one in self.members}
         if len(devices) > 1:
             raise ValueError(
@@ -175,12 +176,3 @@ class SwitchingDrafter:
         for number, one in enumerate(self.members):
             one.select(rows)
             self._lengths[number] = [self._lengths[number][row] for row in rows]
-
-
-def levels_of(drafter: object) -> list[object]:
-    """Return the objects that hold a drafter's caches: the levels that it runs, or itself."""
-    if isinstance(drafter, SwitchingDrafter):
-        return [level for one in drafter.members for level in levels_of(one)]
-    if isinstance(drafter, ProposalDrafter):
-        return [drafter.drafter]
-    return [getattr(drafter, "level", drafter)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Joint, Online, named
 from .base import RoundReport, StepReport, WindowPolicy
-from .drafter_choice import DrafterChoice
+
+if TYPE_CHECKING:
+    from .drafter_choice import DrafterChoice
 
 __all__ = [
     "POLICIES",
@@ -19,3 +23,11 @@ __all__ = [
     "WindowPolicy",
     "named",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DrafterChoice":  # with a `SwitchingDrafter` only
+        from .drafter_choice import DrafterChoice
+
+        return DrafterChoice
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ result of each step before the next; or the steps are queued, and it reads once 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -23,14 +24,12 @@ from ..sampling import RequestProcessors
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
 from . import requirements
-from .forced import Runs, behind, forced_runs, in_front, no_draft
 from .graphs import Clock, Graphs, Outputs, Queue
 from .hidden import HiddenWindow
 from .plan import RoundPlanner, default_rounds, round_plan
 from .prefill import Caches, Reading
 from .requirements import ChainConfig, Member
 from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
-from .trace import origins
 from .trees import tree_pass
 
 if TYPE_CHECKING:
@@ -368,6 +367,8 @@ class Engine:
         else:  # here the host waits for the round
             record = state.read(*emitted)
         if self.traces:
+            from .trace import origins
+
             numbers = [step.level for step in steps]
             for slot, row in enumerate(self.slots):
                 row.origins += origins(len(self.parts), numbers, record.entries, slot)
@@ -401,11 +402,10 @@ class Engine:
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
-        passes, sent = None, step
-        runs: Runs = []
+        passes, sent, runs = None, step, list[list[int]]()
         id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
         if self._applied is not None and host is not None:
-            runs = forced_runs(self._applied, rows, host.lengths, size)
+            runs = self._forced(host.lengths, size)
         captures = self._passes is not None and host is not None and not any(runs)
         if captures and self._passes is not None and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
@@ -429,16 +429,11 @@ class Engine:
             passes=passes,
         )
         if any(runs):
-            inputs = behind(inputs, runs, id_map)
-        # Where all that it would draft is forced, it has read nothing new but these tokens.
-        drafts = inputs.most > 0 or not any(runs)
-        if drafts:
-            block = drafter.draft(inputs)
+            from .forced import draft_behind  # which only grammars need
+
+            block, drafts = draft_behind(drafter, inputs, runs, id_map, self._trees)
         else:
-            drafter.read(inputs.tokens, list(inputs.counts))
-            block = no_draft(inputs, self._trees)
-        if any(runs):
-            block = in_front(block, runs, inputs.lengths, id_map, size)
+            block, drafts = drafter.draft(inputs), True
         if self._trees or block.parents is not None:
             if self._trees != (block.parents is not None):
                 raise self._wrong_kind()
@@ -463,6 +458,17 @@ class Engine:
             count = drafter.num_forward_passes - before
             self._drafts.append((count, None if tree is None else tree.counts.tolist()))
         return ()
+
+    def _forced(self, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+        """Return the tokens that a grammar forces in each row, no more than it drafts."""
+        applied, rows, runs = self._applied, self._rows, list[list[int]]()
+        assert applied is not None
+        for slot, length in enumerate(lengths):
+            number, known = rows.requests[slot], list[int]()
+            if length and applied.forces(number):
+                known = applied.forced(rows.state.text(slot).tolist(), length, number)
+            runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
+        return runs
 
     def _wrong_kind(self) -> ValueError:
         kinds = ["a chain of tokens", "a tree"]

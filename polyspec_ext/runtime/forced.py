@@ -3,43 +3,44 @@ drafter reads them, and drafts behind them."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from ..drafters.base import DraftBlock, DraftInput, RowBuffer
+from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, RowBuffer
 from ..levels.base import IdMap
-from ..sampling import RequestProcessors
 from ..tensors import RowCounts
-from .rows import Rows
-
-Runs = list[list[int]]  # forced tokens of each row
 
 
-def forced_runs(
-    processors: RequestProcessors,
-    rows: Rows,
-    lengths: Sequence[int],
-    vocab_size: int,
-) -> Runs:
-    """Return the forced tokens of each row, no more than it drafts.
+def draft_behind(
+    drafter: BatchedDrafter,
+    inputs: DraftInput,
+    runs: Sequence[Sequence[int]],
+    id_map: IdMap,
+    trees: bool,
+) -> tuple[DraftBlock, bool]:
+    """Have a drafter draft behind forced tokens.
 
     Args:
-        lengths: tokens that each row drafts.
-        vocab_size: ids of the level above are below it.
+        runs: forced tokens of each row, no more than it drafts.
+        id_map: of the drafter.
+        trees: it drafts trees.
+
+    Returns:
+        The block with the forced tokens in front, and whether the drafter has drafted.
     """
-    runs: Runs = []
-    for slot, length in enumerate(lengths):
-        number, known = rows.requests[slot], list[int]()
-        if length and processors.forces(number):
-            known = processors.forced(rows.state.text(slot).tolist(), length, number)
-        runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
-    return runs
+    inputs = _behind(inputs, runs, id_map)
+    drafts = inputs.most > 0
+    if drafts:
+        block = drafter.draft(inputs)
+    else:  # it has read nothing new but these tokens
+        drafter.read(inputs.tokens, list(inputs.counts))
+        block = _no_draft(inputs, trees)
+    return _in_front(block, runs, inputs.lengths, id_map, inputs.vocab_size), drafts
 
 
-def behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) -> DraftInput:
+def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) -> DraftInput:
     """Return the input of the drafts behind forced tokens, of which the last token of a draft is
     not read."""
     text = inputs.text
@@ -68,14 +69,13 @@ def behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) -> 
     )
 
 
-def no_draft(inputs: DraftInput, tree: bool) -> DraftBlock:
-    """Return a block without tokens."""
+def _no_draft(inputs: DraftInput, tree: bool) -> DraftBlock:
     none = inputs.tokens.new_empty((inputs.tokens.shape[0], 0))
     counts = torch.zeros(inputs.tokens.shape[0], dtype=torch.int64, device=none.device)
     return DraftBlock(none, counts, parents=none if tree else None)
 
 
-def in_front(
+def _in_front(
     block: DraftBlock,
     runs: Sequence[Sequence[int]],
     lengths: Sequence[int],
