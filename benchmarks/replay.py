@@ -40,7 +40,7 @@ _WIDEST = 64  # tokens of a pass, at most
 
 @dataclass(frozen=True)
 class Text:
-    """One greedy text, by position of its new tokens."""
+    """Hold a greedy text, by position of its new tokens."""
 
     prompt: list[int]
     tokens: list[int]  # the new ones

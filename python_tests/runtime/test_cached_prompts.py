@@ -1,6 +1,5 @@
-"""What was read of a prompt is not read again (`cache_prompt`), and tokens, draws and
-log-probabilities are those of reading all of it: bit for bit, since the models here are packed or
-in 4 bits."""
+"""Kept prompts (`cache_prompt`) are not read again. Tokens, draws and log-probabilities are those
+of reading the whole prompt: bit for bit, since the models here are packed or in 4 bits."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) 
 def test_a_text_of_900_tokens_has_two_captures_a_step(
     heads: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a draft and of a verification, in spans of 512 and 1024 slots: caches grow once at
-    most."""
+    """Count captures of a draft and of a verification, in spans of 512 and 1024 slots. Caches grow
+    once at most."""
 
     class Wide(OnADevice):
         def __init__(self, *given: Any, **options: Any) -> None:

@@ -243,9 +243,9 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(
 def test_a_head_s_draft_is_few_replays_and_reads(
     tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a chain a replay and a read for each token; of a tree one for what it reads, one for the
-    tree, and one read. The verification has one of each more. (The window of states lies on the
-    host, and counts as the device's here once it has met that.)"""
+    """Count a replay and a read for each token of a chain. A tree has a replay for what it reads,
+    one for the tree, and one read. The verification has one of each more. (The window of states
+    lies on the host, and counts as the device's here once it has met that.)"""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     variant, window = Variant("first", hidden=32, vocab=40), 3
     place = save(variant, weights_of(variant, 3), tmp_path)

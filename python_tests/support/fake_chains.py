@@ -48,7 +48,7 @@ def model(family: str, layers: int = 2, dtype: torch.dtype = torch.bfloat16, **m
 
 
 def fused_copy(given: Any) -> Any:
-    """What passes of a packed level run, or of a 4-bit copy's."""
+    """Return the copy that passes of a packed level run, or of a 4-bit one."""
     made = fused.pack_layers(given)
     fused.use_grouped(made)
     fused.use_fused(made)
@@ -62,10 +62,12 @@ def in_four_bits(given: Any) -> Any:
         inputs = layers[0].in_features
         outputs = sum(layer.out_features for layer in layers)
         weights = Int4Weights(
-            torch.empty(outputs, inputs, dtype=torch.uint8, device="cuda"),
-            *(torch.empty(outputs, inputs // 32, device="cuda") for _ in range(2)),
+            torch.empty(outputs, inputs, dtype=torch.uint8, device="meta"),
+            *(torch.empty(outputs, inputs // 32, device="meta") for _ in range(2)),
         )
-        return CudaInt4Linear(weights, stacked_bias(layers))
+        made = CudaInt4Linear(weights, stacked_bias(layers), device="meta")
+        made.packed = torch.empty(made.packed.shape, dtype=torch.uint8, device="cuda")
+        return made
 
     head = given.get_output_embeddings()
     return fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
