@@ -428,7 +428,7 @@ class Batch:
     def _choose_windows(self, policy: WindowPolicy) -> None:
         assert isinstance(self._recorder, RoundRecorder)
         rows = [row for row in self._engine.slots if row.active]
-        self._plain = True
+        plain = True
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
@@ -439,4 +439,5 @@ class Batch:
                 name = f"policy ({type(policy).__name__})"
                 windows = arguments.sizes(name, windows, len(now), len(now) + 1)
                 self._engine.set_windows(row, windows)
-            self._plain = self._plain and windows[0] == 0
+            plain = plain and windows[0] == 0
+        self._plain = plain
