@@ -45,7 +45,7 @@ CHAINS = {
 }
 LLAMA = "cpu-2026-11-23-llama/llama.json"
 LLAMA_POLICY = "cpu-2026-11-23-llama/policy.json"
-REAL_DEMO = "cpu-2026-11-25-demo-real/demo-real.json"
+REAL_DEMO = "cpu-2026-11-27-demo-real/demo-real.json"
 BLOCKS_DEMO = "cpu-2026-11-25-demo-real/demo-blocks.json"
 # Runs of `benchmarks paper`, by the table that shows them.
 PAPER = {
