@@ -46,19 +46,24 @@ function(polyspec_add_kernels name)
                                          ${kernels_OPTIONS})
 endfunction()
 
-# polyspec_add_cuda_program(<name> <source> [KERNELS <objects>...] [DEFINE <definition>...] [LINK <option>...]): a test's
-# main, on the device.
+# polyspec_use_stand_in(<target> [<definition>...]): a test's main, compiled for the device.
+function(polyspec_use_stand_in target)
+  target_compile_features(${target} PRIVATE cxx_std_17)
+  target_include_directories(${target} PRIVATE csrc/tests csrc/src)
+  target_compile_definitions(${target} PRIVATE POLYSPEC_WITH_CUDA=1 ${ARGN})
+  target_compile_options(${target} PRIVATE ${POLYSPEC_CXX_FLAGS})
+  # The stand-in first: nothing is left for a real CUDA runtime to define.
+  target_link_libraries(${target} PRIVATE cuda_stand_in polyspec Threads::Threads)
+endfunction()
+
+# polyspec_add_cuda_program(<name> <source or objects> [KERNELS <objects>...] [DEFINE <definition>...] [LINK <option>...]):
+# a test's main, on the device.
 function(polyspec_add_cuda_program name source)
   cmake_parse_arguments(PARSE_ARGV 2 program "" "" "KERNELS;DEFINE;LINK")
   list(TRANSFORM program_KERNELS REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
   add_executable(${name} "${source}" ${objects})
-  target_compile_features(${name} PRIVATE cxx_std_17)
-  target_include_directories(${name} PRIVATE csrc/tests csrc/src)
-  target_compile_definitions(${name} PRIVATE POLYSPEC_WITH_CUDA=1 ${program_DEFINE})
-  target_compile_options(${name} PRIVATE ${POLYSPEC_CXX_FLAGS})
   target_link_options(${name} PRIVATE ${program_LINK})
-  # The stand-in first: nothing is left for a real CUDA runtime to define.
-  target_link_libraries(${name} PRIVATE cuda_stand_in polyspec Threads::Threads)
+  polyspec_use_stand_in(${name} ${program_DEFINE})
 endfunction()
 
 polyspec_add_cuda_program(cuda_stand_in_test csrc/tests/cuda_on_cpu/runtime_test.cpp)
@@ -126,21 +131,26 @@ if(NOT POLYSPEC_HAS_TSAN)
   return()
 endif()
 set(sanitizer "exitcode=66 history_size=3 report_thread_leaks=0")
-polyspec_add_kernels(kernels_watched SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
-polyspec_add_cuda_program(races_test csrc/tests/cuda_on_cpu/random_calls_test.cpp KERNELS kernels_watched
-                          DEFINE ${small_ctas} LINK -fsanitize=thread)
+# A planted fault compiles its own kernels again, and neither the others nor the calls.
+set(faulty verify_f32 layer attention int4)
+foreach(kernels IN LISTS faulty)
+  polyspec_add_kernels(kernels_watched_${kernels} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu"
+                       DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+endforeach()
+list(JOIN faulty "|" names)
+list(FILTER cuda_sources EXCLUDE REGEX "/(${names}).cu$")
+polyspec_add_kernels(kernels_watched_others SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
+add_library(random_calls_watched OBJECT csrc/tests/cuda_on_cpu/random_calls_test.cpp)
+polyspec_use_stand_in(random_calls_watched ${small_ctas})
+list(TRANSFORM faulty PREPEND kernels_watched_ OUTPUT_VARIABLE kernels_watched)
+polyspec_add_cuda_program(races_test "$<TARGET_OBJECTS:random_calls_watched>"
+                          KERNELS ${kernels_watched} kernels_watched_others LINK -fsanitize=thread)
 add_test(NAME cuda_on_cpu.races COMMAND races_test 8 5000)
 set_tests_properties(cuda_on_cpu.races PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer}")
 
 # polyspec_plant(<name> <file of csrc/src> <text> <in its place> <what is to be said> [<kernels> <calls>]): a program of
 # which one source has the fault, and a test of so many random calls that passes when it is found. The source is that of
-# <kernels>: verify_f32, layer, attention or int4.
-list(FILTER cuda_sources EXCLUDE REGEX "/(verify_f32|layer|attention|int4).cu$")
-polyspec_add_kernels(kernels_watched_others SOURCES ${cuda_sources} DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
-foreach(kernels IN ITEMS verify_f32 layer attention int4)
-  polyspec_add_kernels(kernels_watched_${kernels} SOURCES "${CMAKE_CURRENT_SOURCE_DIR}/csrc/src/cuda/${kernels}.cu"
-                       DEFINE ${small_ctas} OPTIONS -fsanitize=thread)
-endforeach()
+# <kernels>, one of ${faulty}.
 function(polyspec_plant name header text planted found)
   set(kernels verify_f32)
   set(arguments 120 9000 verify_f32)
@@ -164,15 +174,13 @@ function(polyspec_plant name header text planted found)
   if(kernel_source STREQUAL source)
     set(kernel_source "${folder}/${header}")
   endif()
-  set(others verify_f32 layer attention int4)
-  list(REMOVE_ITEM others ${kernels})
-  list(TRANSFORM others PREPEND kernels_watched_)
+  set(others ${kernels_watched})
+  list(REMOVE_ITEM others kernels_watched_${kernels})
   # The planted one comes first: of what other sources have, too, the linker takes the first.
   polyspec_add_kernels(planted_${name} SOURCES "${kernel_source}" DEFINE ${small_ctas} OPTIONS -fsanitize=thread
                        PLANTED "${folder}")
-  polyspec_add_cuda_program(planted_${name}_test csrc/tests/cuda_on_cpu/random_calls_test.cpp
-                            KERNELS planted_${name} ${others} kernels_watched_others DEFINE ${small_ctas}
-                            LINK -fsanitize=thread)
+  polyspec_add_cuda_program(planted_${name}_test "$<TARGET_OBJECTS:random_calls_watched>"
+                            KERNELS planted_${name} ${others} kernels_watched_others LINK -fsanitize=thread)
   add_test(NAME cuda_on_cpu.planted.${name} COMMAND planted_${name}_test ${arguments})
   set_tests_properties(cuda_on_cpu.planted.${name} PROPERTIES ENVIRONMENT "TSAN_OPTIONS=${sanitizer} halt_on_error=1"
                        PASS_REGULAR_EXPRESSION "${found}")
