@@ -50,7 +50,7 @@ FUSED = Launches(9, 9, 37, 64, 89, 75, 53)
 
 BF16, INT4 = 2.0, 0.5 + 4 / 128  # bytes of a weight; a scale and a zero for 128 of 4 bits
 READ = 0.85  # of the bandwidth that bfloat16 products reach
-GROWTH, INT4_GROWTH = 0.006, 0.01  # of reading the weights, for each token more
+GROWTH, INT4_GROWTH = 0.006, 0.01  # of reading the weights once, for each token more, up to 64
 WINDOWS = range(1, 11)  # tried of the head
 OUTER = range(4, 37, 4)  # and of the target with the copy below it
 

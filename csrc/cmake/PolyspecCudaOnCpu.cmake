@@ -219,14 +219,18 @@ polyspec_plant(scores_not_awaited cuda/attention.cu "  __syncthreads();  // the 
 polyspec_plant(weights_not_awaited cuda/attention.cu "    __syncthreads();  // the weights are there\n" "" "data race" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
 polyspec_plant(chunk_not_awaited cuda/int4.cu "wait_for_batches<kAhead - 1>();" "wait_for_batches<kAhead>();"
-               "int4 case" int4 20)
-polyspec_plant(chunk_overwritten cuda/int4.cu "stages[stage == 0 ? kAhead : stage - 1]" "stages[stage]" "int4 case" int4 20)
-polyspec_plant(scale_of_the_group_before cuda/int4.cu "scales_of((chunk + 1) >> of.shift, i)" "scales_of(chunk >> of.shift, i)"
+               "data race|int4 case" int4 20)
+polyspec_plant(chunk_overwritten cuda/int4.cu "stages[stage == 0 ? kAhead : stage - 1]" "stages[stage]"
+               "data race|int4 case" int4 20)
+polyspec_plant(scale_of_the_group_before cuda/int4.cu "place_of(chunk + 1) >> of.shift" "place_of(chunk) >> of.shift"
                "int4 case" int4 20)
 polyspec_plant(token_tail_not_masked cuda/int4.cu "t * kTokenTile < left ? 16 : 0" "t * kTokenTile < left + 64 ? 16 : 0" "SEGV|int4 case" int4 20)
 polyspec_plant(output_tail_not_masked cuda/int4.cu "token < p.tokens && output < p.shape.outputs" "token < p.tokens"
-               "SEGV|int4 case" int4 20)
+               "SEGV|data race|int4 case" int4 20)
 polyspec_plant(stages_not_awaited cuda/int4.cu "  __syncthreads();  // all chunks are read\n" "" "data race|int4 case" int4 20)
-polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the upper warps' sums are there\n" "" "data race"
+polyspec_plant(sharer_not_awaited cuda/int4.cu "if (kSharers > 1) sync_warps" "if (kSharers > 2) sync_warps" "data race|int4 case" int4 20)
+polyspec_plant(first_sums_overwritten cuda/int4.cu "bytes + kBefore" "bytes" "data race|int4 case" int4 20)
+polyspec_plant(slices_not_skipped cuda/int4.cu "chunk : chunk + between" "chunk : chunk" "int4 case" int4 20)
+polyspec_plant(upper_sums_not_awaited cuda/int4.cu "  __syncthreads();  // the upper slices' sums are there\n" "" "data race"
                int4 20)
 polyspec_plant(lower_sums_not_awaited cuda/int4.cu "  __syncthreads();  // and the lower ones'\n" "" "data race" int4 20)

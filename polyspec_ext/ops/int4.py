@@ -93,7 +93,7 @@ def product(
     Row m is the same, bit for bit, whatever M is; polyspec/int4.hpp has the bounds. On the CPU
     weights are read once for up to 64 tokens, activations are rounded to 8 bits, by token and group
     of inputs, the bits do not depend on the processor and the number of threads, and where x[m] is
-    not finite row m is NaN. On CUDA it is one launch; blocks of 32 tokens read the weights at the
+    not finite row m is NaN. On CUDA it is one launch; blocks of 64 tokens read the weights at the
     same time, and nothing but y is rounded.
 
     Args:

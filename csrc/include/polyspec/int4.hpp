@@ -133,7 +133,7 @@ POLYSPEC_API int64_t int4_packed_bytes(const Int4Shape& shape, Stream::Device de
 POLYSPEC_API Result int4_pack(const Int4PackParams& params, Stream stream);
 
 // int4_product on CUDA is one launch and takes no workspace. x and y are bfloat16 or float16, x and
-// its stride multiples of 16 bytes. Weights are read once for up to 32 tokens; more are several
+// its stride multiples of 16 bytes. Weights are read once for up to 64 tokens; more are several
 // blocks, which read them at the same time. Neither weights nor activations are rounded; sums are
 // float32 on the tensor cores:
 //   |y - exact| <= (group + 2 k / group + 12) 2^-22 sum_k |x_k| (56 |scale| + |zero|)

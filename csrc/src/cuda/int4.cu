@@ -1,8 +1,10 @@
 // The product of a few tokens with 4-bit weights on the tensor cores.
 //
-// A CTA has 32 or 64 outputs and all inputs, of which its eight warps have an eighth each: whole
-// groups. Weights and activations come in chunks of 32 inputs by asynchronous copies, several
-// chunks ahead. A lane copies what it multiplies itself, so that the loop has no barrier.
+// A CTA has 32 or 64 outputs and all inputs, in eight slices of whole groups. Weights and
+// activations come in chunks of 32 inputs by asynchronous copies, several chunks ahead. Up to 32
+// tokens each of its eight warps has a slice, and a lane copies what it multiplies itself, so that
+// the loop has no barrier. Of more tokens two warps have 32 each and share a slice, whose weights
+// each copies half of: four slices at a time, so that the weights are read once for 64 tokens.
 //
 // A number q becomes 1 + q / 16, which is its bits behind those of 1. A warp sums
 //   u = sum x (1 + q / 16)   and   v = sum x
@@ -10,8 +12,8 @@
 //   16 scale u + (zero - 24 scale) v  =  sum x ((q - 8) scale + zero).
 // So weights are exact, and a scale is applied once for a group.
 //
-// A row of y is summed in this order whatever rows stand beside it: inputs of a warp in ascending
-// chunks, then the warps, 0 to 3 each after the warp four above was added to it.
+// A row of y is summed in this order whatever rows stand beside it: inputs of a slice in ascending
+// chunks, then the slices, 0 to 3 each after the slice four above was added to it.
 #include "core/convert.hpp"
 #include "core/int4_tiles.hpp"
 #include "cuda/int4.hpp"
@@ -59,21 +61,40 @@ __device__ __forceinline__ uint32_t weights_of(uint32_t word, int i) {
   return masked(left >= 0 ? word << left : word >> -left, Bits<T>::kMask, Bits<T>::kUnits);
 }
 
-// Of a warp, one chunk: a vector of each lane for each tile of outputs and of tokens.
-template <int kTiles, int kTokenTiles>
+// One chunk of a slice: a vector of each lane for each tile of outputs, and of tokens for each of
+// `kSharers` warps.
+template <int kTiles, int kTokenTiles, int kSharers>
 struct Stage {
   Vector weights[kTiles][kWarp];
-  Vector x[kTokenTiles][kWarp];
+  Vector x[kSharers][kTokenTiles][kWarp];
 };
 
-// With 20 KB of weights or more under way.
-template <int kTiles, int kTokenTiles>
-constexpr int kStages = kTiles == 1 && kTokenTiles < 4 ? 6 : 4;
+// With 20 KB of weights or more under way for up to 16 tokens. With sharers as many as fit: 40 KB
+// of weights and activations under way.
+template <int kTiles, int kTokenTiles, int kSharers>
+constexpr int kStages = kSharers > 1                     ? 3
+                        : kTiles == 1 && kTokenTiles < 4 ? 6
+                                                         : 4;
 
-template <int kTiles, int kTokenTiles>
-union Int4Shared {
-  Stage<kTiles, kTokenTiles> stages[kWarps][kStages<kTiles, kTokenTiles>];
-  float sums[kWarps / 2][2 * kTiles * kTokenTiles][kWarp][4];  // when all chunks are read
+constexpr int kSums = kWarps / 2;  // a slice and the one four above
+
+// Stages of the slices that are multiplied at the same time, and sums, which take their place when
+// all chunks are read. Sums of slices that were multiplied before have theirs in front.
+template <int kTiles, int kTokenTiles, int kSharers>
+struct Int4Shared {
+  using Stages = Stage<kTiles, kTokenTiles, kSharers>[kWarps / kSharers]
+                                                     [kStages<kTiles, kTokenTiles, kSharers>];
+  using Sum = float[kSharers * 2 * kTiles * kTokenTiles][kWarp][4];
+  static constexpr size_t kBefore = sizeof(Sum) * (kSums - kSums / kSharers);
+  static constexpr size_t kRunning = kBefore + sizeof(Stages), kEnd = sizeof(Sum) * kSums;
+  alignas(16) unsigned char bytes[kRunning > kEnd ? kRunning : kEnd];
+
+  __device__ __forceinline__ Stages& stages() {
+    return *reinterpret_cast<Stages*>(bytes + kBefore);
+  }
+  __device__ __forceinline__ Sum& sum(int i) {
+    return *reinterpret_cast<Sum*>(bytes + sizeof(Sum) * i);
+  }
 };
 
 // What a lane has of sums over inputs: of two matrices of 16 outputs for each tile.
@@ -108,15 +129,16 @@ __device__ __forceinline__ void add_group(Sums<kTiles, kTokenTiles>& y,
 }
 
 // Adds one chunk to the sums of its group.
-template <class T, int kTiles, int kTokenTiles>
-__device__ __forceinline__ void multiply_chunk(const Stage<kTiles, kTokenTiles>& stage, int lane,
+template <class T, int kTiles, int kTokenTiles, int kSharers>
+__device__ __forceinline__ void multiply_chunk(const Stage<kTiles, kTokenTiles, kSharers>& stage,
+                                               int sharer, int lane,
                                                Sums<kTiles, kTokenTiles>& group,
                                                float (&of_x)[kTokenTiles][4]) {
   constexpr uint32_t kUnits[4] = {Bits<T>::kUnits, Bits<T>::kUnits, Bits<T>::kUnits,
                                   Bits<T>::kUnits};
   Vector x[kTokenTiles];
   POLYSPEC_UNROLL
-  for (int t = 0; t < kTokenTiles; ++t) x[t] = stage.x[t][lane];
+  for (int t = 0; t < kTokenTiles; ++t) x[t] = stage.x[sharer][t][lane];
   POLYSPEC_UNROLL
   for (int tile = 0; tile < kTiles; ++tile) {
     const Vector packed = stage.weights[tile][lane];
@@ -140,38 +162,46 @@ __device__ __forceinline__ void multiply_chunk(const Stage<kTiles, kTokenTiles>&
   }
 }
 
-// Sums of the warps become rows of y, of `tile` on and of token `first` on.
-template <class T, int kTiles, int kTokenTiles>
-__device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles>& shared,
-                                           const Int4ProductParams& p, int64_t tile, int64_t first,
-                                           const Sums<kTiles, kTokenTiles>& mine) {
-  constexpr int kFragments = 2 * kTiles * kTokenTiles, kSlots = kWarps / 2;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  __syncthreads();  // all chunks are read
-  const auto slot = [&](int f) -> float (&)[4] { return shared.sums[warp % kSlots][f][lane]; };
-  if (warp >= kSlots) {
+// Adds a warp's sums over a slice, of the upper four, to those over the slice four below, or the
+// other way round.
+template <int kTiles, int kTokenTiles, int kFragments>
+__device__ __forceinline__ void add_slice(float (&sum)[kFragments][kWarp][4], bool upper,
+                                          int sharer, int lane,
+                                          const Sums<kTiles, kTokenTiles>& mine) {
+  constexpr int kMine = 2 * kTiles * kTokenTiles;
+  const auto at = [&](int f) -> float (&)[4] { return sum[sharer * kMine + f][lane]; };
+  if (upper) {
     POLYSPEC_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      for (int j = 0; j < 4; ++j) slot(f)[j] = mine.of[f / kTokenTiles][f % kTokenTiles][j];
+    for (int f = 0; f < kMine; ++f) {
+      for (int j = 0; j < 4; ++j) at(f)[j] = mine.of[f / kTokenTiles][f % kTokenTiles][j];
     }
   }
-  __syncthreads();  // the upper warps' sums are there
-  if (warp < kSlots) {
+  __syncthreads();  // the upper slices' sums are there
+  if (!upper) {
     POLYSPEC_UNROLL
-    for (int f = 0; f < kFragments; ++f) {
-      for (int j = 0; j < 4; ++j) slot(f)[j] += mine.of[f / kTokenTiles][f % kTokenTiles][j];
+    for (int f = 0; f < kMine; ++f) {
+      for (int j = 0; j < 4; ++j) at(f)[j] += mine.of[f / kTokenTiles][f % kTokenTiles][j];
     }
   }
-  __syncthreads();  // and the lower ones'
+}
+
+// Sums become rows of y, of `tile` on and of token `first` on.
+template <class T, int kTiles, int kTokenTiles, int kSharers>
+__device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles, kSharers>& shared,
+                                           const Int4ProductParams& p, int64_t tile,
+                                           int64_t first) {
+  constexpr int kFragments = kSharers * 2 * kTiles * kTokenTiles;
   POLYSPEC_ROLLED
   for (int at = threadIdx.x; at < kFragments * kWarp; at += kThreads) {
     const int f = at / kWarp, l = at % kWarp;
+    const int of_tile = f / kTokenTiles % (2 * kTiles);  // a matrix of 16 outputs
+    const int tokens = f / (2 * kTiles * kTokenTiles) * kTokenTiles + f % kTokenTiles;
     POLYSPEC_UNROLL
     for (int j = 0; j < 4; ++j) {
-      float sum = shared.sums[0][f][l][j];
-      for (int s = 1; s < kSlots; ++s) sum += shared.sums[s][f][l][j];
-      const int64_t output = tile * kTileOutputs + f / kTokenTiles * 16 + l / 4 + j / 2 * 8;
-      const int64_t token = first + f % kTokenTiles * kTokenTile + l % 4 * 2 + j % 2;
+      float sum = shared.sum(0)[f][l][j];
+      for (int s = 1; s < kSums; ++s) sum += shared.sum(s)[f][l][j];
+      const int64_t output = tile * kTileOutputs + of_tile * 16 + l / 4 + j / 2 * 8;
+      const int64_t token = first + tokens * kTokenTile + l % 4 * 2 + j % 2;
       if (token < p.tokens && output < p.shape.outputs)
         core::convert_output(sum, static_cast<T*>(p.y) + token * p.y_stride + output);
     }
@@ -180,19 +210,31 @@ __device__ __forceinline__ void write_sums(Int4Shared<kTiles, kTokenTiles>& shar
 
 // Grid: x over blocks of tokens and over tiles of outputs, blocks fastest: they read the same
 // weights at the same time, so that memory is asked once.
-template <class T, int kTiles, int kTokenTiles>
+template <class T, int kTiles, int kTokenTiles, int kSharers>
 __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
     int4_product_kernel(const __grid_constant__ Int4ProductParams p) {
-  constexpr int kTokens = kTokenTiles * kTokenTile, kAhead = kStages<kTiles, kTokenTiles> - 1;
-  using Shared = Int4Shared<kTiles, kTokenTiles>;
+  constexpr int kTokens = kTokenTiles * kTokenTile;  // of a warp
+  constexpr int kAhead = kStages<kTiles, kTokenTiles, kSharers> - 1;
+  using Shared = Int4Shared<kTiles, kTokenTiles, kSharers>;
   POLYSPEC_DYNAMIC_SHARED(Shared, shared);
   const Int4Tiles of(p.shape);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const unsigned blocks = static_cast<unsigned>((p.tokens + kTokens - 1) / kTokens);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, sharer = warp % kSharers;
+  const unsigned blocks =
+      static_cast<unsigned>((p.tokens + kSharers * kTokens - 1) / (kSharers * kTokens));
   const int64_t tile = int64_t{blockIdx.x / blocks} * kTiles;
-  const int64_t first = int64_t{blockIdx.x % blocks} * kTokens;
-  const int begin = static_cast<int>(of.groups * warp / kWarps << of.shift);
-  const int end = static_cast<int>(of.groups * (warp + 1) / kWarps << of.shift);
+  const int64_t first_of_block = int64_t{blockIdx.x % blocks} * kSharers * kTokens;
+  const int64_t first = first_of_block + sharer * kTokens;
+
+  // A warp has one slice, or two: 0, 4, 1 and 5 come first, then 2, 6, 3 and 7. Chunks count on
+  // from `middle` in the second one.
+  const int slice = kSharers == 1 ? warp : warp / 4 + warp % 4 / 2 * 4;
+  const auto begin_of = [&](int s) { return static_cast<int>(of.groups * s / kWarps << of.shift); };
+  const int begin = begin_of(slice), middle = begin_of(slice + 1);
+  const int between = kSharers == 1 ? 0 : begin_of(slice + 2) - middle;
+  const int end = kSharers == 1 ? middle : begin_of(slice + 3) - between;
+  const auto place_of = [&](int chunk) {
+    return kSharers == 1 || chunk < middle ? chunk : chunk + between;
+  };
 
   const unsigned char* const packed = p.packed + tile * of.tile_bytes;
   const auto scales_of = [&](int64_t group, int i) {
@@ -201,49 +243,66 @@ __global__ void __launch_bounds__(kThreads, (kTiles * kTokenTiles <= 2 ? 2 : 1))
   };
   const unsigned char* const weights = packed + lane * core::kVectorBytes;
   const T* const x = static_cast<const T*>(p.x) + (first + lane / 4) * p.x_stride + lane % 4 * 8;
-  const int64_t left = p.tokens - first - lane / 4;  // tokens from this lane's first on
-  const auto copy = [&](int chunk, Stage<kTiles, kTokenTiles>& to) {
+  const int left =  // tokens from the first of this lane on
+      static_cast<int>(p.tokens - first < kTokens ? p.tokens - first : kTokens) - lane / 4;
+  const auto copy = [&](int chunk, Stage<kTiles, kTokenTiles, kSharers>& to) {
     if (chunk < end) {
+      const int place = place_of(chunk);
       POLYSPEC_UNROLL
-      for (int i = 0; i < kTiles; ++i)
-        copy_async(&to.weights[i][lane], weights + i * of.tile_bytes + of.chunk_at(chunk), 16);
+      for (int of_sharer = 0; of_sharer < kTiles / kSharers; ++of_sharer) {
+        const int i = of_sharer * kSharers + sharer;
+        copy_async(&to.weights[i][lane], weights + i * of.tile_bytes + of.chunk_at(place), 16);
+      }
       POLYSPEC_UNROLL
       for (int t = 0; t < kTokenTiles; ++t) {
-        const int64_t at = t * kTokenTile * p.x_stride + int64_t{chunk} * kTileInputs;
-        copy_async(&to.x[t][lane], x + at, t * kTokenTile < left ? 16 : 0);
+        const int64_t at = t * kTokenTile * p.x_stride + int64_t{place} * kTileInputs;
+        copy_async(&to.x[sharer][t][lane], x + at, t * kTokenTile < left ? 16 : 0);
       }
     }
     end_batch();
   };
 
-  auto& stages = shared.stages[warp];
+  auto& stages = shared.stages()[warp / kSharers];
   POLYSPEC_UNROLL
   for (int i = 0; i < kAhead; ++i) copy(begin + i, stages[i]);
   Vector scales[kTiles] = {};
-  for (int i = 0; i < kTiles && begin < end; ++i) scales[i] = scales_of(begin >> of.shift, i);
+  for (int i = 0; i < kTiles && begin < end; ++i)
+    scales[i] = scales_of(place_of(begin) >> of.shift, i);
   Sums<kTiles, kTokenTiles> y, group;
   float of_x[kTokenTiles][4] = {};
-  int stage = 0;
+  int stage = 0, chunk = begin;
   POLYSPEC_ROLLED
-  for (int chunk = begin; chunk < end; ++chunk) {
-    wait_for_batches<kAhead - 1>();
-    copy(chunk + kAhead, stages[stage == 0 ? kAhead : stage - 1]);  // the one that was read last
-    multiply_chunk<T>(stages[stage], lane, group, of_x);
-    stage = stage == kAhead ? 0 : stage + 1;
-    if (((chunk + 1) & ((1 << of.shift) - 1)) != 0) continue;
-    add_group(y, group, of_x, scales);
-    group = {};
-    POLYSPEC_UNROLL
-    for (int t = 0; t < kTokenTiles; ++t) {
-      for (int j = 0; j < 4; ++j) of_x[t][j] = 0.0f;
-    }
-    if (chunk + 1 < end) {  // in time for the end of the next group
+  for (int turn = 0; turn < kSharers; ++turn) {
+    const bool last = turn + 1 == kSharers;
+    const int stop = last ? end : middle;
+    POLYSPEC_ROLLED
+    for (; chunk < stop; ++chunk) {
+      wait_for_batches<kAhead - 1>();
+      if (kSharers > 1) sync_warps(1 + warp / kSharers, kSharers * kWarp);
+      copy(chunk + kAhead, stages[stage == 0 ? kAhead : stage - 1]);  // the one that was read last
+      multiply_chunk<T>(stages[stage], sharer, lane, group, of_x);
+      stage = stage == kAhead ? 0 : stage + 1;
+      if (((chunk + 1) & ((1 << of.shift) - 1)) != 0) continue;
+      add_group(y, group, of_x, scales);
+      group = {};
       POLYSPEC_UNROLL
-      for (int i = 0; i < kTiles; ++i) scales[i] = scales_of((chunk + 1) >> of.shift, i);
+      for (int t = 0; t < kTokenTiles; ++t) {
+        for (int j = 0; j < 4; ++j) of_x[t][j] = 0.0f;
+      }
+      if (chunk + 1 < end) {  // in time for the end of the next group
+        POLYSPEC_UNROLL
+        for (int i = 0; i < kTiles; ++i) scales[i] = scales_of(place_of(chunk + 1) >> of.shift, i);
+      }
     }
+    if (last) {
+      wait_for_batches<0>();
+      __syncthreads();  // all chunks are read
+    }
+    add_slice(shared.sum((slice + 2 * turn) % kSums), slice >= kSums, sharer, lane, y);
+    y = {};
   }
-  wait_for_batches<0>();
-  write_sums<T>(shared, p, tile, first, y);
+  __syncthreads();  // and the lower ones'
+  write_sums<T>(shared, p, tile, first_of_block);
 }
 
 // Four numbers of a word's halves: outputs g and g + 8, inputs k and k + 1, then k + 2 and k + 3.
@@ -295,17 +354,18 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-template <class T, int kTiles, int kTokenTiles>
+template <class T, int kTiles, int kTokenTiles, int kSharers = 1>
 Result product_in(const Int4ProductParams& p, CUstream_st* stream) {
-  constexpr int64_t kOutputs = kTiles * kTileOutputs, kTokens = kTokenTiles * kTokenTile;
+  constexpr int64_t kOutputs = kTiles * kTileOutputs;
+  constexpr int64_t kTokens = kSharers * kTokenTiles * kTokenTile;
   const int64_t tiles = (p.shape.outputs + kOutputs - 1) / kOutputs;
   const int64_t blocks = (p.tokens + kTokens - 1) / kTokens;
   if (blocks > kMaxGrid / tiles) {
     return {Result::Code::kInvalidArgument,
             "tokens, outputs: expected fewer blocks of them than 2^31, given more"};
   }
-  constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles>;
-  constexpr size_t kBytes = sizeof(Int4Shared<kTiles, kTokenTiles>);
+  constexpr auto kernel = int4_product_kernel<T, kTiles, kTokenTiles, kSharers>;
+  constexpr size_t kBytes = sizeof(Int4Shared<kTiles, kTokenTiles, kSharers>);
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
   if (error != cudaSuccess) {
@@ -324,7 +384,8 @@ template <class T, int kTiles>
 Result product_of(const Int4ProductParams& p, CUstream_st* stream) {
   if (p.tokens <= kTokenTile) return product_in<T, kTiles, 1>(p, stream);
   if (p.tokens <= 2 * kTokenTile) return product_in<T, kTiles, 2>(p, stream);
-  return product_in<T, kTiles, 4>(p, stream);
+  if (p.tokens <= 4 * kTokenTile) return product_in<T, kTiles, 4>(p, stream);
+  return product_in<T, 2, 4, 2>(p, stream);  // of fewer CTAs each token is read less often
 }
 
 template <class T>

@@ -20,7 +20,8 @@ class Int4Case {
     shape_.group = random_.one_of(groups);
     shape_.outputs = random_.one_of(outputs);
     shape_.inputs = shape_.group * (1 + random_.below(random_.chance(0.3) ? 40 : 9));
-    tokens_ = random_.one_of(tokens);
+    // Two warps to a slice from 33 on.
+    tokens_ = random_.chance(0.3) ? 33 + random_.below(32) : random_.one_of(tokens);
     if (random_.chance(0.05)) {  // CTAs of 64 outputs
       shape_.outputs = 8192 + random_.below(70);
       shape_.inputs = 2 * shape_.group;

@@ -160,6 +160,15 @@ bool take_copy(int left, Copy* copy) {
   return true;
 }
 
+void sync_warps(int id, int threads) {
+  if (id < 1 || id > 15) fault("warps wait at a barrier that is not one of 1 to 15");
+  Barrier& barrier = current().cta->of_warps[static_cast<size_t>(id)];
+  if (barrier.missing == barrier.threads) barrier.threads = barrier.missing = threads;
+  if (barrier.threads != threads) fault("warps wait at a barrier for different numbers of threads");
+  wait(barrier, arrive(barrier));
+  pause();
+}
+
 // What comes before a fence comes before what others do behind a fence of theirs, when an atomic of
 // theirs in front of it has read what an atomic behind the first fence wrote.
 void before_atomic(const void* at) {
