@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from polyspec_ext.errors import Status as Status
     from polyspec_ext.errors import raise_for_status as raise_for_status
     from polyspec_ext.grammar import Grammar as Grammar
-    from polyspec_ext.integrations.attach import attach as attach
-    from polyspec_ext.integrations.attach import detach as detach
     from polyspec_ext.integrations.draft_chain import DraftChain as DraftChain
+    from polyspec_ext.integrations.transformers import attach as attach
     from polyspec_ext.integrations.transformers import custom_generate as custom_generate
+    from polyspec_ext.integrations.transformers import detach as detach
     from polyspec_ext.kv_cache import RollbackCache as RollbackCache
     from polyspec_ext.levels import HuggingFaceLevel as HuggingFaceLevel
     from polyspec_ext.levels import Level as Level
@@ -85,9 +85,8 @@ _NAMES = {
     ),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),
-    "integrations.attach": ("attach", "detach"),
     "integrations.draft_chain": ("DraftChain",),
-    "integrations.transformers": ("custom_generate",),
+    "integrations.transformers": ("attach", "custom_generate", "detach"),
     "kv_cache": ("RollbackCache",),
     "levels": ("HuggingFaceLevel", "Level"),
     "ops": (

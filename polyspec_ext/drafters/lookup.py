@@ -1,4 +1,4 @@
-"""Drafters without a model: prompt lookup, a table of n-grams, and suffix matching.
+"""Drafters without a model: prompt lookup, suffix matching, and a table of n-grams.
 
 Each looks the end of the text up in earlier tokens and proposes what followed there. Such a
 proposal is deterministic: it draws nothing, has no logits, and its distribution is one-hot.
@@ -7,10 +7,11 @@ proposal is deterministic: it draws nothing, has no logits, and its distribution
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
 
 from .. import arguments
 from ..files import replace_text
@@ -18,7 +19,7 @@ from .base import Context, Proposal
 
 _LONGEST = 1024  # n-gram: every token of a text is indexed under one of each length
 _FORMAT = 1  # of the file of an n-gram table
-_CAP = 32  # suffixes whose latest end is updated with each token, the longest first
+_SUFFIX = 64  # tokens of a suffix that are compared
 
 Key = tuple[int, ...]
 
@@ -33,12 +34,36 @@ def _suffixes(tokens: Sequence[int], sizes: range) -> list[Key]:
     return [tuple(tokens[count - size :]) for size in sizes if size <= count]
 
 
+# ---- earlier tokens of the text ------------------------------------------------------------------
+
+
+class _Text:
+    """The text of a request, which grows and is cut."""
+
+    def __init__(self) -> None:
+        self._tokens = array("q")
+
+    def followed(self, context: Context, shortest: int, longest: int) -> int | None:
+        """Return the index of the token that followed the longest suffix of the context, of at most
+        `longest` tokens, at its latest earlier occurrence; None: no suffix of `shortest` tokens has
+        one."""
+        del self._tokens[context.valid :]
+        self._tokens.extend(context.tokens[len(self._tokens) :])
+        count, size, end = len(self._tokens), 0, 0
+        if count < 2:
+            return None
+        text = np.frombuffer(self._tokens, np.int64)
+        ends = np.flatnonzero(text[:-1] == text[-1]) + 1  # of earlier occurrences
+        while len(ends) and size < longest:
+            size, end = size + 1, int(ends[-1])
+            ends = ends[ends > size]
+            ends = ends[text[ends - size - 1] == text[count - size - 1]]
+        return end if size >= shortest else None
+
+
 class PromptLookup:
     """Proposes what followed the longest suffix of at most `max_ngram` and at least `min_ngram`
     tokens when it last occurred in the text.
-
-    An index of all n-grams grows with the text and is undone on rollback, so that a proposal costs
-    a few dictionary look-ups whatever the length of the context.
 
     Raises:
         TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024.
@@ -47,33 +72,49 @@ class PromptLookup:
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
         self.name = "prompt lookup"
         self.num_forward_passes = 0
-        self._sizes = _ngram_sizes(max_ngram, min_ngram)
-        self._text: list[int] = []
-        # The indices of the tokens that followed an n-gram, in rising order.
-        self._index: defaultdict[Key, list[int]] = defaultdict(list)
+        sizes = _ngram_sizes(max_ngram, min_ngram)
+        self._longest, self._shortest, self._text = sizes.start, sizes.stop + 1, _Text()
 
     def fork(self) -> PromptLookup:
-        """Return another with the same settings and an empty index."""
-        return PromptLookup(self._sizes.start, self._sizes.stop + 1)
+        """Return another with the same settings and an empty text."""
+        return PromptLookup(self._longest, self._shortest)
 
     def propose(self, context: Context, k: int) -> Proposal:
         """Propose up to `k` tokens; none where no suffix has occurred before."""
-        tokens, text = context.tokens, self._text
-        if context.valid == 0:
-            text.clear()
-            self._index.clear()
-        while len(text) > context.valid:
-            text.pop()
-            for key in _suffixes(text, self._sizes):
-                self._index[key].pop()
-        for token in tokens[len(text) :]:
-            for key in _suffixes(text, self._sizes):
-                self._index[key].append(len(text))
-            text.append(token)
-        for key in _suffixes(text, self._sizes):
-            if followers := self._index.get(key):
-                return Proposal(tokens[followers[-1] : followers[-1] + k])
-        return Proposal([])
+        start = self._text.followed(context, self._shortest, self._longest)
+        return Proposal([] if start is None else context.tokens[start : start + k])
+
+
+class SuffixMatch:
+    """Proposes what followed the longest suffix of the text at its latest earlier occurrence, of
+    which the last 64 tokens are compared, or `min_length` if that is more; where that runs into the
+    end of the text the proposal repeats itself.
+
+    Args:
+        min_length: of the suffix, in tokens; behind a shorter one nothing is proposed.
+
+    Raises:
+        TypeError, ValueError: min_length < 1.
+    """
+
+    def __init__(self, min_length: int = 1) -> None:
+        self.name = "suffix match"
+        self.num_forward_passes = 0
+        self.min_length = arguments.integer("min_length", min_length, arguments.SIZE_MAX, 1)
+        self._text = _Text()
+
+    def fork(self) -> SuffixMatch:
+        """Return another with the same setting and an empty text."""
+        return SuffixMatch(self.min_length)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        """Propose `k` tokens; none where no suffix of `min_length` tokens has occurred before."""
+        tokens, longest = context.tokens, max(self.min_length, _SUFFIX)
+        start = self._text.followed(context, self.min_length, longest)
+        if start is None:
+            return Proposal([])
+        period = len(tokens) - start
+        return Proposal([tokens[start + i % period] for i in range(k)])
 
 
 # ---- a table of n-grams --------------------------------------------------------------------------
@@ -210,147 +251,3 @@ class NGramTable:
                 f"place: expected a file that NGramTable.save wrote, given {str(place)!r}: {error}"
             ) from error
         return table
-
-
-# ---- suffix matching -----------------------------------------------------------------------------
-
-
-class Match(NamedTuple):
-    """The longest suffix of the text that occurs earlier as well.
-
-    Attributes:
-        length: tokens; 0: there is none.
-        end: index of the token that followed such an earlier occurrence.
-    """
-
-    length: int
-    end: int
-
-
-class _Undo(NamedTuple):
-    """The changes that the latest token made."""
-
-    size: int
-    last: int
-    added: list[int]  # states whose transition for the token is new
-    redirected: list[int]  # states whose transition led to `original` before
-    original: int
-    link: int  # of `original`
-    ends: list[tuple[int, int]]  # states and their latest ends
-
-
-class SuffixAutomaton:
-    """All substrings of a text that grows and shrinks at its end (Blumer et al., 1985), for a
-    constant number of dictionary accesses per token on average.
-
-    A state is a set of substrings that end at the same indices: its transitions by token, the
-    length of the longest of them, the state of their longest suffix that ends elsewhere too
-    (`link`), and the latest known end.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.matches: list[Match] = []  # of every prefix of the text
-        self._next: list[dict[int, int]] = [{}]
-        self._length, self._link, self._end = [0], [-1], [0]
-        self._last = 0
-        self._undo: list[_Undo] = []
-
-    def _add_state(self, moves: dict[int, int], length: int, link: int, end: int) -> int:
-        self._next.append(moves)
-        self._length.append(length)
-        self._link.append(link)
-        self._end.append(end)
-        return len(self._next) - 1
-
-    def append(self, token: int) -> None:
-        """Grow the text by one token."""
-        size, last = len(self._next), self._last
-        added: list[int] = []
-        redirected: list[int] = []
-        original = link = -1
-        end = len(self.tokens) + 1
-        new = self._add_state({}, end, 0, end)
-        at = last
-        while at >= 0 and token not in self._next[at]:
-            self._next[at][token] = new
-            added.append(at)
-            at = self._link[at]
-        if at >= 0:
-            known = self._next[at][token]
-            if self._length[known] != self._length[at] + 1:
-                # Shorter substrings of the state end here as well: they get a state themselves.
-                original, link = known, self._link[known]
-                known = self._add_state(
-                    dict(self._next[original]), self._length[at] + 1, link, self._end[original]
-                )
-                while at >= 0 and self._next[at].get(token) == original:
-                    self._next[at][token] = known
-                    redirected.append(at)
-                    at = self._link[at]
-                self._link[original] = known
-            self._link[new] = known
-        suffix = self._link[new]
-        self.matches.append(Match(self._length[suffix], self._end[suffix]))
-        ends: list[tuple[int, int]] = []
-        while suffix > 0 and len(ends) < _CAP:
-            ends.append((suffix, self._end[suffix]))
-            self._end[suffix] = end
-            suffix = self._link[suffix]
-        self.tokens.append(token)
-        self._last = new
-        self._undo.append(_Undo(size, last, added, redirected, original, link, ends))
-
-    def pop(self) -> None:
-        """Shrink the text by its last token."""
-        undo, token = self._undo.pop(), self.tokens.pop()
-        self.matches.pop()
-        for state, end in undo.ends:
-            self._end[state] = end
-        for state in undo.added:
-            del self._next[state][token]
-        for state in undo.redirected:
-            self._next[state][token] = undo.original
-        if undo.original >= 0:
-            self._link[undo.original] = undo.link
-        for column in (self._next, self._length, self._link, self._end):
-            del column[undo.size :]
-        self._last = undo.last
-
-
-class SuffixMatch:
-    """Proposes what followed the longest suffix of the text at its latest known earlier occurrence;
-    where that runs into the end of the text the proposal repeats itself.
-
-    Args:
-        min_length: of the suffix, in tokens; behind a shorter one nothing is proposed.
-
-    Raises:
-        TypeError, ValueError: min_length < 1.
-    """
-
-    def __init__(self, min_length: int = 1) -> None:
-        self.name = "suffix match"
-        self.num_forward_passes = 0
-        self.min_length = arguments.integer("min_length", min_length, arguments.SIZE_MAX, 1)
-        self._text = SuffixAutomaton()
-
-    def fork(self) -> SuffixMatch:
-        """Return another with the same setting and an empty text."""
-        return SuffixMatch(self.min_length)
-
-    def propose(self, context: Context, k: int) -> Proposal:
-        """Propose `k` tokens; none where no suffix of `min_length` tokens has occurred before."""
-        tokens = context.tokens
-        if context.valid == 0:
-            self._text = SuffixAutomaton()
-        text = self._text
-        while len(text.tokens) > context.valid:
-            text.pop()
-        for token in tokens[len(text.tokens) :]:
-            text.append(token)
-        if not tokens or text.matches[-1].length < self.min_length:
-            return Proposal([])
-        start = text.matches[-1].end
-        period = len(tokens) - start
-        return Proposal([tokens[start + i % period] for i in range(k)])

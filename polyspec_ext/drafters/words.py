@@ -90,7 +90,7 @@ def _load_trimmed(thing: str, options: Options) -> Any:
 
 
 def _load_translated(thing: str, options: Options) -> Any:
-    from .retokenized import load
+    from .translated import load
 
     return load(thing, options)
 

@@ -1,5 +1,5 @@
 """A chain behind `model.generate`: ``model.generate(..., custom_generate=custom_generate,
-chain=chain)``.
+chain=chain)``, or attached to the model, whose `generate` runs it from then on.
 
 `generate` prepares what it always prepares (configuration, processors, stopping criteria, padded
 inputs) and hands it here instead of to its own loop. What a chain cannot honour is refused by name.
@@ -7,15 +7,18 @@ inputs) and hands it here instead of to its own loop. What a chain cannot honour
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
     EosTokenCriteria,
+    GenerationConfig,
     MaxLengthCriteria,
     MaxTimeCriteria,
     PreTrainedModel,
@@ -25,13 +28,13 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from .. import arguments
 from .. import inputs as requests
+from ..chain import Chain
+from ..kv_cache.factory import name_of
 from ..levels.base import EncodedInput
 from ..stats import Stats
 from .processors import Parts, TransformersProcessors, shown_scores, take_apart
-from .transformers_checks import padding_of, require_chain, require_supported, take_encoded
 
 if TYPE_CHECKING:
-    from ..chain import Chain
     from ..runtime.batch import Batch
 
 
@@ -348,3 +351,257 @@ class _Run:
 def _met(answer: Any, rows: int) -> list[bool]:
     met = answer.reshape(-1).tolist() if isinstance(answer, torch.Tensor) else [answer]
     return [bool(one) for one in (met * rows if len(met) == 1 else met)]
+
+
+# ---- what a chain can honour ---------------------------------------------------------------------
+
+
+def require_chain(chain: Any, model: PreTrainedModel) -> Any:
+    """Return the target's level, which has to run `model`."""
+    if not isinstance(chain, Chain):
+        raise TypeError(
+            f"chain: expected a polyspec_ext.Chain whose target is {name_of(model)}, given "
+            f"{type(chain).__name__}"
+        )
+    target: Any = chain.levels[0]
+    own = getattr(target, "model", None)
+    if getattr(own, "_orig_mod", own) is not getattr(model, "_orig_mod", model):
+        raise ValueError(
+            f"chain: expected {name_of(model)}, the very model that generate was called on, as its "
+            f"target, given {'another ' if chain.names[0] == name_of(model) else ''}"
+            f"{chain.names[0]}; build it as Chain([model, ...])"
+        )
+    return target
+
+
+# What a generation configuration can ask for and a chain cannot do.
+REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
+    "num_beams": lambda value: value > 1,
+    "num_beam_groups": lambda value: value > 1,
+    "penalty_alpha": lambda value: value > 0,
+    "dola_layers": bool,
+    "constraints": bool,
+    "force_words_ids": bool,
+    "prompt_lookup_num_tokens": bool,
+    "assistant_early_exit": bool,
+    "use_mtp": bool,
+    "speculation_type": bool,
+    "is_assistant": bool,
+    "output_attentions": bool,
+    "output_hidden_states": bool,
+    "cache_implementation": lambda value: value == "quantized",
+}
+_CACHES = ("cache", "past_key_values")  # of transformers 5.24 and of older ones
+# Arguments of the model's forward pass that `generate` prepares and a chain needs or may ignore.
+_KNOWN = {
+    "attention_mask", "position_ids", *_CACHES, "cache_position", "use_cache", "logits_to_keep",
+}  # fmt: skip
+
+
+def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
+    """Refuses what a chain cannot honour.
+
+    Raises:
+        ValueError: names it.
+    """
+    for name, is_set in REFUSED_OPTIONS.items():
+        value = getattr(config, name, None)
+        if value is not None and is_set(value):
+            raise ValueError(
+                f"{name}: expected its default with a chain, which cannot honour it, given {value}"
+            )
+    for name in _CACHES:
+        cache = model_kwargs.get(name)
+        if cache is not None and cache.get_seq_length() > 0:
+            raise ValueError(
+                f"{name}: expected none with a chain, whose levels have caches of their own, "
+                f"given a {type(cache).__name__}"
+            )
+    for name, value in model_kwargs.items():
+        # A model of images and text is handed an empty dict where there is no image.
+        absent = value is None or value is False or (isinstance(value, Mapping) and not value)
+        if name not in _KNOWN and not absent:
+            raise ValueError(
+                f"{name}: expected token ids and their attention_mask only, which is what every "
+                f"level of a chain reads, given a {type(value).__name__}"
+            )
+
+
+def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> EncodedInput:
+    """Take the encoder's outputs out of the arguments of `generate`.
+
+    Raises:
+        TypeError, ValueError: the ids are missing, none, or not those of the states.
+    """
+    name = "encoder_input_ids"
+    states = model_kwargs.pop("encoder_outputs")[0]
+    mask = model_kwargs.pop("attention_mask", None)
+    wanted = list(states.shape[:2])
+    ids, _ = requests.unwrapped(name, encoder_input_ids)
+    rows = [] if ids is None else requests.rows_of(name, ids)
+    widths = [len(row) for row in rows]
+    if widths != [wanted[1]] * wanted[0]:
+        given = f"rows of {widths}" if rows else "None"
+        raise ValueError(
+            f"{name}: expected the ids that generate was given to encode, of shape {wanted}, for "
+            f"the other levels' encoders, given {given}"
+        )
+    return EncodedInput(torch.tensor(rows), mask, states)
+
+
+def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[int]:
+    """Return the number of padding ids on the left of each row.
+
+    Raises:
+        ValueError: padding elsewhere, or positions other than the padding gives.
+    """
+    batch, width = input_ids.shape
+    mask = model_kwargs.get("attention_mask")
+    place = torch.arange(width, device=input_ids.device)
+    if mask is None:
+        sizes = torch.zeros(batch, 1, dtype=torch.int64, device=input_ids.device)
+    else:
+        seen = mask.to(input_ids.device) != 0
+        sizes = width - seen.sum(1, keepdim=True)
+        wrong = (seen != (place >= sizes)).any(1)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise ValueError(
+                "attention_mask: expected padding on the left of a prompt only, given "
+                f"{mask[row].tolist()} in row {row}"
+            )
+    positions = model_kwargs.get("position_ids")
+    if positions is not None:
+        expected = (place - sizes).clamp_min(0)
+        own = positions.to(input_ids.device)
+        # Models of images and text have several planes, which agree where there is text alone.
+        if own.shape[-1] != width or ((own != expected) & (place >= sizes)).any():
+            raise ValueError(
+                "position_ids: expected 0, 1, 2, ... from the first token of each prompt, which "
+                f"is what a chain's levels use, given {positions.tolist()}"
+            )
+    return [int(size) for size in sizes[:, 0].tolist()]
+
+
+# ---- chains attached to models -------------------------------------------------------------------
+
+
+class Attachment:
+    """A chain that is attached to a model; as a context manager, until the end of the block.
+
+    Attributes:
+        model: whose `generate` runs the chain.
+        chain: its target is the model.
+    """
+
+    def __init__(self, model: PreTrainedModel, chain: Chain) -> None:
+        require_chain(chain, model)
+        self.model: Any = getattr(model, "_orig_mod", model)
+        self.chain = chain
+        attached = _attached(self.model)
+        if attached is None:
+            self.model.generate = _generate_with([self], self.model)
+        else:
+            attached.append(self)
+
+    def detach(self) -> None:
+        """Detach the chain: `generate` is what it was before, or runs the chain that was attached
+        before this one."""
+        attached = _attached(self.model)
+        if attached is not None and self in attached:
+            attached.remove(self)
+            if not attached:
+                before = self.model.generate.before
+                if before is None:
+                    del self.model.generate
+                else:
+                    self.model.generate = before
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+
+def attach(model: PreTrainedModel, chain: Chain) -> Attachment:
+    """Have `model.generate` run `chain`, and with it pipelines and whatever else calls it:
+    ``generate(..., custom_generate=custom_generate, chain=chain)`` without a change of the call. A
+    `streamer`, `tokenizer` and `stop_strings` work as ever. Copies of the model are not attached.
+
+    Args:
+        model: the target of `chain`. The chain attached last counts.
+
+    Returns:
+        The attachment, whose `detach` or end as a context manager undoes it, as `detach` does.
+
+    Raises:
+        TypeError, ValueError: not a chain, or its target is another model.
+    """
+    return Attachment(model, chain)
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Detach the chain that was attached last.
+
+    Raises:
+        ValueError: no chain is attached to `model`.
+    """
+    attached = _attached(getattr(model, "_orig_mod", model))
+    if not attached:
+        raise ValueError("model: expected one with an attached chain, given one without")
+    attached[-1].detach()
+
+
+class _NoStopStrings(GenerationConfig):  # type: ignore[misc]
+    """A configuration that never has stop strings: for them `generate` asks for a tokenizer, which
+    it keeps from a custom loop."""
+
+    stop_strings = property(lambda _: None, lambda *_: None)
+
+
+def _stop_strings_of(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the stop strings of the configuration of a call, and the arguments of `generate`
+    without them."""
+    config = options.get("generation_config")
+    stops = getattr(config, "stop_strings", None) or model.generation_config.stop_strings
+    if stops:
+        options = dict(options)
+        if config is None:  # `generate` warns of a configuration beside arguments
+            config = GenerationConfig()
+            options = config.update(**options)
+        config = copy.deepcopy(config)
+        vars(config).pop("stop_strings", None)
+        config.__class__ = _NoStopStrings
+        options["generation_config"] = config
+    return stops, options
+
+
+def _attached(model: Any) -> list[Attachment] | None:
+    attached: list[Attachment] | None = getattr(vars(model).get("generate"), "attached", None)
+    return attached
+
+
+def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
+    """Return a method `generate` of `owner` that runs the last of the attached chains."""
+    plain = owner.generate
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def generate(self: Any, *args: Any, **options: Any) -> Any:
+        if self is not owner:  # a copy of the model, which has copied its attributes
+            return type(self).generate(self, *args, **options)
+        if not attached or options.get("custom_generate") is not None:
+            return plain(*args, **options)
+        # transformers keeps its own streamer and tokenizer from a custom loop.
+        own: dict[str, Any] = {"chain": attached[-1].chain, "tokenizer": options.get("tokenizer")}
+        options = {**signature.bind_partial(*args).arguments, **options}
+        if "stop_strings" not in options:
+            own["stop_strings"], options = _stop_strings_of(self, options)
+        if self.config.is_encoder_decoder:
+            ids = options.get("input_ids", options.get("inputs"))
+            options = {"encoder_input_ids": ids, **options}
+        return plain(**{**options, "custom_generate": functools.partial(custom_generate, **own)})
+
+    generate.attached, generate.before = attached, vars(owner).get("generate")  # type: ignore[attr-defined]
+    return types.MethodType(generate, owner)

@@ -218,7 +218,7 @@ class _Attention(nn.Module):
         linear: Any = merged.linear
         product = linear.product(hidden_states.reshape(-1, features))
         heads, groups = merged.sizes[0] // width, merged.sizes[1] // width
-        norms: tuple[Any, ...] = ()
+        norms: tuple[Any, ...] = (None, None, 0.0)
         if hasattr(self, "q_norm"):
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.variance_epsilon
         query, key, value = operators.rotary(

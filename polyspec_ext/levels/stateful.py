@@ -38,8 +38,7 @@ from .models import (
     tolerance,
 )
 from .products import pack_linear, replaced, without_wrapper
-from .recorded import recorded, watch
-from .row_states import RowState, SavedState, modules_with_states
+from .row_states import RowState, SavedState, modules_with_states, recorded, watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-__all__ = ["FEW_TOKENS", "WIDTHS", "attention", "takes"]
+import torch
 
 # That a head may have: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 WIDTHS = frozenset(range(32, 256 + 1, 32))
 # Of a row, at most, where the CUDA operator is meant for them: those of a verification.
 FEW_TOKENS = 64
 _DTYPES = (torch.float32, torch.bfloat16)
-_attention = torch.ops.polyspec.attention.default
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+_attention: Callable[..., torch.Tensor] = torch.ops.polyspec.attention.default
 
 
 def takes(
@@ -76,13 +77,10 @@ def attention(
     Raises:
         RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
     """
-    made: torch.Tensor = _attention(query, key, value, mask, scale, causal, lengths)
-    return made
+    return _attention(query, key, value, mask, scale, causal, lengths)
 
 
-def _fake(query: torch.Tensor, key: object, value: torch.Tensor, *_: object) -> torch.Tensor:
+@_fake("polyspec::attention")
+def _(query: torch.Tensor, key: object, value: torch.Tensor, *_: object) -> torch.Tensor:
     batch, heads, tokens = query.shape[:3]
     return query.new_empty(batch, tokens, heads, value.shape[3])
-
-
-torch.library.register_fake("polyspec::attention", _fake)

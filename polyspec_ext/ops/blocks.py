@@ -1,69 +1,58 @@
-"""Products with the blocks of GGUF files as functions over torch tensors on the CPU
-(polyspec/blocks.hpp).
+"""Products with the blocks of GGUF files, over torch tensors on the CPU (polyspec/blocks.hpp). A
+shape, dtype or type that does not fit is a RuntimeError that names it.
 
 Types are known by the numbers that GGUF files have: those of ``gguf.GGMLQuantizationType``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .dense import LABEL_BYTES
 
-__all__ = ["BLOCK_INPUTS", "pack", "product"]
-
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 BLOCK_INPUTS = {2: 32, 3: 32, 6: 32, 7: 32, 8: 32, 12: 256, 13: 256, 14: 256}
 """Inputs of a block, by type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""
 
 # Bytes of a packed block of 16 outputs, by type.
 _PACKED = {2: 320, 3: 320, 6: 448, 7: 448, 8: 576, 12: 2368, 13: 3392, 14: 3392}
 
+pack: Callable[[torch.Tensor, int, int], torch.Tensor] = torch.ops.polyspec.block_pack.default
+"""Pack a matrix as `product` reads it; no weight changes.
 
-def pack(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
-    """Pack the matrix as `product` reads it; no weight changes.
+Args:
+    blocks: [N, bytes of a row] uint8, contiguous, as they are in the file.
+    inputs: K, whole blocks.
+    type: of `BLOCK_INPUTS`.
 
-    Args:
-        blocks: [N, bytes of a row] uint8, contiguous, as they are in the file.
-        inputs: K, whole blocks.
-        type: of `BLOCK_INPUTS`.
+Returns:
+    uint8, one dimension; the layout is that of polyspec/blocks.hpp.
+"""
 
-    Returns:
-        uint8, one dimension; the layout is that of polyspec/blocks.hpp.
+product: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+product = torch.ops.polyspec.block_product.default
+"""Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
-    Raises:
-        RuntimeError: a shape, dtype or type is none of these; the message names it.
-    """
-    packed: torch.Tensor = torch.ops.polyspec.block_pack(blocks, inputs, type)
-    return packed
+Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group of
+32 inputs (Q6_K: 16); polyspec/blocks.hpp has the bound. Row m is the same, bit for bit, whatever M,
+the processor and the number of threads are; where x[m] is not finite it is NaN.
 
-
-def product(x: torch.Tensor, packed: torch.Tensor, outputs: int, type: int) -> torch.Tensor:
-    """Return ``x W^T``, [M, outputs] in the dtype of `x`.
-
-    Weights are read once for up to 16 tokens. Activations are rounded to 8 bits, by token and group
-    of 32 inputs (Q6_K: 16); polyspec/blocks.hpp has the bound. Row m is the same, bit for bit,
-    whatever M, the processor and the number of threads are; where x[m] is not finite it is NaN.
-
-    Args:
-        x: [M, K] float32, bfloat16 or float16, unit stride along K.
-        packed: of `pack`, for weights [outputs, K] of this type.
-
-    Raises:
-        RuntimeError: a shape, dtype or type does not fit; the message names the argument.
-    """
-    made: torch.Tensor = torch.ops.polyspec.block_product(x, packed, outputs, type)
-    return made
+Args:
+    x: [M, K] float32, bfloat16 or float16, unit stride along K.
+    packed: of `pack`, for weights [outputs, K] of this type.
+    outputs, type: of these weights.
+"""
 
 
-def _pack_fake(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
+@_fake("polyspec::block_pack")
+def _(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
     tiles = -(-blocks.shape[0] // 16)
     size = tiles * (inputs // BLOCK_INPUTS[type]) * _PACKED[type]
     return blocks.new_empty(size + LABEL_BYTES)
 
 
-def _product_fake(x: torch.Tensor, packed: object, outputs: int, type: int) -> torch.Tensor:
+@_fake("polyspec::block_product")
+def _(x: torch.Tensor, packed: object, outputs: int, type: int) -> torch.Tensor:
     return x.new_empty(x.shape[0], outputs)
-
-
-torch.library.register_fake("polyspec::block_pack", _pack_fake)
-torch.library.register_fake("polyspec::block_product", _product_fake)

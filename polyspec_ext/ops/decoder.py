@@ -4,19 +4,19 @@ on either device by the operators of `ops.layer` and `ops.attention` one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from . import attention
 from .layer import add_rms_norm, gated, rms_norm, rotary_append
 
-__all__ = ["DecoderLayers", "LayerOperators", "LayerProducts", "LayerWeights", "Matrix"]
-
 # PackedLayout and DType of polyspec/types.hpp.
 DENSE, INT4, BLOCKS = 4, 5, 6
 _BFLOAT16 = 1
-_decoder_layers = torch.ops.polyspec.decoder_layers.default
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+_Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_decoder_layers: Callable[..., _Result] = torch.ops.polyspec.decoder_layers.default
 
 
 class Matrix(NamedTuple):
@@ -117,7 +117,7 @@ class DecoderLayers:
         span: int,
         causal: bool,
         taken: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> _Result:
         """Run a pass.
 
         Args:
@@ -137,11 +137,10 @@ class DecoderLayers:
             RuntimeError: a shape, dtype or number does not fit; the message names it.
         """
         heads, groups, gated_width, epsilon, scale = self._numbers
-        made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _decoder_layers(
+        return _decoder_layers(
             x, *self._tables, cosine, sine, mask, keys, values, lengths, counts, span, heads,
             groups, gated_width, epsilon, scale, causal, taken,
         )  # fmt: skip
-        return made
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -242,11 +241,8 @@ def _row(matrix: Matrix) -> list[int]:
     return [matrix.layout, matrix.outputs, matrix.inputs, group, _BFLOAT16, kind, *addresses]
 
 
-def _fake(x: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+@_fake("polyspec::decoder_layers")
+def _(x: torch.Tensor, *others: Any) -> _Result:
     taken = others[-1]
-    assert isinstance(taken, list | tuple)
     states = x.new_empty(len(taken), *x.shape)
     return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)
-
-
-torch.library.register_fake("polyspec::decoder_layers", _fake)

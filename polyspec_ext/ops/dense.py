@@ -1,29 +1,19 @@
-"""Products with packed float32 or bfloat16 weights as functions over torch tensors on the CPU
-(polyspec/dense.hpp)."""
+"""Products with packed float32 or bfloat16 weights, over torch tensors on the CPU
+(polyspec/dense.hpp). A shape or dtype that does not fit is a RuntimeError that names the
+argument."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-__all__ = ["LABEL_BYTES", "pack", "product"]
-
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 LABEL_BYTES = 64  # in front of packed weights: what they are (polyspec/types.hpp, PackedLayout)
 
-
-def pack(weights: torch.Tensor) -> torch.Tensor:
-    """Pack the matrix as `product` reads it.
-
-    Args:
-        weights: [N, K] float32 or bfloat16, unit stride along K.
-
-    Returns:
-        uint8, one dimension; the layout is that of polyspec/dense.hpp.
-
-    Raises:
-        RuntimeError: a shape or dtype is none of these; the message names it.
-    """
-    packed: torch.Tensor = torch.ops.polyspec.dense_pack(weights)
-    return packed
+pack: Callable[[torch.Tensor], torch.Tensor] = torch.ops.polyspec.dense_pack.default
+"""Pack weights [N, K], float32 or bfloat16, unit stride along K, as `product` reads them: uint8,
+one dimension, in the layout of polyspec/dense.hpp."""
 
 
 def product(
@@ -39,24 +29,21 @@ def product(
         x: [M, K] in the dtype of the weights, unit stride along K.
         packed: of `pack`, for weights [outputs, K].
         bias: [outputs] in that dtype.
-
-    Raises:
-        RuntimeError: a shape or dtype does not fit; the message names the argument.
     """
-    made: torch.Tensor = torch.ops.polyspec.dense_product(x, packed, outputs, bias)
-    return made
+    return _product(x, packed, outputs, bias)
 
 
-def _pack_fake(weights: torch.Tensor) -> torch.Tensor:
+_product: Callable[..., torch.Tensor] = torch.ops.polyspec.dense_product.default
+
+
+@_fake("polyspec::dense_pack")
+def _(weights: torch.Tensor) -> torch.Tensor:
     outputs, inputs = weights.shape
     together = 4 // weights.element_size()
     tiles = -(-outputs // 16) * -(-inputs // together) * 64
     return weights.new_empty(tiles + LABEL_BYTES, dtype=torch.uint8)
 
 
-def _product_fake(x: torch.Tensor, packed: object, outputs: int, bias: object) -> torch.Tensor:
+@_fake("polyspec::dense_product")
+def _(x: torch.Tensor, packed: object, outputs: int, bias: object) -> torch.Tensor:
     return x.new_empty(x.shape[0], outputs)
-
-
-torch.library.register_fake("polyspec::dense_pack", _pack_fake)
-torch.library.register_fake("polyspec::dense_product", _product_fake)

@@ -2,17 +2,24 @@
 are packed and multiplied; rounding and unpacking are the CPU's.
 
 Weights are ``w[n, k] = (q[n, k] - 8) * scales[n, k // group] + zeros[n, k // group]`` with q in 0
-to 15, the form of torch's ``_weight_int4pack_mm``.
+to 15, the form of torch's ``_weight_int4pack_mm``. A shape, dtype or value that does not fit is a
+RuntimeError that names it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from .dense import LABEL_BYTES
 
-__all__ = ["GROUPS", "pack", "product", "round_to_nearest", "unpack"]
-
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_round: Callable[..., _Three] = torch.ops.polyspec.int4_round.default
+_pack: Callable[..., torch.Tensor] = torch.ops.polyspec.int4_pack.default
+_unpack: Callable[..., _Three] = torch.ops.polyspec.int4_unpack.default
+_product: Callable[..., torch.Tensor] = torch.ops.polyspec.int4_product.default
 GROUPS = (32, 64, 128, 256)
 
 
@@ -22,7 +29,7 @@ def round_to_nearest(
     importance: torch.Tensor | None = None,
     *,
     float_scales: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Three:
     """Round a matrix to 4-bit numbers, each weight by itself.
 
     Each group takes the one of a few ranges with the least squared error: that of all its weights,
@@ -37,14 +44,8 @@ def round_to_nearest(
 
     Returns:
         values [N, K] uint8, scales and zeros [N, K / group] float32, as `pack` takes them.
-
-    Raises:
-        RuntimeError: a shape, dtype or weight is none of these; the message names it.
     """
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.polyspec.int4_round(
-        weights, importance, group, float_scales
-    )
-    return made
+    return _round(weights, importance, group, float_scales)
 
 
 def pack(
@@ -67,22 +68,15 @@ def pack(
 
     Returns:
         uint8, one dimension; polyspec/int4.hpp has the layouts.
-
-    Raises:
-        RuntimeError: a shape, dtype or value is none of these; the message names it.
     """
-    packed: torch.Tensor = torch.ops.polyspec.int4_pack(values, scales, zeros, group, float_scales)
-    return packed
+    return _pack(values, scales, zeros, group, float_scales)
 
 
 def unpack(
     packed: torch.Tensor, outputs: int, inputs: int, group: int, *, float_scales: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Three:
     """Return values, scales and zeros of `pack`; N is `outputs`, K `inputs`."""
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.polyspec.int4_unpack(
-        packed, outputs, inputs, group, float_scales
-    )
-    return made
+    return _unpack(packed, outputs, inputs, group, float_scales)
 
 
 def product(
@@ -99,47 +93,39 @@ def product(
     Args:
         x: [M, K] float32 (on the CPU), bfloat16 or float16, unit stride along K.
         packed: of `pack` on the same device, for weights [outputs, K] in groups of `group`.
-
-    Raises:
-        RuntimeError: a shape or dtype does not fit; the message names the argument.
     """
-    made: torch.Tensor = torch.ops.polyspec.int4_product(x, packed, outputs, group, float_scales)
-    return made
+    return _product(x, packed, outputs, group, float_scales)
 
 
-def _round_fake(
-    weights: torch.Tensor, importance: object, group: int, *_: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    form = (weights.shape[0], weights.shape[1] // group)
-    scales, zeros = (weights.new_empty(form, dtype=torch.float32) for _ in range(2))
-    return weights.new_empty(weights.shape, dtype=torch.uint8), scales, zeros
+def _numbers(like: torch.Tensor, outputs: int, inputs: int, group: int) -> _Three:
+    form = outputs, inputs // group
+    scales, zeros = (like.new_empty(form, dtype=torch.float32) for _ in range(2))
+    return like.new_empty(outputs, inputs, dtype=torch.uint8), scales, zeros
 
 
-def _pack_fake(
+@_fake("polyspec::int4_round")
+def _(weights: torch.Tensor, importance: object, group: int, *_: object) -> _Three:
+    outputs, inputs = weights.shape
+    return _numbers(weights, outputs, inputs, group)
+
+
+@_fake("polyspec::int4_pack")
+def _(
     values: torch.Tensor, scales: object, zeros: object, group: int, float_scales: bool
 ) -> torch.Tensor:
-    outputs, inputs = values.shape
+    outputs, groups = values.shape[0], values.shape[1] // group
     if values.is_cuda:
-        tiles = -(-outputs // 64) * 2
-        return values.new_empty(tiles * (inputs // group) * (128 + group * 16))
-    tiles, size = -(-outputs // 16), 4 if float_scales else 2
-    weights = tiles * (inputs // group) * (2 * 16 * size + group * 8)
+        return values.new_empty(-(-outputs // 64) * 2 * groups * (128 + group * 16))
+    size = 4 if float_scales else 2
+    weights = -(-outputs // 16) * groups * (2 * 16 * size + group * 8)
     return values.new_empty(weights + LABEL_BYTES)
 
 
-def _unpack_fake(
-    packed: torch.Tensor, outputs: int, inputs: int, group: int, *_: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    form = (outputs, inputs // group)
-    scales, zeros = (packed.new_empty(form, dtype=torch.float32) for _ in range(2))
-    return packed.new_empty(outputs, inputs), scales, zeros
+@_fake("polyspec::int4_unpack")
+def _(packed: torch.Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
+    return _numbers(packed, outputs, inputs, group)
 
 
-def _product_fake(x: torch.Tensor, packed: object, outputs: int, *_: object) -> torch.Tensor:
+@_fake("polyspec::int4_product")
+def _(x: torch.Tensor, packed: object, outputs: int, *_: object) -> torch.Tensor:
     return x.new_empty(x.shape[0], outputs)
-
-
-torch.library.register_fake("polyspec::int4_round", _round_fake)
-torch.library.register_fake("polyspec::int4_pack", _pack_fake)
-torch.library.register_fake("polyspec::int4_unpack", _unpack_fake)
-torch.library.register_fake("polyspec::int4_product", _product_fake)

@@ -14,18 +14,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-__all__ = [
-    "CacheStatus",
-    "append",
-    "compact_tree",
-    "pointers",
-]
-
 Appended = tuple[torch.Tensor, torch.Tensor]
-_append = torch.ops.polyspec.append.default
+_append: Callable[..., Appended] = torch.ops.polyspec.append.default
 
 
 class CacheStatus(enum.IntFlag):
@@ -67,8 +61,7 @@ def append(
         do not fit, BAD_LENGTH for a negative length or a count out of range. Such a row is not
         written.
     """
-    made: Appended = _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
-    return made
+    return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
 
 
 def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -82,52 +75,41 @@ def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> to
     return torch.tensor(bases, dtype=torch.int64).to(keys[0].device, non_blocking=True)
 
 
-def compact_tree(
-    keys: Sequence[torch.Tensor],
-    values: Sequence[torch.Tensor],
-    pointers: torch.Tensor,
-    lengths: torch.Tensor,
-    path: torch.Tensor,
-) -> Appended:
-    """Move a tree's accepted path to the front, in place, for all layers in one launch.
+compact_tree: Callable[..., Appended] = torch.ops.polyspec.compact_tree.default
+"""Move a tree's accepted path to the front, in place, for all layers in one launch.
 
-    Node i of row b lies in slot ``lengths[b] + i``; node ``path[b, j]`` moves to slot ``lengths[b]
-    + j``.
+Node i of row b lies in slot ``lengths[b] + i``; node ``path[b, j]`` moves to slot ``lengths[b]
++ j``.
 
-    Args:
-        keys, values: L tensors [B, H, C, Dk] and [B, H, C, Dv], the same strides in every layer.
-            Written.
-        pointers: [2, L] int64 from `pointers`.
-        lengths: [B] int64, committed tokens in front of the tree.
-        path: [B, M] int64, accepted nodes in strictly increasing order, then -1.
+Args:
+    keys, values: L tensors [B, H, C, Dk] and [B, H, C, Dv], the same strides in every layer.
+        Written.
+    pointers: [2, L] int64 from `pointers`.
+    lengths: [B] int64, committed tokens in front of the tree.
+    path: [B, M] int64, accepted nodes in strictly increasing order, then -1.
 
-    Returns:
-        new_lengths [B] int64, lengths + accepted nodes, and status [B] int32: BAD_PATH where the
-        path does not increase or leaves the cache; nothing is moved in that row.
-    """
-    made: Appended = torch.ops.polyspec.compact_tree(
-        list(keys), list(values), pointers, lengths, path
-    )
-    return made
+Returns:
+    new_lengths [B] int64, lengths + accepted nodes, and status [B] int32: BAD_PATH where the
+    path does not increase or leaves the cache; nothing is moved in that row.
+"""
 
 
-def _fake(place: int) -> Callable[..., Appended]:
-    """Return the fake of an operator whose results are like `lengths`, its argument at `place`."""
+# Results of these operators are like `lengths`, the argument at `place`.
+def _register(name: str, place: int) -> None:
+    def fake(*given: Any) -> Appended:
+        lengths = given[place]
+        return torch.empty_like(lengths), torch.empty_like(lengths, dtype=torch.int32)
 
-    def made(*arguments: torch.Tensor) -> Appended:
-        return torch.empty_like(arguments[place]), torch.empty_like(
-            arguments[place], dtype=torch.int32
-        )
+    torch.library.register_fake(f"polyspec::{name}", fake)
 
-    return made
+
+for _name, _place in (("append", 4), ("append_paged", 5), ("compact_tree", 3)):
+    _register(_name, _place)
 
 
 def _pages_fake(block_table: torch.Tensor, *_: object) -> torch.Tensor:
     return block_table.new_empty(block_table.shape[0])
 
 
-torch.library.register_fake("polyspec::append", _fake(4))
-torch.library.register_fake("polyspec::append_paged", _fake(5))
-torch.library.register_fake("polyspec::compact_tree", _fake(3))
-torch.library.register_fake("polyspec::reserve_pages", _pages_fake)
-torch.library.register_fake("polyspec::truncate_pages", _pages_fake)
+for _name in ("reserve_pages", "truncate_pages"):
+    torch.library.register_fake(f"polyspec::{_name}", _pages_fake)

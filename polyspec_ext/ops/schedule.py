@@ -8,7 +8,8 @@ and under ``torch.compile``, and wait for nothing.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +17,10 @@ from .._C import HostRounds, HostStep, RoundShape
 
 __all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "next_step", "report"]
 
-_next = torch.ops.polyspec.schedule_next.default
-_report = torch.ops.polyspec.schedule_report.default
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+_Two = tuple[torch.Tensor, torch.Tensor]
+_next: Callable[..., _Two] = torch.ops.polyspec.schedule_next.default
+_report: Callable[..., _Two] = torch.ops.polyspec.schedule_report.default
 
 
 class Plan(NamedTuple):
@@ -43,9 +46,7 @@ class Plan(NamedTuple):
     of_tail: torch.Tensor
 
 
-def next_step(
-    state: torch.Tensor, shape: RoundShape, level: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def next_step(state: torch.Tensor, shape: RoundShape, level: int, width: int) -> _Two:
     """Return the work of the rows in a step of `level`.
 
     Args:
@@ -56,8 +57,7 @@ def next_step(
         input_ids ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[7, B]``
         of which `Plan` names the rows.
     """
-    input_ids, plan = _next(state, shape.levels, shape.steps, level, width)
-    return input_ids, plan
+    return _next(state, shape.levels, shape.steps, level, width)
 
 
 def report(
@@ -70,7 +70,7 @@ def report(
     status: torch.Tensor,
     eos: torch.Tensor,
     padding: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> _Two:
     """Enter the results of a step of `level` into `state`, in place.
 
     Args:
@@ -87,30 +87,18 @@ def report(
         the level above (those of a tail: for the target), `padding` for the others; and kept
         ``[n, B]`` int64, tokens that each level's cache may keep.
     """
-    slots, kept = _report(
+    return _report(
         state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos, padding
     )
-    return slots, kept
 
 
-def _next_fake(
-    state: torch.Tensor, levels: int, steps: int, level: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = state.shape[0]
+@_fake("polyspec::schedule_next")
+def _(state: torch.Tensor, *numbers: int) -> _Two:
+    batch, width = state.shape[0], numbers[-1]
     return state.new_empty(batch, width), state.new_empty(len(Plan._fields), batch)
 
 
-def _report_fake(
-    state: torch.Tensor,
-    levels: int,
-    steps: int,
-    level: int,
-    plan: torch.Tensor,
-    tokens: torch.Tensor,
-    *_: object,
-) -> tuple[torch.Tensor, torch.Tensor]:
+@_fake("polyspec::schedule_report")
+def _(*given: Any) -> _Two:
+    state, levels, _, _, _, tokens, *_ = given
     return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])
-
-
-torch.library.register_fake("polyspec::schedule_next", _next_fake)
-torch.library.register_fake("polyspec::schedule_report", _report_fake)

@@ -16,8 +16,6 @@ from ..validate import RULES
 from .verify_sample import VerifyResult
 from .verify_tree import TreeVerifyResult
 
-__all__ = ["draw", "put_rows", "verify", "verify_tree"]
-
 _draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
 _sample: Callable[..., tuple[torch.Tensor, ...]] = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default

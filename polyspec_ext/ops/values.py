@@ -8,13 +8,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = [
-    "check_draft_statistics",
-    "check_logits",
-    "rows_of_draft_tokens",
-    "rows_of_nodes",
-]
-
 Parameter = float | torch.Tensor
 Statistics = Callable[[torch.Tensor, Sequence[Parameter]], tuple[torch.Tensor, torch.Tensor]]
 

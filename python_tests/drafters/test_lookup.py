@@ -1,4 +1,4 @@
-"""Lookups: an index and an automaton equal a search, and a table counts earlier texts."""
+"""Lookups equal a plain search, and a table counts earlier texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import toy_rows
 from proposal_kinds import distance, enumerated, text_distributions
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.lookup import SuffixAutomaton
 
 
 def searched(text: list[int]) -> tuple[int, list[int]]:
@@ -28,37 +27,28 @@ def searched(text: list[int]) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("letters", [1, 2, 3, 8])
-def test_the_automaton_finds_what_a_search_finds(letters: int) -> None:
+def test_suffixes_are_those_that_a_search_finds(letters: int) -> None:
     """Also behind tokens that were taken back and replaced."""
     chance = random.Random(letters)
     for _ in range(60):
-        found, text = SuffixAutomaton(), list[int]()
+        drafter, context = ps.SuffixMatch(), ps.Context([])
         for _ in range(40):
+            text = context.tokens
             if text and chance.random() < 0.3:
-                for _ in range(chance.randint(1, min(6, len(text)))):
-                    found.pop()
-                    text.pop()
-            for _ in range(chance.randint(1, 4)):
-                text.append(chance.randrange(letters))
-                found.append(text[-1])
+                del text[-chance.randint(1, min(6, len(text))) :]
+            context.valid = min(context.valid, len(text))
+            text += [chance.randrange(letters) for _ in range(chance.randint(1, 4))]
             length, ends = searched(text)
-            assert found.matches[-1].length == length
-            if length:
-                assert found.matches[-1].end == ends[-1]  # the latest
-        assert found.tokens == text
-        again = SuffixAutomaton()
-        for token in text:
-            again.append(token)
-        assert again.matches == found.matches
+            proposed = list(drafter.propose(context, 2).tokens)
+            assert proposed == ([*text, *text[ends[-1] :]][ends[-1] :][:2] if length else [])
+            context.valid = len(text)
 
 
 def test_a_text_that_repeats_one_token_costs_little() -> None:
-    """Know a suffix of every length at every place; few of them are kept up to date."""
-    found = SuffixAutomaton()
-    for _ in range(3000):
-        found.append(7)
-    assert found.matches[-1].length == 2999
-    assert found.matches[-1].end == 2999
+    """Compare few tokens of a suffix that occurs at every place."""
+    drafter, text = ps.SuffixMatch(), [7] * 30_000
+    assert list(drafter.propose(ps.Context(text), 3).tokens) == [7, 7, 7]
+    assert list(ps.SuffixMatch(20_000).propose(ps.Context(text[:20_001]), 1).tokens) == [7]
 
 
 def test_suffixes() -> None:

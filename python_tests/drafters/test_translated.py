@@ -15,8 +15,12 @@ from evidence import ALPHA, chi_square
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.retokenized import RetokenizedDrafter
-from polyspec_ext.drafters.translated import SPECIAL, TranslatedLevel, Vocabulary
+from polyspec_ext.drafters.translated import (
+    SPECIAL,
+    RetokenizedDrafter,
+    TranslatedLevel,
+    Vocabulary,
+)
 from polyspec_ext.levels import IdMap, InputBlock, PromptBatch, RowCounts
 from polyspec_ext.runtime.requirements import Operators
 

@@ -29,7 +29,7 @@ from transformers.generation.streamers import BaseStreamer
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.integrations import transformers as generation
-from polyspec_ext.integrations.transformers_checks import require_supported
+from polyspec_ext.integrations.transformers import require_supported
 from polyspec_ext.tiny import QUESTIONS
 
 V, EOS, PAD = 24, 1, 0

@@ -24,7 +24,7 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
 from polyspec_ext.levels.products import RowProduct
-from polyspec_ext.levels.recorded import recorded
+from polyspec_ext.levels.row_states import recorded
 from polyspec_ext.levels.stateful import StatefulLevel
 from polyspec_ext.planning.theory import replays
 from polyspec_ext.quantization.weights import weights_of as weights_of_copy
@@ -508,7 +508,7 @@ def test_functions_that_do_not_advance_a_state_are_found(
     """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
     assert made(family).advances
     monkeypatch.setattr(
-        "polyspec_ext.levels.recorded.Call.state", lambda call, count, before: before
+        "polyspec_ext.levels.row_states.Call.state", lambda call, count, before: before
     )
     assert not made(family).advances
 

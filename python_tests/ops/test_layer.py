@@ -18,6 +18,7 @@ from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary, rotary
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 EPSILON = 1e-5
 HEADS, GROUPS, WIDTH = 6, 2, 32
+NO_NORMS = None, None, 0.0
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -64,7 +65,7 @@ def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None
             each = whole.view(batch, tokens, -1, WIDTH).transpose(1, 2)
             query, key, value = each.split([HEADS, GROUPS, GROUPS], 1)
             wanted = (*apply_rotary_pos_emb(query, key, cosine, sine), value)
-            made = rotary(x, given, cosine, sine, batch, HEADS, GROUPS)
+            made = rotary(x, given, cosine, sine, batch, HEADS, GROUPS, *NO_NORMS)
             assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
             assert all(one.is_contiguous() for one in made)
 
@@ -80,7 +81,7 @@ def test_heads_have_norms_of_their_own(dtype: torch.dtype) -> None:
     )
     normed = [rms_norm(part, norm, EPSILON) for part, norm in zip((query, key), norms, strict=True)]
     whole = torch.cat([part.view(6, -1) for part in (*normed, value)], 1)
-    wanted = rotary(whole, None, cosine, sine, 2, HEADS, GROUPS)
+    wanted = rotary(whole, None, cosine, sine, 2, HEADS, GROUPS, *NO_NORMS)
     made = rotary(x, bias, cosine, sine, 2, HEADS, GROUPS, *norms, EPSILON)
     assert all(one.equal(other) for one, other in zip(made, wanted, strict=True))
 
@@ -92,8 +93,8 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
     norms = numbers(WIDTH, dtype=dtype, seed=6), numbers(WIDTH, dtype=dtype, seed=7), EPSILON
     lengths = torch.tensor([0, 5, 9])
     for given, counts, heads in (
-        (None, None, ()),
-        (bias, torch.tensor([4, 1, 2]), ()),
+        (None, None, NO_NORMS),
+        (bias, torch.tensor([4, 1, 2]), NO_NORMS),
         (bias, torch.tensor([0, 4, 3]), norms),
     ):
         caches = [numbers(3, GROUPS, 11, 2 * WIDTH, dtype=dtype)[..., :WIDTH] for _ in range(4)]
@@ -107,7 +108,7 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
         assert caches[2].equal(caches[0])
         assert caches[3].equal(caches[1])
     assert CacheStatus(int(status[2])) == CacheStatus.CACHE_FULL
-    good = x, None, cosine, sine, *caches[:2], lengths, None, HEADS
+    good = x, None, cosine, sine, *caches[:2], lengths, None, HEADS, *NO_NORMS
     for place, wrong, message in (
         (4, caches[0][0], "cache_keys: expected 4 dimensions, got 3"),
         (4, caches[0][..., :16], "cache_values: expected size 16 in dimension 3"),
@@ -116,7 +117,7 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
         (8, 0, "batch, heads, groups: expected"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            rotary_append(*good[:place], wrong, *good[place + 1 :])  # type: ignore[arg-type]
+            rotary_append(*good[:place], wrong, *good[place + 1 :])
 
 
 @DTYPES
@@ -139,7 +140,7 @@ def calls(dtype: torch.dtype, tokens: int) -> list[Callable[[slice], torch.Tenso
 
     def turned(part: slice) -> torch.Tensor:
         given = [one[:, part].contiguous() for one in (cosine, sine)]
-        made = rotary(wide[part], None, *given, 1, HEADS, GROUPS)
+        made = rotary(wide[part], None, *given, 1, HEADS, GROUPS, *NO_NORMS)
         return torch.cat([one[0].transpose(0, 1).flatten(1) for one in made], 1)
 
     return [
@@ -238,7 +239,7 @@ def test_refusals() -> None:
         ((*good, cosine[0, 0], cosine[0, 0], 0.0), "epsilon: expected > 0, given 0"),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match=message):
-            rotary(*given)
+            rotary(*(*given, *NO_NORMS)[:10])
 
 
 def test_the_operators() -> None:

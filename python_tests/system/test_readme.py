@@ -25,7 +25,7 @@ from benchmarks.__main__ import make_parser as benchmarks_parser
 from polyspec_ext import tiny
 from polyspec_ext.cli import entry
 from polyspec_ext.integrations import processors
-from polyspec_ext.integrations import transformers_checks as generation_checks
+from polyspec_ext.integrations import transformers as generation_checks
 from training import tiny_models
 from training.__main__ import make_parser as training_parser
 
