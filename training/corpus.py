@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from polyspec_ext.tiny import CHAT_TEMPLATE, prompt_of
 
-from .rows import Document
+from .texts import Document
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB_SIZE = 2048

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,59 @@ from polyspec_ext import progress
 from polyspec_ext.drafters.mtp import new_mtp
 from polyspec_ext.files import replacing
 
-from . import blocks, heads
-from .rows import Document, Stream, frequent
-from .states import States, Teacher
-from .steps import Steps
-from .unrolled import Drafts, Unrolled, measure_acceptance, mixed
+from . import heads
+from .texts import Document, Stream, frequent
+from .unrolled import Drafts, States, Teacher, Unrolled, measure_acceptance, mixed
+
+_LEAST = 0.05  # of the rate, at the end
+
+
+class Steps:
+    """An optimiser of some parameters, all float32.
+
+    Args:
+        parameters: those that are trained.
+        rate: the highest learning rate.
+        warm: steps that lead up to it.
+        stay: share of the way at that rate, before it decays.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        rate: float,
+        warm: int = 20,
+        stay: float = 0.4,
+    ) -> None:
+        self.parameters, self.rate, self.count = list(parameters), rate, 0
+        self._warm, self._stay = warm, stay
+        groups = [
+            {"params": [p for p in self.parameters if (p.dim() > 1) == matrices], "weight_decay": w}
+            for matrices, w in ((True, 0.1), (False, 0.0))
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
+
+    def step(self, loss: torch.Tensor, way: float) -> None:
+        """Take a step down `loss`, after so much of the way, in [0, 1]."""
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        rest = min(1.0, max(0.0, (way - self._stay) / (1 - self._stay)))
+        factor = _LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * rest))
+        factor = min(factor, (self.count + 1) / self._warm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.rate * factor
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.count += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that `restore` takes."""
+        return {"count": self.count, "optimizer": self._optimizer.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        self._optimizer.load_state_dict(state["optimizer"])
+
 
 _BLOCKS = 8  # whose states are kept
 _LAYERS = 3
@@ -100,8 +149,8 @@ class HeadTraining:
         head: Any
         if settings.block_size:
             shape = settings.block_size, settings.layers, settings.markov_rank
-            self._config = blocks.block_config(target.config, self._config, *shape)
-            head = blocks.make_blocks(self._config, text.num_hidden_layers)
+            self._config = heads.block_config(target.config, self._config, *shape)
+            head = heads.make_blocks(self._config, text.num_hidden_layers)
         elif settings.version == 0:
             # (Not a model's, and nothing takes it for that.)
             self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
@@ -115,7 +164,7 @@ class HeadTraining:
             self._teacher.measure(first)
         self._drafts: Drafts = Unrolled(head, self._teacher, settings.steps)
         if settings.block_size:
-            self._drafts = blocks.Blocks(head, self._teacher, head.config.num_drafts)
+            self._drafts = heads.Blocks(head, self._teacher, head.config.num_drafts)
         self._steps = Steps(head.parameters(), settings.rate)
         self._texts = _digest(documents)
         self._block = self._batch = 0  # that come next
@@ -133,7 +182,7 @@ class HeadTraining:
         if begin is not None:
             begin(head)
         elif settings.block_size:
-            blocks.begin_blocks(head, self._teacher)
+            heads.begin_blocks(head, self._teacher)
         elif settings.version != 1:
             first_states = [self._states_of(number) for number in range(_FIRST)]
             fitted: Any = heads.begin_linear if settings.version else heads.begin_mtp

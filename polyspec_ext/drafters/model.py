@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -21,7 +22,6 @@ from ..levels.base import (
     InputBlock,
     Level,
     LevelOutput,
-    PromptBatch,
     batched,
     id_map_of,
     input_vocab_size,
@@ -41,6 +41,16 @@ from .base import (
 
 DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
+
+
+def forwarded(method: Callable[..., Any]) -> Any:
+    """Return `method` of a contract, as the object in the attribute `_level` has it."""
+
+    @functools.wraps(method)
+    def call(self: Any, *given: Any) -> Any:
+        return getattr(self._level, method.__name__)(*given)
+
+    return call
 
 
 class DraftModel:
@@ -130,59 +140,24 @@ class DraftModel:
         """Why the level takes no batches."""
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
-    def prefill(self, prompts: PromptBatch) -> object:
-        return self._level.prefill(prompts)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        self._level.read(tokens, counts)
-
-    def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        return self._level.rollback(lengths)
+    prefill = forwarded(BatchedLevel.prefill)
+    read = forwarded(BatchedLevel.read)
+    rollback = forwarded(BatchedLevel.rollback)
+    select = forwarded(BatchedLevel.select)
+    open = forwarded(Admitting.open)
+    extend = forwarded(Admitting.extend)
+    extend_together = forwarded(Admitting.extend_together)
+    admit = forwarded(Admitting.admit)
+    save = forwarded(Admitting.save)
+    restore = forwarded(Admitting.restore)
+    reserve_span = forwarded(DeviceLengths.reserve_span)
+    note_lengths = forwarded(DeviceLengths.note_lengths)
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         # The level has not read the last node of a path.
         read = lengths.on(path.device) - begin.on(path.device)
         kept = torch.arange(path.shape[1], device=path.device) < read[:, None]
         return self._level.keep_path(begin, path.where(kept, -1), lengths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._level.select(rows)
-
-    def open(self, capacity: int) -> Any:
-        return cast(Admitting, self._level).open(capacity)
-
-    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> object:
-        return cast(Admitting, self._level).extend(sequence, tokens, ())
-
-    def extend_together(
-        self,
-        sequences: Sequence[Any],
-        tokens: torch.Tensor,
-        counts: Sequence[int],
-        layers: tuple[int, ...],
-    ) -> object:
-        return cast(Admitting, self._level).extend_together(sequences, tokens, counts, ())
-
-    def admit(
-        self,
-        sequences: Sequence[Any],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None:
-        cast(Admitting, self._level).admit(sequences, lengths, capacity, rows)
-
-    def save(self, row: int, begin: int, end: int) -> Any:
-        return cast(Admitting, self._level).save(row, begin, end)
-
-    def restore(self, sequence: Any, saved: Any, count: int) -> None:
-        cast(Admitting, self._level).restore(sequence, saved, count)
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        return cast(DeviceLengths, self._level).reserve_span(tokens)
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        cast(DeviceLengths, self._level).note_lengths(lengths)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`.

@@ -21,6 +21,7 @@ import torch
 from .. import arguments
 from ..levels import ELEMENTS, Options
 from ..levels.base import (
+    BatchedLevel,
     IdMap,
     InputBlock,
     Level,
@@ -31,6 +32,7 @@ from ..levels.base import (
 )
 from ..tensors import RowCounts, common_prefix, on_device, padded
 from .base import DraftBlock, DrafterCapabilities, DraftInput
+from .model import forwarded
 from .proposals import cut_at_eos
 
 SPECIAL = b"\xff"  # begins the bytes of special tokens; no text has it
@@ -364,40 +366,33 @@ class RetokenizedDrafter:
     max_length = None
 
     def __init__(self, level: Any, target: Any) -> None:
-        self._reader = TranslatedLevel(level, target)
-        self.level, self.device = level, self._reader.device
-        self.name = f"{self._reader.name}, retokenized"
-        self.vocab_size = self._reader.vocab_size
+        self._level = TranslatedLevel(level, target)
+        self.level, self.device = level, self._level.device
+        self.name = f"{self._level.name}, retokenized"
+        self.vocab_size = self._level.vocab_size
         self.num_forward_passes = 0
-        self._above = {below: token for token, below in self._reader.common.items()}
+        self._above = {below: token for token, below in self._level.common.items()}
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        can = self._reader.capabilities
+        can = self._level.capabilities
         return DrafterCapabilities(can.batches, reads_apart=can.reads_apart)
 
     @property
     def one_at_a_time(self) -> Any:
         """Why the model takes no batches, or None."""
-        return self._reader.one_at_a_time
+        return self._level.one_at_a_time
 
-    def prefill(self, prompts: PromptBatch) -> None:
-        self._reader.prefill(prompts)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        self._reader.read(tokens, counts)
-
-    def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        return self._reader.rollback(lengths)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._reader.select(rows)
+    prefill = forwarded(BatchedLevel.prefill)
+    read = forwarded(BatchedLevel.read)
+    rollback = forwarded(BatchedLevel.rollback)
+    select = forwarded(BatchedLevel.select)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`."""
         assert inputs.eos is not None
         self.read(inputs.tokens, list(inputs.counts))
-        lengths, texts = list(inputs.lengths), self._reader.texts
+        lengths, texts = list(inputs.lengths), self._level.texts
         written = self._write(lengths)
         size = min(self.vocab_size, inputs.vocab_size)
         proposals = []
@@ -420,7 +415,7 @@ class RetokenizedDrafter:
     def _write(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the ids of the model that it writes behind each text: so many, or up to a special
         token."""
-        reader = self._reader
+        reader = self._level
         contexts = [
             reader.translate(text) if length else None
             for text, length in zip(reader.texts, lengths, strict=True)
@@ -442,7 +437,7 @@ class RetokenizedDrafter:
     def _tokens(self, text: Text, ids: Sequence[int]) -> list[int]:
         """Return the target's tokens of what the model has written behind a text: those that
         continue its bytes exactly."""
-        model, target = self._reader.model_vocabulary, self._reader.vocabulary
+        model, target = self._level.model_vocabulary, self._level.vocabulary
         new = b"".join(model.bytes_of[token] for token in ids if model.is_text(token))
         if not new.startswith(text.lacks):
             return []
@@ -474,14 +469,14 @@ class RetokenizedDrafter:
 
     def _window(self, text: Text) -> bytes:
         # Bytes behind the last special token, from the beginning of a character on.
-        target = self._reader.vocabulary
+        target = self._level.vocabulary
         last = itertools.takewhile(target.is_text, reversed(text.tokens[-_WINDOW:]))
         window = b"".join(target.bytes_of[token] for token in reversed(list(last)))
         return window.lstrip(bytes(range(0x80, 0xC0)))
 
     def _spelled(self, rest: bytes) -> list[int]:
         """Return tokens of these bytes, the longest first; none where some byte is no token."""
-        ids, tokens = self._reader.vocabulary.ids, []
+        ids, tokens = self._level.vocabulary.ids, []
         while rest:
             end = next((n for n in range(len(rest), 0, -1) if rest[:n] in ids), 0)
             if not end:

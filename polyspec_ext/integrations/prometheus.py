@@ -42,8 +42,6 @@ _LEVEL = (
     ("num_tails", "Blocks verified that ended in a tail."),
     ("num_tail_tokens", "Draft tokens verified that only the drafter had seen before."),
     ("num_accepted_tail_tokens", "Of these, accepted."),
-)
-_LEVEL_SECONDS = (
     ("seconds", "Decoding time spent in the level."),
     ("prefill_seconds", "Time the level spent reading prompts."),
 )
@@ -119,7 +117,7 @@ class RequestCollector:
     def _levels(self, levels: dict[tuple[str, str], LevelStats]) -> Iterator[Metric]:
         labels = ["level", "model"]
         counter = self._core.CounterMetricFamily
-        for name, text in _LEVEL + _LEVEL_SECONDS:
+        for name, text in _LEVEL:
             # "..._seconds" alone is taken by the totals.
             full = f"{self._namespace}_level_{name}" if "seconds" in name else self._name(name)
             family = counter(full, text, labels=labels)

@@ -414,11 +414,6 @@ class StreamingLayer(RingLayer):
         if self.is_initialized:
             self.sink_keys.zero_()
 
-    def clear(self, rows: torch.Tensor) -> None:
-        super().clear(rows)
-        if self.is_initialized:
-            self.sink_keys.index_fill_(0, rows.to(self.sink_keys.device), 0)
-
     def select(self, indices: torch.Tensor) -> None:
         super().select(indices)
         if self.is_initialized:

@@ -121,17 +121,3 @@ def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, hidden
     )[:, None]
-
-
-def causal_strip(queries: int, longest: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return additive causal masks of up to `queries` tokens behind any number <= `longest` of
-    others, cut out by `cut_strip`: ``[queries, longest + queries]``."""
-    hidden = torch.full((queries, longest + queries), torch.finfo(dtype).min, dtype=dtype)
-    return hidden.triu_(longest + 1)
-
-
-def cut_strip(strip: torch.Tensor, base: int, tokens: int) -> torch.Tensor:
-    """Cut the mask of `tokens` queries behind `base` tokens, a view ``[1, 1, tokens, base +
-    tokens]``."""
-    longest = strip.shape[1] - strip.shape[0]
-    return strip[:tokens].narrow(1, longest - base, base + tokens)[None, None]

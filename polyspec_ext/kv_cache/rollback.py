@@ -371,9 +371,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             return None
         strip = self._strip
         if strip is None or strip.shape[1] < base + _STRIP:
+            # Of any _STRIP queries behind as many tokens, ``[_STRIP, longest + _STRIP]``.
             longest = max(self.rows.capacity, base)
-            strip = self._strip = cache_masks.causal_strip(_STRIP, longest, self.dtype)
-        return cache_masks.cut_strip(strip, base, tokens)
+            hidden = torch.finfo(self.dtype).min
+            strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
+            self._strip = strip.triu_(longest + 1)
+        before = strip.shape[1] - _STRIP - base
+        return strip[:tokens].narrow(1, before, base + tokens)[None, None]
 
     def update(
         self,

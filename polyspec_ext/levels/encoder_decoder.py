@@ -16,7 +16,6 @@ import torch
 from .. import arguments
 from ..kv_cache import CroppedState
 from ..kv_cache import factory as caches
-from ..tensors import RowCounts
 from .base import (
     EncodedInput,
     Hidden,
@@ -154,9 +153,6 @@ class EncoderDecoderLevel(ModelLevel):
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         return CroppedState(self._cache.self_attention_cache).rollback(lengths)
-
-    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
-        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
         pass  # there is one row

@@ -34,6 +34,7 @@ class ModelLevel:
         name: for messages.
 
     Attributes:
+        no_trees: why it reads no trees of tokens, or None.
         device: of tokens and logits.
         vocab_size: ids that it reads are below it.
         id_map: which of them it has logits of, where its head was trimmed; None: of all.
@@ -43,6 +44,8 @@ class ModelLevel:
         ValueError: in training mode, without weights, or with logits that cannot be read; names the
             level.
     """
+
+    no_trees: str | None
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model, self.name = model, name
@@ -67,6 +70,10 @@ class ModelLevel:
     def __repr__(self) -> str:
         kinds = type(self).__name__, type(self.model).__name__
         return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
+
+    def keep_path(self, begin: Any, path: torch.Tensor, lengths: Any) -> Sequence[int]:
+        """Refuse to keep the path of a tree, of a level that reads none."""
+        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

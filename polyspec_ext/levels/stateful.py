@@ -284,9 +284,6 @@ class StatefulLevel(ModelLevel):
             self.num_replayed += before - row.length
         return [row.length for row in self._rows]
 
-    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
-        raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
-
     def select(self, rows: Sequence[int]) -> None:
         self._rows = [self._rows[row] for row in rows]
 

@@ -182,7 +182,7 @@ class LayerOperators:
     ) -> None:
         self.layers = list(layers)
         self.norms = [norm for each in layers for norm in _norms(each)]
-        self._heads, self._groups, self._epsilon, self._scale = heads, groups, epsilon, scale
+        self._heads, self._epsilon, self._scale = heads, epsilon, scale
 
     def __call__(
         self,

@@ -15,25 +15,20 @@ pack: Callable[[torch.Tensor], torch.Tensor] = torch.ops.polyspec.dense_pack.def
 """Pack weights [N, K], float32 or bfloat16, unit stride along K, as `product` reads them: uint8,
 one dimension, in the layout of polyspec/dense.hpp."""
 
+product: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor | None], torch.Tensor]
+product = torch.ops.polyspec.dense_product.default
+"""Return ``x W^T + b``, [M, outputs] in the dtype of `x`.
 
-def product(
-    x: torch.Tensor, packed: torch.Tensor, outputs: int, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``x W^T + b``, [M, outputs] in the dtype of `x`.
+Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count as
+zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every
+processor but for bfloat16 where there is AMX.
 
-    Sums are float32, in the order that polyspec/dense.hpp states, and numbers below 2^-126 count
-    as zero. Row m is the same, bit for bit, whatever M and the number of threads are, and on every
-    processor but for bfloat16 where there is AMX.
-
-    Args:
-        x: [M, K] in the dtype of the weights, unit stride along K.
-        packed: of `pack`, for weights [outputs, K].
-        bias: [outputs] in that dtype.
-    """
-    return _product(x, packed, outputs, bias)
-
-
-_product: Callable[..., torch.Tensor] = torch.ops.polyspec.dense_product.default
+Args:
+    x: [M, K] in the dtype of the weights, unit stride along K.
+    packed: of `pack`, for weights [outputs, K].
+    outputs: of these weights.
+    bias: [outputs] in that dtype; None: none.
+"""
 
 
 @_fake("polyspec::dense_pack")

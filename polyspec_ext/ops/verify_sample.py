@@ -24,8 +24,6 @@ from . import values
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["CutVerifyResult", "SampleResult", "VerifyResult", "has_cuda", "sample", "verify"]
-
 Real = float | torch.Tensor
 Int = int | torch.Tensor
 Ids = int | Sequence[int] | torch.Tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,13 +10,7 @@ from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
 
 from . import values
-from .verify_sample import requests_of, results_of, statistics_of
-
-__all__ = ["TreeVerifyResult", "verify_tree"]
-
-Real = float | torch.Tensor
-Int = int | torch.Tensor
-Ids = int | Sequence[int] | torch.Tensor
+from .verify_sample import Ids, Int, Real, requests_of, results_of, statistics_of
 
 _verify_tree = torch.ops.polyspec.verify_tree.default
 

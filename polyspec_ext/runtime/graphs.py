@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from .. import progress as reporting
+from ..drafters.base import Outputs as Outputs
 from ..drafters.base import TreeSize
 from ..levels.base import DeviceLengths
 from ..tensors import Place
@@ -28,7 +29,6 @@ from .plan import RoundPlan
 from .requirements import ChainConfig, Member
 from .rows import PlannedStep, Row, Rows
 
-Outputs = tuple[torch.Tensor | None, ...]
 Step = Callable[[], Outputs]
 _FAILURES = 2  # captures of one kind of step that fail in a row, before none is tried again
 

@@ -19,7 +19,6 @@ import torch
 from .. import arguments
 from ..drafters import checkpoint
 
-LAYOUT = 2  # of the copies in a grown model: a 4-bit copy that is kept of one goes by it
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 

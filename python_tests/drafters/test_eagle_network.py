@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import HiddenStates
 from polyspec_ext.drafters.eagle import load_head
-from training.states import States, Teacher
-from training.unrolled import Unrolled
+from training.unrolled import States, Teacher, Unrolled
 
 LAYERS = 8  # of the target
 

@@ -42,18 +42,18 @@ def test_is_the_product(outputs: int, inputs: int, dtype: torch.dtype) -> None:
 def test_a_row_is_what_it_is_alone(dtype: torch.dtype) -> None:
     packed = dense.pack(random(90, 333, dtype=dtype))
     x = random(300, 333, seed=1, dtype=dtype)
-    alone = torch.cat([dense.product(row[None], packed, 90) for row in x])
+    alone = torch.cat([dense.product(row[None], packed, 90, None) for row in x])
     for tokens in (*range(1, 40), 127, 128, 129, 300):
-        assert dense.product(x[:tokens], packed, 90).equal(alone[:tokens])
+        assert dense.product(x[:tokens], packed, 90, None).equal(alone[:tokens])
 
 
 def test_rows_with_a_stride() -> None:
     weights, x = random(16, 100), random(4, 100, seed=1)
     packed = dense.pack(weights[:, :64])
     assert packed.equal(dense.pack(weights[:, :64].contiguous()))
-    y = dense.product(x[:, :64], packed, 16)
-    assert y.equal(dense.product(x[:, :64].contiguous(), packed, 16))
-    assert dense.product(x[:0, :64], packed, 16).shape == (0, 16)
+    y = dense.product(x[:, :64], packed, 16, None)
+    assert y.equal(dense.product(x[:, :64].contiguous(), packed, 16, None))
+    assert dense.product(x[:0, :64], packed, 16, None).shape == (0, 16)
 
 
 def test_refusals_name_the_argument() -> None:
@@ -65,12 +65,12 @@ def test_refusals_name_the_argument() -> None:
         (lambda: dense.pack(weights.T), "weights: expected unit stride"),
         (lambda: dense.pack(weights[:0]), "outputs: expected >= 1, got 0"),
         (lambda: dense.pack(weights[:, :0]), "inputs: expected >= 1, got 0"),
-        (lambda: dense.product(x.float(), packed, 16), "packed: expected size"),
-        (lambda: dense.product(x.half(), packed, 16), "x: expected float32 or bfloat16"),
-        (lambda: dense.product(x.T, packed, 16), "x: expected unit stride"),
-        (lambda: dense.product(x, packed, 32), "packed: expected size"),
-        (lambda: dense.product(x[:, :60], packed, 16), "packed: expected size"),
-        (lambda: dense.product(x, packed.float(), 16), "packed: expected a contiguous"),
+        (lambda: dense.product(x.float(), packed, 16, None), "packed: expected size"),
+        (lambda: dense.product(x.half(), packed, 16, None), "x: expected float32 or bfloat16"),
+        (lambda: dense.product(x.T, packed, 16, None), "x: expected unit stride"),
+        (lambda: dense.product(x, packed, 32, None), "packed: expected size"),
+        (lambda: dense.product(x[:, :60], packed, 16, None), "packed: expected size"),
+        (lambda: dense.product(x, packed.float(), 16, None), "packed: expected a contiguous"),
         (lambda: dense.product(x, packed, 16, random(8)), "bias: expected size 16"),
         (lambda: dense.product(x, packed, 16, random(16).float()), "bias: expected the dtype of x"),
     ):

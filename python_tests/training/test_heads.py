@@ -20,12 +20,9 @@ from polyspec_ext.drafters.mtp import load_mtp, new_mtp
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.tensors import RowCounts
 from training.__main__ import make_parser
-from training.rows import Document, Stream, frequent
-from training.session import HeadTraining, Settings
-from training.states import States, Teacher
-from training.steps import Steps
-from training.texts import documents_of, read_texts, split
-from training.unrolled import Unrolled
+from training.session import HeadTraining, Settings, Steps
+from training.texts import Document, Stream, documents_of, frequent, read_texts, split
+from training.unrolled import States, Teacher, Unrolled
 
 SMALL = Settings(draft_vocab=64, inner=32, length=24, batch=2, block=4, rate=3e-3)
 MTP = replace(SMALL, version=0, draft_vocab=None, inner=None)
