@@ -52,7 +52,7 @@ class _Text:
         count, size, end = len(self._tokens), 0, 0
         if count < 2:
             return None
-        text = np.frombuffer(self._tokens, np.int64)
+        text = np.array(self._tokens)  # a copy, since an array with views cannot grow
         ends = np.flatnonzero(text[:-1] == text[-1]) + 1  # of earlier occurrences
         while len(ends) and size < longest:
             size, end = size + 1, int(ends[-1])
