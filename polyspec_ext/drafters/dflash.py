@@ -30,7 +30,7 @@ from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import DraftBlock, DrafterCapabilities, DraftInput
+from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput
 from .checkpoint import Target
 from .dflash_format import DFlashConfig, parse
 from .eagle_format import draft_ids, in_order, renamed, require_shared, require_target
@@ -78,7 +78,8 @@ class DFlashNetwork(RotaryNetwork):
         """Yield keys and values of every layer, ``[B, Hkv, T, D]``, for tokens with the target's
         states ``[B, T, feature_size]`` at `positions` ``[B or 1, T]``."""
         states = self.hidden_norm(self.fc(features))
-        rotation = self.rotation(states, positions)
+        cos, _, sin = self.rotation(states, positions)
+        rotation = cos[:, None], sin[:, None]
         for layer in self.layers:
             attention: Any = layer.self_attn
             yield attention.keys_values(states, rotation)
@@ -93,7 +94,8 @@ class DFlashNetwork(RotaryNetwork):
             positions: ``[B or 1, T]`` int64.
             attention: over them and the context.
         """
-        states, rotation = embeds, self.rotation(embeds, positions)
+        cos, _, sin = self.rotation(embeds, positions)
+        states, rotation = embeds, (cos[:, None], sin[:, None])
         for layer in self.layers:
             states = layer(states, rotation, attention)
         normed: torch.Tensor = self.norm(states)
@@ -218,14 +220,24 @@ class DFlashPasses(HeadPasses):
     ) -> torch.Tensor:
         """Append ``counts[b]`` tokens of the context with a verifier's states, ``[B, W,
         feature_size]``."""
-        cache, batch = self.features.cache, len(features)
+        states, batch = features.to(self.device, self.dtype), len(features)
         if max(counts.host or (1,)) > 0:
-            positions = self._prepare(features.shape[1], counts)
-            states = features.to(self.device, self.dtype)
-            for number, both in enumerate(self._runs.remember(states, positions)):
-                cache.update(*both, number)
+            if self.passes is None or states.shape[1] > LONGEST:
+                self._remember(states, counts)
+            else:
+
+                def run(told: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+                    return self._remember(told, RowCounts(None, new))
+
+                self.captured("context", (states, counts.on(self.device)), run, list(counts))
             self.features.appended(counts)
         return torch.zeros(batch, 1, self.config.hidden_size, dtype=self.dtype, device=self.device)
+
+    def _remember(self, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        cache, positions = self.features.cache, self._prepare(states.shape[1], counts)
+        for number, both in enumerate(self._runs.remember(states, positions)):
+            cache.update(*both, number)
+        return positions
 
     def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
         """Append tokens ``[B, 1]`` of the context that have no verifier's states."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,7 +11,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from .. import arguments
 from ..kv_cache import RollbackCache
+from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel
+from ..ops.decoder import LayerOperators
 from . import checkpoint
 from .checkpoint import Target
 from .eagle_format import (
@@ -97,7 +99,8 @@ class EagleNetwork(RotaryNetwork):
             positions: ``[B or 1, T or 1]`` int64, of the pairs.
             attention: over these and earlier pairs.
         """
-        rotation = self.rotation(states, positions)
+        cos, _, sin = self.rotation(states, positions)
+        rotation = cos[:, None], sin[:, None]
         first: torch.Tensor | None = embeds
         if self.config.version == 1:
             states, first = self.fc(torch.cat([embeds, states], -1)), None
@@ -113,6 +116,9 @@ class EagleNetwork(RotaryNetwork):
         mask: torch.Tensor | None,
         cache: RollbackCache,
     ) -> torch.Tensor:
+        if embeds.shape[1] <= self.longest:
+            return self._read_fused(embeds, states, positions, mask, cache)
+
         def attention(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
         ) -> torch.Tensor:
@@ -121,6 +127,26 @@ class EagleNetwork(RotaryNetwork):
 
         out: torch.Tensor = self(embeds, states, positions, attention)
         return out
+
+    def _read_fused(
+        self,
+        embeds: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: RollbackCache,
+    ) -> torch.Tensor:
+        cos, sin, _ = self.rotation(states, positions.expand(-1, embeds.shape[1]))
+        if self.config.version == 1:
+            states = first = self.fc(torch.cat([embeds, states], -1))
+        else:
+            layer: Any = self.layers[0]
+            states, first = layer.inputs(states, embeds)
+        numbers = tuple(range(len(self.layers)))
+        return self.through_layers(states, (cos, sin), mask, cache, numbers, first)
+
+    def fused(self) -> LayerOperators | None:
+        return layer_operators(list(self.layers), all_known=True)
 
     def carried(self, states: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.norm(states) if self.config.norm_output else states
@@ -157,23 +183,29 @@ class Layer(nn.Module):
         attention: Attention,
     ) -> torch.Tensor:
         if embeds is not None:
-            normed = self.hidden_norm(states)
-            if self.norm_before_residual:
-                states = normed
-            inputs = torch.cat([self.input_layernorm(embeds), normed], -1)
+            states, inputs = self.inputs(states, embeds)
         else:
             inputs = self.input_layernorm(states)
         states = states + self.self_attn(inputs, rotation, attention)
         out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
+    def inputs(
+        self, states: torch.Tensor, embeds: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the residual and what the attention of EAGLE-3's first layer reads."""
+        normed = self.hidden_norm(states)
+        pairs = torch.cat([self.input_layernorm(embeds), normed], -1)
+        return normed if self.norm_before_residual else states, pairs
+
 
 class SelfAttention(nn.Module):
     def __init__(self, config: EagleConfig, number: int, width: int) -> None:
         super().__init__()
-        self._dim, self._number = config.head_dim, number
-        queries = config.layer.num_attention_heads * self._dim
-        keys = config.layer.num_key_value_heads * self._dim
+        self.head_dim, self._number = config.head_dim, number
+        self.scaling = self.head_dim**-0.5
+        queries = config.layer.num_attention_heads * self.head_dim
+        keys = config.layer.num_key_value_heads * self.head_dim
         self.q_proj = nn.Linear(width, queries, bias=config.qkv_bias)
         self.k_proj = nn.Linear(width, keys, bias=config.qkv_bias)
         self.v_proj = nn.Linear(width, keys, bias=config.qkv_bias)
@@ -182,7 +214,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, states: torch.Tensor, rotation: Rotation, attention: Attention
     ) -> torch.Tensor:
-        heads = (*states.shape[:2], -1, self._dim)
+        heads = (*states.shape[:2], -1, self.head_dim)
         q, k, v = self.q_proj(states), self.k_proj(states), self.v_proj(states)
         q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
         q, k = rotated(q.transpose(1, 2), *rotation), rotated(k.transpose(1, 2), *rotation)

@@ -67,6 +67,7 @@ class FeatureCache:
         self._pairs = RowCounts([])
         self._memory = torch.zeros(0, dtype=torch.int64, device=device)
         self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair, for the host
+        self._zero = torch.zeros((), dtype=dtype, device=device)
 
     @property
     def cache(self) -> RollbackCache:
@@ -85,6 +86,18 @@ class FeatureCache:
         self._states = torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
         if self._cache is None or not self._cache.refit(batch):
             self._cache = self._empty(batch, capacity)
+
+    def allocate(self, groups: int, width: int) -> None:
+        """Allocate the keys and values, ``[B, groups, C, width]``, ahead of the first pass."""
+        for layer in self.cache.layers:
+            self._hold(layer, groups, width, width)
+
+    def _hold(self, layer: Any, heads: int, *widths: int) -> None:
+        if not layer.is_initialized:
+            form: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+            batch = self.cache.rows.batch
+            both = (torch.empty(batch, heads, 0, width, **form) for width in widths)
+            layer.lazy_initialization(*both)
 
     def _empty(self, batch: int, capacity: int) -> RollbackCache:
         return RollbackCache(
@@ -144,16 +157,21 @@ class FeatureCache:
         """Keep the first ``pairs[b]`` >= 0 of row b, and none that were drafted. The host knows
         how many, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
-        if left.host is None:
-            torch.minimum(self._memory, left.on(self.device), out=self._memory)
-        else:
-            self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
         assert self._cache is not None, "prefill comes first"
+        if left.host is None:
+            # The cache has them, and those that were drafted.
+            torch.minimum(self._memory, left.on(self.device), out=self._memory)
+            self._cache.rows.place(self._pairs)
+            return
+        self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
         self._cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | torch.Tensor) -> None:
-        """Keep the pairs of so many tokens: n tokens have n - 1."""
-        self.keep(RowCounts.of(lengths).less(1))
+        """Keep the pairs of so many tokens: n tokens have n - 1. Lengths that the host does not
+        know are ignored, since the next draft says what to keep."""
+        kept = RowCounts.of(lengths)
+        if kept.host is not None:
+            self.keep(kept.less(1))
 
     def appended(self, counts: Sequence[int] | torch.Tensor) -> None:
         """Keep the ``counts[b]`` pairs that the last pass appended to row b."""
@@ -170,7 +188,7 @@ class FeatureCache:
         than `tokens`, drafted pairs among them. `more` is what passes depend on beside the
         cache. `followed`: one call, behind which the cache is told its lengths."""
         if followed:
-            place = self.cache.reserve_span(tokens, more)
+            place = self.cache.reserve_span(tokens, more, [self._zero])
             self.cache.rows.host = None  # or the call would have the numbers of this one
             return place
         if self._pairs.host is not None:
@@ -178,19 +196,20 @@ class FeatureCache:
                 self._memory = self._memory.new_zeros(len(self._pairs))
             self._memory.copy_(self._pairs.on(self.device), non_blocking=True)
             self._pairs = RowCounts(None, self._memory)
-        return self.cache.reserve_span(tokens, more, [self._memory])
+        return self.cache.reserve_span(tokens, more, [self._memory, self._zero])
 
     # ---- passes ----------------------------------------------------------------------------------
 
     def inputs(
-        self, width: int, counts: RowCounts | None
+        self, width: int, counts: RowCounts | None, masked: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return positions and additive mask of a pass that appends the first ``counts[b]`` of
-        `width` pairs to row b (None: all), and prepare the cache."""
+        `width` pairs to row b (None: all), and prepare the cache. Not `masked`: the mask is None,
+        since the pass looks up how many slots a pair sees."""
         cache = self.cache
-        inputs = cache.inputs(width, counts)
+        inputs = cache.inputs(width, counts, masked=masked)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
-        if mask is None and width > 1:  # causal, which a model would see to
+        if masked and mask is None and width > 1:  # causal, which a model would see to
             slots = torch.arange(cache.rows.span, device=self.device)[None]
             mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         return positions, mask
@@ -214,12 +233,16 @@ class FeatureCache:
             begin = rows.at + width - nodes
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)
             positions = torch.full((1, width), begin + depth - 1, device=self.device)
-        else:
-            # Lengths by row, which the device may know alone.
-            kept = rows.lengths - nodes
-            seen = cache_masks.tree_slots(kept, ancestors.expand(rows.batch, -1, -1), rows.span)
-            positions = (kept + depth - 1)[:, None]
-        return positions, cache_masks.additive(seen, self.dtype)
+            return positions, cache_masks.additive(seen, self.dtype)
+        # Lengths by row, which the device may know alone. Few operators: of what each node sees a
+        # column for all slots in front of the tree, one for each node, and one for all behind.
+        kept = (rows.lengths - nodes)[:, None]
+        columns = F.pad(F.pad(ancestors, (1, 0), value=True), (0, 1), value=False)
+        index = (torch.arange(1, rows.span + 1, device=self.device) - kept).clamp_(0, nodes + 1)
+        index = index[:, None].expand(-1, width, -1)
+        seen = columns.expand(rows.batch, -1, -1).gather(2, index)
+        mask = torch.where(seen, self._zero, torch.finfo(self.dtype).min)
+        return kept + (depth - 1), mask[:, None]
 
     # ---- reading what is new ---------------------------------------------------------------------
 
@@ -248,13 +271,14 @@ class FeatureCache:
         # (The state rows' device is that of these.)
         told = hidden.counts
         counts = inputs.counts.on(told.device)
-        # (A state behind the last token is of no pair yet.)
-        fresh = torch.minimum(told, counts - 1).clamp_min(0)
         if inputs.counts.host is None:
             # In front of these stand no more pairs than tokens, in rows without a part as well.
             self.keep(RowCounts(None, hidden.positions))
-            width = features.shape[1]
+            # (No level has read the last token of a text that goes on.)
+            fresh, width = torch.minimum(told, counts), features.shape[1]
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
+        # (A state behind the last token is of no pair yet.)
+        fresh = torch.minimum(told, counts - 1).clamp_min(0)
         ends = inputs.positions - 1  # pairs of each text
         kept = torch.where(told > 0, hidden.positions, ends)
         kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)

@@ -12,8 +12,10 @@ reads its states, until another verifier has read the tokens.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +26,11 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels import IdMap
 from ..levels.base import InputBlock, LevelOutput, PromptBatch
-from ..levels.fused import pack_layers
+from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
 from ..ops import unchecked
+from ..ops.decoder import LayerOperators
 from ..tensors import Place, RowCounts
 from .base import (
     LONGEST,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
 
+_Network = TypeVar("_Network", bound="HeadNetwork")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
 
 
@@ -77,9 +81,64 @@ class HeadConfig(Protocol):
 
 class HeadNetwork(nn.Module):
     """The layers of a head. Embeddings and output head, `embed_tokens` and `lm_head`, are the
-    target's where the network has none."""
+    target's where the network has none.
+
+    Attributes:
+        operators: its layers fused, in a `packed` network where they can be.
+        key_shape: heads of the keys that these append, and their width.
+        longest: tokens of a pass that they take at most. Such a pass needs no mask of a chain.
+    """
 
     config: HeadConfig
+    operators: LayerOperators | None = None
+    key_shape: tuple[int, int] | None = None
+    longest = 0
+
+    def packed(self: _Network) -> _Network:
+        """Return a copy on packed weights, with fused norms, activations and layers where they are
+        known (`levels.fused`)."""
+        made = pack_layers(self)
+        use_fused(made, plain_norms=True)
+        made.operators = operators = made.fused()
+        if operators is not None:
+            layers: Any = made.layers
+            attends = layers[0].self_attn
+            size = attends.q_proj.merged.sizes[1]
+            made.key_shape = size // attends.head_dim, attends.head_dim
+            on_cuda = operators.norms[0].is_cuda
+            made.longest = cache_attention.FEW_TOKENS if on_cuda else sys.maxsize
+        return made
+
+    def fused(self) -> LayerOperators | None:
+        """Return the layers of a packed copy as operators; None: they are no known ones."""
+        return None
+
+    def through_layers(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        mask: torch.Tensor | None,
+        cache: RollbackCache,
+        numbers: tuple[int, ...],
+        first: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return states ``[B, T, H]`` behind the fused layers.
+
+        Args:
+            x: ``[B, T, H]``; first: as of `LayerOperators`.
+            rotation: cosines and sines, ``[B or 1, T, D]``.
+            mask, cache: as of `read`.
+            numbers: of the layers in the cache.
+        """
+        rows, slots = cache.rows, cache.begin_layers(numbers)
+        assert self.operators is not None
+        assert slots is not None, "the cache is allocated"
+        made, _, status = self.operators(
+            x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
+        )
+        if rows.at is None:  # else there was room, as the host knows
+            rows.status.bitwise_or_(status)
+        return made
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
@@ -99,7 +158,8 @@ class HeadNetwork(nn.Module):
         Args:
             embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
             positions: ``[B or 1, T or 1]`` int64, of the pairs.
-            mask: additive, ``[B or 1, 1, T, N]``; None: a token sees all slots.
+            mask: additive, ``[B or 1, 1, T, N]``; None: a token sees all slots, or of a pass of
+                at most `longest` tokens those in front of it.
             cache: prepared for these pairs, and with earlier ones.
         """
         raise NotImplementedError
@@ -123,7 +183,7 @@ class RotaryNetwork(HeadNetwork):
         super().__init__()
         self.config = config
         self._rotary: LlamaRotaryEmbedding | None = None
-        # Cosines and sines of the positions from 0 on, [P, 2, D] (`reach`).
+        # Of the positions from 0 on cosines, sines, and sines for `rotated`, [3, P, D] (`reach`).
         self.rotations: torch.Tensor | None
         self.register_buffer("rotations", None, persistent=False)
 
@@ -132,27 +192,27 @@ class RotaryNetwork(HeadNetwork):
     def reach(self, count: int) -> None:
         """Compute once what rotates queries and keys at positions below `count`, unless it depends
         on the longest position."""
-        if self.rotations is not None and len(self.rotations) >= count:
+        if self.rotations is not None and self.rotations.shape[1] >= count:
             return
         if self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH:
             return
         like = next(self.parameters())
-        self.rotations = None
-        both = self.rotation(like, torch.arange(count, device=like.device)[None])
-        self.rotations = torch.cat(both, 1)[0].transpose(0, 1).contiguous()
+        self.rotations, numbers = None, torch.arange(count, device=like.device)
+        self.rotations = torch.stack([x[0] for x in self.rotation(like, numbers[None])])
 
-    def rotation(self, like: torch.Tensor, positions: torch.Tensor) -> Rotation:
-        """Return cosines and sines of `positions`, in the dtype of `like`, for `rotated`."""
+    def rotation(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return cosines and sines of `positions`, in the dtype of `like`, and sines for `rotated`;
+        ``[B, T, D]`` each."""
         known = self.rotations
         if known is not None and known.dtype == like.dtype:
-            cos, sin = known[positions].unbind(2)
-            return cos[:, None], sin[:, None]
+            return known[:, positions].unbind()
         # Made here: it has no weights, and the network may have been on the meta device.
         if self._rotary is None or self._rotary.inv_freq.device != like.device:
             self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
         cos, sin = self._rotary(like, positions)
-        sin[..., : sin.shape[-1] // 2].neg_()
-        return cos[:, None], sin[:, None]
+        signed = sin.clone()
+        signed[..., : sin.shape[-1] // 2].neg_()
+        return cos, sin, signed
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -196,7 +256,7 @@ class HeadPasses:
         self.network, self._target = network, target
         model = Target(target)
         # What the passes run: `network` stays as it is.
-        self._runs = pack_layers(network) if model.pack else network
+        self._runs = network.packed() if model.pack else network
         embed: Any = getattr(self._runs, "embed_tokens", None)
         head: Any = getattr(self._runs, "lm_head", None)
         self._embed = model.model.get_input_embeddings() if embed is None else embed
@@ -222,6 +282,8 @@ class HeadPasses:
         """Begin a batch of so many rows."""
         self._weights = self.passes = None
         self.features.begin(batch, capacity)
+        if self._runs.key_shape is not None:
+            self.features.allocate(*self._runs.key_shape)
 
     def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
@@ -309,10 +371,11 @@ class HeadPasses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
         else:
             states = self._runs.carried(states)
-        even = counts.all(tokens.shape[1])
-        inputs = self.features.inputs(tokens.shape[1], None if even else counts)
+        width, even = tokens.shape[1], counts.all(tokens.shape[1])
+        masked = width > self._runs.longest
+        inputs = self.features.inputs(width, None if even else counts, masked)
         out = self._pass(tokens, states, *inputs)
-        if even:
+        if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
@@ -474,6 +537,9 @@ class HeadDrafter:
 
     def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
         head, step = self._head, 0
+        if inputs.counts.host is None:  # of what the first pass has read only a part matters
+            one = inputs.counts.less(0, 1)
+            inputs = dataclasses.replace(inputs, tokens=inputs.tokens[:, :1], counts=one)
 
         def forward(block: InputBlock) -> LevelOutput:
             # The first pass has been done, and each later one reads a token that was drawn.

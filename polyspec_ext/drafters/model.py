@@ -203,7 +203,8 @@ def draw_chain(
     # Tokens that each row has yet to draw. Where the host must not wait for the device, every
     # row with a part draws all of them.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
-    counts, first = (None, None) if even else (read, read.less(1))
+    single = tokens.shape[1] == 1  # and so are all passes but the first
+    counts, first = (None, None) if even else (read, None if single else read.less(1))
     ids, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     entries = ids if every else id_map.entries_below(ids)
     drafted = tokens.new_empty((tokens.shape[0], most))
@@ -229,8 +230,8 @@ def draw_chain(
         if not every:
             tokens = id_map.to_above(tokens)
         if left is None:
-            if i == 0:
-                counts, first = read.less(0, 1), read.less(0, 0)
+            if i == 0 and not single:
+                counts, first = read.less(0, 1), None
             # One that could not be drawn is -1, and the host has not read it yet.
             tokens = tokens.clamp_min(0)
             continue

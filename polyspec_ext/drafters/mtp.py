@@ -22,7 +22,9 @@ from torch import nn
 
 from .. import arguments
 from ..kv_cache import RollbackCache
+from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel, cache_name, decoder_layers
+from ..ops.decoder import LayerOperators
 from . import checkpoint
 from .checkpoint import Target
 from .features import LAST
@@ -220,6 +222,11 @@ class MTPNetwork(HeadNetwork):
     ) -> torch.Tensor:
         x = self.fc(self.paired(embeds, states))
         positions = positions.expand(x.shape[:2])
+        if x.shape[1] <= self.longest:
+            rotation = self._rotary[0](x, positions)
+            numbers = tuple(layer.self_attn.layer_idx for layer in self.layers)
+            fused: torch.Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
+            return fused
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
             options[self._cache_name] = _Indexed(cache, self.config.blocks.num_hidden_layers)
@@ -232,6 +239,9 @@ class MTPNetwork(HeadNetwork):
             x = layer(x, attention_mask=mask, **options)
         normed: torch.Tensor = self.norm(x)
         return normed
+
+    def fused(self) -> LayerOperators | None:
+        return layer_operators(list(self.layers)) if self._rotary[0] is not None else None
 
 
 def _is_indexed(text: Any) -> bool:

@@ -28,6 +28,12 @@ class SeveralNetwork(HeadNetwork):
     def __init__(self, config: HeadConfig, heads: Sequence[HeadNetwork]) -> None:
         super().__init__()
         self.config, self.heads = config, nn.ModuleList(heads)
+        first = heads[0]
+        self.key_shape, self.longest = first.key_shape, first.longest
+
+    def packed(self) -> SeveralNetwork:
+        heads: Any = self.heads
+        return type(self)(self.config, [head.packed() for head in heads])
 
     def read(
         self,
@@ -69,6 +75,11 @@ class SeveralCache(FeatureCache):
     def begin(self, batch: int, capacity: int) -> None:
         super().begin(batch, capacity)
         self._known = [[0] * batch for _ in range(self._later)]
+
+    def allocate(self, groups: int, width: int) -> None:
+        for number, layer in enumerate(self.cache.layers[self._first :]):
+            self._hold(layer, 1, self._size, 1 if number else len(_DIGITS))
+        super().allocate(groups, width)
 
     def admit(self, rows: Sequence[int]) -> None:
         super().admit(rows)
@@ -179,12 +190,14 @@ class SeveralPasses(HeadPasses):
     ) -> torch.Tensor:
         head, features = min(step, self._count - 1), self.features
         if step > head:
-            inputs = features.inputs(1, None if counts.all(1) else counts)
+            masked = self._runs.longest < 1
+            inputs = features.inputs(1, None if counts.all(1) else counts, masked)
             return self._read(head, tokens, states, *inputs)
         self._drafted = tokens if step == 1 else torch.cat([self._drafted, tokens], 1)
         ids, before, new = features.later(head, counts, self._drafted)
         width = ids.shape[1]
-        inputs = features.inputs(width, None if new.all(width) else new)
+        masked = width > self._runs.longest
+        inputs = features.inputs(width, None if new.all(width) else new, masked)
         out = self._read(head, ids, before, *inputs)
         features.note(head, out)
         features.has_read(head, counts)

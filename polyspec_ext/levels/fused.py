@@ -254,16 +254,21 @@ class _Layer(nn.Module):
 
 
 @torch.inference_mode()
-def use_fused(made: nn.Module) -> None:
+def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
     """Have the modules of `made` that are known compute with one operator each for norms, heads and
     activations (`ops.layer`); the objects must be the caller's.
 
     A module is replaced where it is exactly a class of `transformers` of these families and its
-    parts have no hooks.
+    parts have no hooks; with `plain_norms` also where it is torch's `RMSNorm`, which rounds
+    otherwise.
     """
     dtypes = {parameter.dtype for parameter in made.parameters()}
     if len(dtypes) != 1 or not dtypes < set(_FUSED_DTYPES):
         return
+    for module in made.modules() if plain_norms else ():
+        if type(module) is nn.RMSNorm and _fits_norm(module):
+            module.variance_epsilon = module.eps
+            module.__class__ = _subclass(nn.RMSNorm, _Norm)
     for name, fits, kind in (
         ("RMSNorm", _fits_norm, _Norm),
         ("MLP", _fits_mlp, _Mlp),
@@ -441,25 +446,69 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
     layers: list[Any] = list(body.layers)  # type: ignore[union-attr]
     if not layers or not all(map(_is_whole, layers)):
         return None
-    if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
+    shape = _shape_of_all(layers)
+    if shape is None:
         return None
-    shapes = {_shape(layer) for layer in layers}
-    norms = [[norm.weight for norm in _norms_of(layer)] for layer in layers]
-    kinds = {(weight.dtype, weight.is_contiguous()) for of_layer in norms for weight in of_layer}
-    sizes = {tuple(map(len, of_layer)) for of_layer in norms}
-    devices = {weight.device for of_layer in norms for weight in of_layer}
-    if {len(shapes), len(kinds), len(sizes), len(devices)} != {1}:
-        return None
-    if any(len({norm.variance_epsilon for norm in _norms_of(layer)}) != 1 for layer in layers):
-        return None
-    heads, groups, gated_width, epsilon, scale = shapes.pop()
-    if not native or devices.pop().type == "cuda":
-        operators = LayerOperators(list(map(_products, layers)), heads, groups, epsilon, scale)
-        return StackedPass(model, operators)
+    if not native or _norms_of(layers[0])[0].weight.is_cuda:
+        return StackedPass(model, _operators(layers, shape))
     weights = [each for each in map(_weights, layers) if each is not None]
     if len(weights) != len(layers):
         return None
-    return StackedPass(model, DecoderLayers(weights, heads, groups, gated_width, epsilon, scale))
+    return StackedPass(model, DecoderLayers(weights, *shape))
+
+
+def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
+    """Return layers as operators one by one; None: they are not alike, or no known ones.
+
+    Args:
+        layers: of a copy behind `pack_layers` and `use_fused`.
+        all_known: whatever their class, they have a Llama's parts and compute as its layers do; the
+            first may have no norm in front of its attention.
+    """
+    if not layers or not (all_known or all(map(_is_known_layer, layers))):
+        return None
+    shape = _shape_of_all(layers) if all(map(_has_fused_parts, layers)) else None
+    return None if shape is None else _operators(layers, shape)
+
+
+# Heads of queries and of keys, width of the gated layer, epsilon and scale.
+_Shape = tuple[int, int, int, float, float]
+
+
+def _operators(layers: Sequence[Any], shape: _Shape) -> LayerOperators:
+    heads, groups, _, epsilon, scale = shape
+    return LayerOperators(list(map(_products, layers)), heads, groups, epsilon, scale)
+
+
+def _shape_of_all(layers: Sequence[Any]) -> _Shape | None:
+    """Return the shape of layers that are alike, and whose heads attention reads."""
+    if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
+        return None
+    norms = [norm for layer in layers for norm in _norms_of(layer)]
+    facts: list[set[Any]] = [
+        {_shape(layer) for layer in layers},
+        {(norm.weight.dtype, norm.weight.is_contiguous(), norm.weight.device) for norm in norms},
+        {norm.variance_epsilon for norm in norms},
+        *(
+            {len(weight) for weight in of_place if weight is not None}
+            for of_place in zip(*map(_norm_weights, layers), strict=True)
+        ),
+    ]
+    return None if any(len(fact) > 1 for fact in facts) else facts[0].pop()
+
+
+def _is_known_layer(layer: Any) -> bool:
+    return isinstance(layer, _Layer) and _is_known(type(layer.self_attn), "Attention")
+
+
+def _has_fused_parts(layer: Any) -> bool:
+    attends = layer.self_attn
+    return (
+        _are_merged(attends, "q_proj", "k_proj", "v_proj")
+        and _runs(attends.o_proj, RowProduct)
+        and _runs(layer.mlp, _Mlp)
+        and all(_runs(norm, _Norm) for norm in _norms_of(layer))
+    )
 
 
 def _is_whole(layer: Any) -> bool:
@@ -469,11 +518,10 @@ def _is_whole(layer: Any) -> bool:
     return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp)))
 
 
-def _shape(layer: Any) -> tuple[int, int, int, float, float]:
-    # Heads of queries and of keys, width of the gated layer, epsilon and scale.
+def _shape(layer: Any) -> _Shape:
     attends, width = layer.self_attn, layer.self_attn.head_dim
     heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
-    epsilon, scale = layer.input_layernorm.variance_epsilon, attends.scaling
+    epsilon, scale = layer.post_attention_layernorm.variance_epsilon, attends.scaling
     return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
 
 
@@ -501,7 +549,10 @@ def _products(layer: Any) -> LayerProducts:
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:
     # As far as they come first in `LayerWeights`.
-    first, second, *heads = (norm.weight.detach() for norm in _norms_of(layer))
+    norms: list[Any] = [norm.weight.detach() for norm in _norms_of(layer)]
+    if isinstance(layer.input_layernorm, nn.Identity):
+        norms.insert(0, None)
+    first, second, *heads = norms
     return first, second, _products_of(layer)[0].late_bias, *(heads or (None, None))
 
 
@@ -509,7 +560,8 @@ def _norms_of(layer: Any) -> list[Any]:
     # In the order of `DecoderLayers.norms`.
     attends = layer.self_attn
     heads = [attends.q_norm, attends.k_norm] if hasattr(attends, "q_norm") else []
-    return [layer.input_layernorm, layer.post_attention_layernorm, *heads]
+    norms = [layer.input_layernorm, layer.post_attention_layernorm, *heads]
+    return [norm for norm in norms if not isinstance(norm, nn.Identity)]
 
 
 # ---- what a level's passes run -------------------------------------------------------------------

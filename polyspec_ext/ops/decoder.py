@@ -147,9 +147,10 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LayerProducts(NamedTuple):
-    """A layer as of `LayerWeights`, with its products as functions ``[M, in]`` to ``[M, out]``."""
+    """A layer as of `LayerWeights`, with its products as functions ``[M, in]`` to ``[M, out]``.
+    `attention_norm` is None where a pass brings what the first layer's attention reads."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor | None
     gated_norm: torch.Tensor
     attention_bias: torch.Tensor | None
     query_norm: torch.Tensor | None
@@ -197,18 +198,25 @@ class LayerOperators:
         span: int,
         causal: bool,
         taken: Sequence[int] = (),
+        first: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor]:
         """Run a pass as `DecoderLayers` does. Without a mask, token t of row b sees slots 0 to
-        ``lengths[b] + t``, whatever `causal` is."""
+        ``lengths[b] + t``, whatever `causal` is. The first layer's attention reads `first`,
+        [B, T, any], in place of the norm of `x`, unless that is None."""
         shape, epsilon = x.shape, self._epsilon
         rows, more = x.reshape(-1, shape[2]), None
         states, status = list[torch.Tensor](), torch.Tensor()
         seen = lengths if mask is None else None
         for number, each in enumerate(self.layers):
-            if more is None:
-                normed = rms_norm(rows, each.attention_norm, epsilon)
+            norm = each.attention_norm
+            if more is not None:
+                assert norm is not None
+                rows, normed = add_rms_norm(rows, more, norm, epsilon)
+            elif first is not None:
+                normed = first.flatten(0, 1)
             else:
-                rows, normed = add_rms_norm(rows, more, each.attention_norm, epsilon)
+                assert norm is not None
+                normed = rms_norm(rows, norm, epsilon)
             if number in taken:
                 states.append(rows.view(shape))
             slots = keys[number], values[number]

@@ -409,6 +409,7 @@ class Engine:
         captures = self._passes is not None and host is not None and not any(runs)
         if captures and self._passes is not None and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
+        told = rows.hidden.states() if self._layers else None
         inputs = DraftInput(
             self._ids(sent.input_ids, level),
             RowCounts(None if host is None else host.counts, sent.plan.counts),
@@ -424,7 +425,7 @@ class Engine:
             eos=rows.eos,
             processors=self._applied,
             text=rows.text,
-            hidden=rows.hidden.states() if self._layers else None,
+            hidden=told,
             vocab_size=size,
             passes=passes,
         )
@@ -439,8 +440,11 @@ class Engine:
                 raise self._wrong_kind()
             pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
-        if self._layers and drafts:  # no states are told of complete texts
-            rows.hidden.forget(plan.part + rows.state.complete())
+        if self._layers and drafts:
+            if told is not None and rows.hidden.width:
+                rows.hidden.forget(plan.part, told.counts)
+            else:  # no states are told of complete texts
+                rows.hidden.forget(plan.part + rows.state.complete())
         tree = pending.tree
         if tree is None:
             padding = pending.padding(1) if step.tail and not greedy else None

@@ -342,10 +342,11 @@ class StateRows:
             most, width, tail: as of `PlannedStep`.
             unread: as of `next`, of a draft.
         """
-        before = None if unread is None else self._read_again(unread)
+        if unread is not None:
+            # It stays, since few operators are captured; the report of a draft writes it anew.
+            cached = self.words[:, self._drafted]
+            torch.minimum(cached, unread, out=cached)
         input_ids, table = schedule.next_step(self.words, self.shape, level, width)
-        if before is not None:
-            self.words[:, self._drafted] = before
         plan = Plan._make(table.unbind())
         return Step(level, most, width - most, tail, input_ids, table, plan, None)
 

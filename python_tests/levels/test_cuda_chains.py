@@ -15,6 +15,7 @@ CHAINS = {
     "target, W4, draft": (["target", "W4", "draft"], [5, 3], MOST),
     "target, EAGLE": (["target", "EAGLE"], [4], MOST_WITH_STATES),
     "target, W4, EAGLE": (["target", "W4", "EAGLE"], [5, 3], MOST_WITH_STATES),
+    "target, EAGLE-3": (["target", "EAGLE-3"], [4], MOST_WITH_STATES),
 }
 
 
@@ -33,12 +34,33 @@ def test_a_step_is_few_launches_beside_its_passes(name: str, temperature: float,
         assert step.beside.total() <= most, step.beside
 
 
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_layer_of_a_head_is_nine_launches(version: int, rows: int) -> None:
+    """Norm, product, rotary with append, attention, product, norm with residual, product,
+    activation, product; and no mask. The first reads two states, which EAGLE-3 puts together behind
+    norms."""
+    name = "EAGLE" if version == 1 else "EAGLE-3"
+    tokens = []
+    for layers in (1, 2, 5):
+        drafts = []
+        for window in (3, 5):
+            with launches():
+                made = chain(["target", name], [window], head_layers=layers)
+                steps = steps_of_a_round(made, rows)
+            drafts.append(next(step.launches for step in steps if step.level == 2))
+        tokens.append(drafts[1] - drafts[0])
+    one, two, five = (found.total() // 2 for found in tokens)
+    assert (two - one, five - two) == (9, 27), tokens[1] - tokens[0]
+    assert not {"masked_fill_", "where"} & set(tokens[0])
+
+
 def counts(fuses: bool) -> Launches:
     """The launches of the paper's chain, as `benchmarks.model` has them."""
     totals = []
     for layers, drafts in ((2, 3), (5, 3), (2, 5)):
         with launches(fuses):
-            made = chain(["target", "W4", "EAGLE"], [6, drafts], layers)
+            made = chain(["target", "W4", "EAGLE"], [6, drafts], layers, pack=fuses)
             totals.append({step.level: step.launches.total() for step in steps_of_a_round(made)})
     with launches(fuses):
         (alone,) = steps_of_a_round(chain(["target"], []))

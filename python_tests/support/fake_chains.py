@@ -73,11 +73,13 @@ def in_four_bits(given: Any) -> Any:
     return fused.replaced(given, lambda x: type(x) is torch.nn.Linear and x is not head, make)
 
 
-def head(target: Any) -> HeadPasses:
-    """An EAGLE-2 head of the target's sizes."""
+def head(target: Any, version: int = 1, layers: int = 1) -> HeadPasses:
+    """An EAGLE-2 or EAGLE-3 head of the target's sizes."""
     text = target.model.config
-    layer = LlamaConfig(**{**text.to_dict(), "num_hidden_layers": 1, "architectures": None})
+    layer = LlamaConfig(**{**text.to_dict(), "num_hidden_layers": layers, "architectures": None})
     config = EagleConfig(1, layer, text.hidden_size, (-1,), fc_bias=True)
+    if version == 3:
+        config = EagleConfig(3, layer, text.hidden_size, (0, 1, 2), fuse=True)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -141,12 +143,20 @@ class _HostClock:
         return Clock(time.perf_counter)
 
 
-def chain(parts: Sequence[str], window: Sequence[int], layers: int = 2, **options: Any) -> ps.Chain:
-    """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "EAGLE" and "tree"
-    (of EAGLE's)."""
+def chain(
+    parts: Sequence[str],
+    window: Sequence[int],
+    layers: int = 2,
+    *,
+    pack: bool = True,
+    head_layers: int = 1,
+    **options: Any,
+) -> ps.Chain:
+    """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "EAGLE", "EAGLE-3"
+    and "tree" (of EAGLE's). `pack`: the head runs fused layers as its target does."""
     with torch.device("cuda"):
         given = model("llama", layers)
-    target = ps.HuggingFaceLevel(given, name="target")
+    target = ps.HuggingFaceLevel(given, name="target", pack=pack)
     made: list[Any] = []
     for part in parts:
         if part == "target":
@@ -160,7 +170,8 @@ def chain(parts: Sequence[str], window: Sequence[int], layers: int = 2, **option
             made.append(ps.HuggingFaceLevel(small, name=part))
         else:
             tree = ps.DynamicTree(3, 9) if part == "tree" else None
-            made.append(ps.Eagle(head(target), tree))
+            version = 3 if part == "EAGLE-3" else 1
+            made.append(ps.Eagle(head(target, version, head_layers), tree))
     return ps.Chain(made, window, graphs=False, **options)
 
 
