@@ -45,8 +45,8 @@ class Launches(NamedTuple):
 
 # Counted with attention over up to 512 slots. Without fused layers torch's attention is several
 # operators for tensors without numbers, and one or two kernels on a device.
-EAGER = Launches(52, 49, 44, 77, 102, 75, 53)
-FUSED = Launches(9, 9, 37, 64, 89, 75, 53)
+EAGER = Launches(52, 49, 43, 58, 83, 67, 50)
+FUSED = Launches(9, 9, 36, 45, 70, 42, 25)
 
 BF16, INT4 = 2.0, 0.5 + 4 / 128  # bytes of a weight; a scale and a zero for 128 of 4 bits
 READ = 0.85  # of the bandwidth that bfloat16 products reach

@@ -264,8 +264,7 @@ class FeatureCache:
         hidden = inputs.hidden
         assert hidden is not None
         if hidden.layers:
-            apart = [hidden.layers[layer] for layer in layers]
-            features = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
+            features = _side_by_side([hidden.layers[layer] for layer in layers])
         else:  # of texts of one token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
         # (The state rows' device is that of these.)
@@ -316,6 +315,17 @@ class FeatureCache:
         else:
             read = counts.on(self.device)[:, None, None] > 0
             self._states = torch.where(read, states, self._states)
+
+
+def _side_by_side(apart: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors beside each other along the last dimension; a view where they lie so."""
+    first, sizes = apart[0], [x.shape[2] for x in apart]
+    if len(sizes) > 1 and (first.storage_offset(), first.stride(1)) == (0, sum(sizes)):
+        shape = (*first.shape[:2], sum(sizes))
+        whole = first.as_strided(shape, first.stride())
+        if all(map(torch.Tensor.is_set_to, whole.split(sizes, -1), apart)):
+            return whole
+    return torch.cat(list(apart), -1) if len(sizes) > 1 else first
 
 
 # ---- heads of one state --------------------------------------------------------------------------

@@ -101,15 +101,11 @@ def put_rows(
     if table.device.type == "cpu":
         _put_rows(table, statistics, rows, rows_statistics, slots, padding)
         return
-    batch, room = table.shape[:2]
-    if batch > 1:  # of all rows, one behind the other
-        slots = slots + torch.arange(0, batch * room, room, device=slots.device)[:, None]
-    at = slots.flatten()
-    # Row by row: `scatter_` would go element by element.
-    table.flatten(0, 1).index_copy_(0, at, rows.flatten(0, 1))
+    at = torch.arange(len(table), device=slots.device)[:, None], slots
+    table.index_put_(at, rows)
     if statistics is not None:
         assert rows_statistics is not None
-        statistics.flatten(0, 1).index_copy_(0, at, rows_statistics.flatten(0, 1))
+        statistics.index_put_(at, rows_statistics)
 
 
 def verify(

@@ -611,8 +611,8 @@ class Engine:
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if self._layers:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            kept = RowCounts(*report.kept[number - 1])
-            rows.hidden.add_pass(plan, kept, hidden, skipped, above)
+            kept = [RowCounts(*each) for each in report.kept[:-1]]
+            rows.hidden.add_pass(plan, kept, number, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
             paths = {} if tree is None else {number: path}
             if tree is not None and self._keeps_paths:

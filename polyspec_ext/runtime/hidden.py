@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -31,11 +32,13 @@ class HiddenWindow:
         self.width = width
         self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
         self.end = torch.zeros_like(self.begin)
-        # With a width ``[B, size + 1, H]``: position p lies in slot p % size, and the last slot
-        # takes what is not kept.
-        self._layers: dict[int, torch.Tensor] = {}
+        self._layers: dict[int, torch.Tensor] = {}  # without a width
+        # With a width a ring ``[B, size + 1, sum of H]`` of the layers side by side: position p is
+        # in slot p % size, and the last slot takes what is not kept.
+        self._ring: torch.Tensor | None = None
+        self._sizes: dict[int, int] = {}
         self._size = 6 * width
-        self._reach = torch.arange(self._size, device=device)
+        self._reach = torch.arange(-1, self._size, device=device)
         self._rows = torch.arange(batch, device=device)[:, None]
 
     @property
@@ -45,7 +48,8 @@ class HiddenWindow:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        return [self.begin, self.end, *self._layers.values()]
+        ring = [] if self._ring is None else [self._ring]
+        return [self.begin, self.end, *ring, *self._layers.values()]
 
     def write(self, other: HiddenWindow) -> None:
         """Copy the states of `other`. Waits for the device where it is another."""
@@ -82,7 +86,7 @@ class HiddenWindow:
         if self.width:
             first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
             torch.where(part, first, self.begin, out=self.begin)
-            self._put(layers, torch.where(part, begin, self.end), own_begin)
+            self._put(layers, 1 + torch.where(part, begin, self.end), skipped, None)
             torch.where(part, end, self.end, out=self.end)
             return
         if not part.any():
@@ -115,26 +119,40 @@ class HiddenWindow:
         self.begin.copy_(first)
         self.end.copy_(end)
 
-    def _put(self, layers: Hidden, begin: torch.Tensor, own: torch.Tensor | None) -> None:
-        """Write the states of a pass that begins at `begin`, in rows without a part behind their
-        run, from position `own` on; None: all."""
-        tokens = max(states.shape[1] for states in layers.values())
-        positions = begin[:, None] + self._reach[:tokens]
-        slots = positions % self._size
+    def _put(
+        self,
+        layers: Hidden,
+        second: torch.Tensor,
+        skipped: torch.Tensor | None,
+        above: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write the states of a pass but for `skipped` ones and those in front of `above`, in few
+        operators, since captured steps have them. Returns the positions of the first tokens, which
+        are those in front of `second`, in rows without a part of none whose state is told."""
+        self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
+        apart, ring = [layers[layer] for layer in self._sizes], self._ring
+        device = apart[0].device if ring is None else ring.device
+        apart = [x.to(device) for x in apart]
+        states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
+        positions = second[:, None] + self._reach[: states.shape[1]]
+        slots, begin, own = positions % self._size, positions[:, 0], above
+        if skipped is not None:
+            own = begin + skipped.to(begin.device)
+            own = own if above is None else own.maximum(above)
         if own is not None:
             slots.masked_fill_(positions < own[:, None], self._size)
-        for layer, states in layers.items():
-            kept = self._layers.get(layer)
-            if kept is None:
-                kept = states.new_zeros(len(begin), self._size + 1, states.shape[2])
-            dtype = torch.promote_types(kept.dtype, states.dtype)  # nothing of either is rounded
-            kept = self._layers[layer] = kept.to(dtype)
-            kept[self._rows.to(kept.device), slots.to(kept.device)] = states.to(kept.device, dtype)
+        if ring is None:
+            ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
+        dtype = torch.promote_types(ring.dtype, states.dtype)  # nothing of either is rounded
+        ring = self._ring = ring.to(dtype)
+        ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
+        return begin
 
     def add_pass(
         self,
         plan: Plan,
-        kept: RowCounts,
+        kept: Sequence[RowCounts],
+        level: int,
         layers: Hidden | None,
         skipped: torch.Tensor | None,
         above: torch.Tensor | None,
@@ -142,42 +160,40 @@ class HiddenWindow:
         """Add the states of a verification; if it gives none, drop those of rejected tokens.
 
         Args:
-            kept: cached lengths of the level that remain.
+            kept: cached lengths that remain, of the levels that verify. With a width each of these
+                gives states, so the run ends with the longest.
+            level: which has verified.
             layers, skipped: of its output.
             above: ``[B]`` int64, cached lengths of the target, whose states replace those of the
                 level; None: it gives none.
         """
-        lengths = kept.on(plan.part.device)
+        device = plan.part.device
         if layers is None:
-            most = torch.iinfo(lengths.dtype).max
-            self.cut(torch.where(plan.part > 0, lengths, most))
+            lengths = kept[level - 1].on(device)
+            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
             return
-        # Where a row reads on; of rows without a part the end of the text.
-        begin = plan.positions - (plan.counts - plan.lengths)
         if self.width:
-            own = above
-            if skipped is not None:
-                own = begin + skipped.to(begin.device)
-                own = own if above is None else own.maximum(above)
+            begin = self._put(layers, plan.positions - plan.first, skipped, above)
             torch.minimum(self.begin, begin, out=self.begin)
-            self._put(layers, begin, own)
-            torch.where(plan.part > 0, lengths, self.end, out=self.end)
+            first, *others = [each.on(device) for each in kept]
+            *between, last = others or [first]
+            torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
             return
+        begin = plan.positions - (plan.counts - plan.lengths)
         if above is not None:
             read = (above - begin).clamp_min(0)
             skipped = read if skipped is None else read.maximum(skipped.to(read.device))
         # (Rows without a part have none.)
-        self.add(layers, begin, (lengths - begin) * plan.part, skipped)
+        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
 
     def states(self) -> HiddenStates:
         """Return the states, with a width in memory of their own."""
-        layers = self._layers
-        if self.width:
-            slots = (self.begin[:, None] + self._reach[: self.width]) % self._size
-            layers = {
-                layer: own[self._rows.to(own.device), slots.to(own.device)]
-                for layer, own in layers.items()
-            }
+        layers, ring = self._layers, self._ring
+        if ring is not None:
+            slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
+            states = ring[self._rows.to(ring.device), slots.to(ring.device)]
+            parts = states.split(list(self._sizes.values()), -1)
+            layers = dict(zip(self._sizes, parts, strict=True))
         return HiddenStates(layers, self.begin, self.end - self.begin)
 
     def cut(self, lengths: torch.Tensor) -> None:
@@ -186,8 +202,8 @@ class HiddenWindow:
         torch.minimum(self.begin, lengths, out=self.begin)
 
     def forget(self, part: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0 and, with `counts`, 1: the
-        drafter has them. `counts`: of `states`; None: computed."""
+        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0: the drafter has them. With
+        the `counts` of `states` it is 1 there, and few operators are needed."""
         if counts is not None:
             self.begin.addcmul_(counts, part)
             return
@@ -203,6 +219,7 @@ class HiddenWindow:
         self.end = self.end[index].masked_fill(fresh, 0)
         self._rows = torch.arange(len(index))[:, None]
         self._layers = {layer: states[index] for layer, states in self._layers.items()}
+        self._ring = None if self._ring is None else self._ring[index]
 
     def fits(self, rows: Sequence[int], width: int) -> bool:
         """Return whether all of `rows` have states, and no row more than `width`."""

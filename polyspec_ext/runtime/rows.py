@@ -117,6 +117,7 @@ class Step(NamedTuple):
         input_ids: ``[B, T]`` int64, tokens to read, at the front of each row.
         table: ``[7, B]`` int64; plan: its rows. The next step may write over them.
         host: the same in lists, where the host reads the rows.
+        numbers: 1, 2, ... on the rows' device, where it does not.
     """
 
     level: int
@@ -127,6 +128,7 @@ class Step(NamedTuple):
     table: torch.Tensor
     plan: Plan
     host: HostStep | None
+    numbers: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Plan:
         """Return `plan` on `device`."""
@@ -145,8 +147,10 @@ class Step(NamedTuple):
             tokens = torch.from_numpy(self.host.pending())
             return tokens if tokens.device == device else tokens.to(device)
         input_ids = moved(self.input_ids, device)
-        first = self.on(device).first[:, None]
-        reach = first + torch.arange(1, self.most + 1, device=device)
+        numbers = self.numbers
+        if numbers is None or numbers.device != device:
+            numbers = torch.arange(1, self.most + 1, device=device)
+        reach = self.on(device).first[:, None] + numbers[: self.most]
         # Ids past a row's last token are not read, so the last column may be read again.
         return input_ids.gather(1, reach.clamp_max(input_ids.shape[1] - 1))
 
@@ -212,6 +216,7 @@ class StateRows:
         self.batch, self.device = batch, device
         self.words = torch.zeros(batch, shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
+        self._numbers = torch.arange(1, capacity + 1, device=device)
         self.queue: Iterator[PlannedStep] | None = None
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
@@ -348,7 +353,8 @@ class StateRows:
             torch.minimum(cached, unread, out=cached)
         input_ids, table = schedule.next_step(self.words, self.shape, level, width)
         plan = Plan._make(table.unbind())
-        return Step(level, most, width - most, tail, input_ids, table, plan, None)
+        lag, numbers = width - most, self._numbers
+        return Step(level, most, lag, tail, input_ids, table, plan, None, numbers)
 
     def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
         cached = self.words[:, self._drafted]

@@ -38,19 +38,23 @@ def head_in(family: str, place: Path, heads: int = 1, **sizes: int) -> tuple[Any
         *((family, 1, True) for family in ("deepseek_v3", "qwen3_5")),
         *((family, 3, False) for family in FAMILIES),
         ("deepseek_v3", 2, True),
+        *(("mimo", heads, True) for heads in (1, 3)),
     ],
 )
 def test_drafts_are_those_of_the_plain_forward_pass(
     family: str, heads: int, pack: bool, tmp_path: Path
 ) -> None:
     """A draft behind a prompt, and drafts behind tokens that were accepted, rejected or read anew;
-    two rows of different lengths. Of several heads some are not asked in each draft."""
+    two rows of different lengths. Of several heads some are not asked in each draft. Packed layers
+    of MiMo's, with heads that attention reads, are fused."""
     # An index chooses among few keys: of the target's, whose ties rounding decides, among all; and
     # of three heads', which meet such ties too.
     sizes = {"index_topk": 6} if family == "deepseek_v32" and heads == 1 else {}
+    sizes |= {"head_dim": 32} if family == "mimo" and pack else {}
     target, reference, head = head_in(family, tmp_path, heads, **sizes)
     if pack:
         head = ps.MTP.from_pretrained(tmp_path, ps.Level(target, pack=True))
+    assert (head._head._runs.longest > 0) == (family == "mimo" and pack)
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(V, (n,), generator=generator).tolist() for n in (9, 5)]
     states = [torch.randn(n - 1, 32, generator=generator) for n in (9, 5)]

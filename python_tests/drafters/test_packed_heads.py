@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 PRODUCT = torch.ops.polyspec.dense_product.default
 ATTENTION = torch.ops.polyspec.attention.default
+ROTARY = torch.ops.polyspec.rotary_append.default
 LAYERS = 8
 TEXTS = [[3, 9, 27, 17, 4], [5, 6, 30]]
 # Heads of 32 are what the attention operator reads.
@@ -124,6 +125,21 @@ def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
         assert query.shape[2] == width
         assert key.shape[1] == 1
         assert (mask is None) == (tree is None)
+
+
+@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
+@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
+def test_layers_are_fused(v: Variant, tree: Any, tmp_path: Path) -> None:
+    """Every layer turns its heads and appends them in one call, from the first pass on."""
+    head = wide_head(tmp_path, ps.HuggingFaceLevel(model_for(v), pack=True), v, tree=tree)
+    layers = v.aux_layers(LAYERS)
+    features = features_of(v, layers)[:1]
+    head.prefill(prompts(1))
+
+    def draft() -> None:
+        head.draft(draft_input(TEXTS[:1], [4], told(layers, features, [0])))
+
+    assert len(arguments_of(ROTARY, draft)) == 4 * v.layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -9,13 +9,20 @@ from fake_chains import chain, launches, steps_of_a_round
 
 from benchmarks.model import EAGER, FUSED, Launches
 
-MOST, MOST_WITH_STATES = 20, 42  # launches beside the passes; where a head reads states as well
+MOST = 20  # launches beside the passes
 CHAINS = {
-    "target, draft": (["target", "draft"], [4], MOST),
-    "target, W4, draft": (["target", "W4", "draft"], [5, 3], MOST),
-    "target, EAGLE": (["target", "EAGLE"], [4], MOST_WITH_STATES),
-    "target, W4, EAGLE": (["target", "W4", "EAGLE"], [5, 3], MOST_WITH_STATES),
-    "target, EAGLE-3": (["target", "EAGLE-3"], [4], MOST_WITH_STATES),
+    "target, draft": (["target", "draft"], [4]),
+    "target, W4, draft": (["target", "W4", "draft"], [5, 3]),
+    "target, EAGLE": (["target", "EAGLE"], [4]),
+    "target, W4, EAGLE": (["target", "W4", "EAGLE"], [5, 3]),
+    "target, EAGLE-3": (["target", "EAGLE-3"], [4]),
+}
+# The same of a tree: of a draft, of each of its levels but the first, and of its verification.
+TREE, TREE_LEVEL, TREE_VERIFIED = 91, 14, 62
+TREES = {
+    "target, tree": (["target", "tree"], [4]),
+    "target, deeper tree": (["target", "tree"], [6]),
+    "target, W4, tree": (["target", "W4", "tree"], [5, 3]),
 }
 
 
@@ -25,12 +32,29 @@ CHAINS = {
 def test_a_step_is_few_launches_beside_its_passes(name: str, temperature: float, rows: int) -> None:
     """Drawing, handing up, verifying, and cutting caches. One that waited for the host would end
     the round."""
-    parts, window, most = CHAINS[name]
+    parts, window = CHAINS[name]
     with launches():
         steps = steps_of_a_round(chain(parts, window), rows, temperature)
     assert {step.level for step in steps} == set(range(1, len(parts) + 1))
     for step in steps:
         assert not step.uploads, step
+        assert step.beside.total() <= MOST, step.beside
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", TREES)
+def test_a_step_of_a_tree_has_its_count(name: str, rows: int) -> None:
+    """Growing the tree, laying it out, verifying it, and keeping its path."""
+    parts, window = TREES[name]
+    with launches():
+        steps = steps_of_a_round(chain(parts, window), rows)
+    assert {step.level for step in steps} == set(range(1, len(parts) + 1))
+    for step in steps:
+        assert not step.uploads, step
+        drafts, verifies = step.level == len(parts), step.level == len(parts) - 1
+        most = TREE_VERIFIED if verifies else MOST
+        if drafts:
+            most = TREE + TREE_LEVEL * (step.tokens - 1)
         assert step.beside.total() <= most, step.beside
 
 
@@ -53,6 +77,7 @@ def test_a_layer_of_a_head_is_nine_launches(version: int, rows: int) -> None:
     one, two, five = (found.total() // 2 for found in tokens)
     assert (two - one, five - two) == (9, 27), tokens[1] - tokens[0]
     assert not {"masked_fill_", "where"} & set(tokens[0])
+    assert one <= 28, tokens[0]
 
 
 def counts(fuses: bool) -> Launches:
