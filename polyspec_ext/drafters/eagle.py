@@ -141,7 +141,9 @@ class EagleNetwork(RotaryNetwork):
             states = first = self.fc(torch.cat([embeds, states], -1))
         else:
             layer: Any = self.layers[0]
-            states, first = layer.inputs(states, embeds)
+            normed = layer.hidden_norm(states)
+            first = torch.cat([layer.input_layernorm(embeds), normed], -1)
+            states = normed if layer.norm_before_residual else states
         numbers = tuple(range(len(self.layers)))
         return self.through_layers(states, (cos, sin), mask, cache, numbers, first)
 
@@ -183,20 +185,15 @@ class Layer(nn.Module):
         attention: Attention,
     ) -> torch.Tensor:
         if embeds is not None:
-            states, inputs = self.inputs(states, embeds)
+            normed = self.hidden_norm(states)
+            if self.norm_before_residual:
+                states = normed
+            inputs = torch.cat([self.input_layernorm(embeds), normed], -1)
         else:
             inputs = self.input_layernorm(states)
         states = states + self.self_attn(inputs, rotation, attention)
         out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
-
-    def inputs(
-        self, states: torch.Tensor, embeds: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the residual and what the attention of EAGLE-3's first layer reads."""
-        normed = self.hidden_norm(states)
-        pairs = torch.cat([self.input_layernorm(embeds), normed], -1)
-        return normed if self.norm_before_residual else states, pairs
 
 
 class SelfAttention(nn.Module):

@@ -264,7 +264,11 @@ class FeatureCache:
         hidden = inputs.hidden
         assert hidden is not None
         if hidden.layers:
-            features = _side_by_side([hidden.layers[layer] for layer in layers])
+            apart = [hidden.layers[layer] for layer in layers]
+            features = apart[0]
+            if len(apart) > 1:
+                on_host = inputs.counts.host is not None
+                features = torch.cat(apart, -1) if on_host else _side_by_side(apart)
         else:  # of texts of one token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
         # (The state rows' device is that of these.)
@@ -320,12 +324,12 @@ class FeatureCache:
 def _side_by_side(apart: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return tensors beside each other along the last dimension; a view where they lie so."""
     first, sizes = apart[0], [x.shape[2] for x in apart]
-    if len(sizes) > 1 and (first.storage_offset(), first.stride(1)) == (0, sum(sizes)):
+    if (first.storage_offset(), first.stride(1)) == (0, sum(sizes)):
         shape = (*first.shape[:2], sum(sizes))
         whole = first.as_strided(shape, first.stride())
         if all(map(torch.Tensor.is_set_to, whole.split(sizes, -1), apart)):
             return whole
-    return torch.cat(list(apart), -1) if len(sizes) > 1 else first
+    return torch.cat(list(apart), -1)
 
 
 # ---- heads of one state --------------------------------------------------------------------------

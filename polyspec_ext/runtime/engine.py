@@ -611,7 +611,7 @@ class Engine:
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if self._layers:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            kept = [RowCounts(*each) for each in report.kept[:-1]]
+            kept = list(itertools.starmap(RowCounts, report.kept[:-1]))
             rows.hidden.add_pass(plan, kept, number, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
             paths = {} if tree is None else {number: path}
