@@ -224,7 +224,8 @@ class MTPNetwork(HeadNetwork):
         positions = positions.expand(x.shape[:2])
         if x.shape[1] <= self.longest:
             rotation = self._rotary[0](x, positions)
-            numbers = tuple(layer.self_attn.layer_idx for layer in self.layers)
+            layers: Any = self.layers
+            numbers = tuple(layer.self_attn.layer_idx for layer in layers)
             fused: torch.Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
             return fused
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}

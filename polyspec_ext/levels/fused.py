@@ -265,10 +265,12 @@ def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
     dtypes = {parameter.dtype for parameter in made.parameters()}
     if len(dtypes) != 1 or not dtypes < set(_FUSED_DTYPES):
         return
-    for module in made.modules() if plain_norms else ():
-        if type(module) is nn.RMSNorm and _fits_norm(module):
-            module.variance_epsilon = module.eps
-            module.__class__ = _subclass(nn.RMSNorm, _Norm)
+    norms: Any = made.modules() if plain_norms else ()
+    for norm in norms:
+        kind: Any = type(norm)
+        if kind is nn.RMSNorm and _fits_norm(norm):
+            norm.variance_epsilon = norm.eps
+            norm.__class__ = _subclass(kind, _Norm)
     for name, fits, kind in (
         ("RMSNorm", _fits_norm, _Norm),
         ("MLP", _fits_mlp, _Mlp),
