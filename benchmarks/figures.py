@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyspec_ext import drawing
+from matplotlib.figure import Figure
 
 from . import printed
 from .printed import OVERALL
@@ -39,9 +39,9 @@ def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
     return {f"figure4-{at}": _variances(some) for at, some in enumerate(several, 1)}
 
 
-def _png(figure: Any) -> bytes:
+def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
-    drawing.save(figure, file)
+    figure.savefig(file, format="png", dpi=120)
     return file.getvalue()
 
 
@@ -55,10 +55,9 @@ def _speedups(
     """
     columns = min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
-    figure, axes = drawing.pyplot().subplots(
-        rows, columns, squeeze=False, sharey=True, sharex=True, layout="constrained",
-        figsize=(2.4 + width * columns, 0.6 + rows * (0.6 + height * len(records))),
-    )  # fmt: skip
+    size = 2.4 + width * columns, 0.6 + rows * (0.6 + height * len(records))
+    figure = Figure(size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
     for task, axis in zip(tasks, axes.flat, strict=False):
         for at, one in enumerate(records):
             value, low, high = (one[f"{task}_speedup{end}"] for end in ("", "_low", "_high"))
@@ -93,9 +92,8 @@ def _colour(method: Mapping[str, Any]) -> str:
 
 
 def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
-    figure, axes = drawing.pyplot().subplots(
-        1, len(shown), squeeze=False, figsize=(1 + 6 * len(shown), 3.6), layout="constrained"
-    )
+    figure = Figure((1 + 6 * len(shown), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(shown), squeeze=False)
     for (run, records), axis in zip(shown, axes.flat, strict=True):
         if printed.target_of(run.target) is not None:
             low, high = printed.VARIANCES[run.sampling]

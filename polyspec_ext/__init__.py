@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import save_w4 as save_w4
     from polyspec_ext.quantization import trim as trim
     from polyspec_ext.rules import LogitsRules as LogitsRules
+    from polyspec_ext.sampling import row_seeds as row_seeds
     from polyspec_ext.scheduler import Scheduler as Scheduler
-    from polyspec_ext.seeds import row_seeds as row_seeds
     from polyspec_ext.serving import AsyncServer as AsyncServer
     from polyspec_ext.serving import Server as Server
     from polyspec_ext.serving import ServerFull as ServerFull
@@ -97,8 +97,8 @@ _NAMES = {
     "planning.planner": ("Plan", "plan"),
     "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
     "rules": ("LogitsRules",),
+    "sampling": ("row_seeds",),
     "scheduler": ("Scheduler",),
-    "seeds": ("row_seeds",),
     "serving": ("AsyncServer", "Server", "ServerFull"),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from . import arguments
-from .allow_masks import MaskSource, Words, masked, stacked
+from .sampling import MaskSource, Words, masked, stacked
 
 _MISSING = (
     "grammars need the package llguidance, which is not installed; install it with: "

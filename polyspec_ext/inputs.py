@@ -14,8 +14,7 @@ from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
 from .rules import LogitsRules
-from .sampling import Sampling
-from .seeds import fresh_seed, row_seeds
+from .sampling import Sampling, fresh_seed, row_seeds
 from .validate import SEED_MAX
 
 # What `generate` of transformers takes beside its configuration.

@@ -1,4 +1,5 @@
-"""The sampling parameters of one request, shared by every level of a chain (contract C1)."""
+"""The sampling parameters of one request, shared by every level of a chain (contract C1); seeds of
+rows; and allow-masks, which say what ids may come next, a bit each, as a grammar gives them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from . import arguments
-from .allow_masks import MaskSource, Words
-from .validate import TEMPERATURE_MAX
+from . import _C, arguments
+from .validate import SEED_MAX, TEMPERATURE_MAX
 
+Words = npt.NDArray[np.int32]  # of an allow-mask, 32 ids each
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
+
+
+# ---- processors ----------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -38,6 +44,14 @@ class RowProcessor(Protocol):
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
         """Return processed logits ``[k, V]``; arguments as of `LogitsProcessors.apply`."""
         ...
+
+
+class MaskSource:
+    """A `RowProcessor` that does nothing but forbid ids, which `masks` says."""
+
+    def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
+        """Return the allow-masks of `count` successive tokens (`GrammarMatcher.masks`)."""
+        raise NotImplementedError
 
 
 class RequestProcessors:
@@ -97,6 +111,9 @@ class RequestProcessors:
         for processor in self._of_row.get(row, ()):
             logits = processor.apply(logits, prefix)
         return logits if self._last is None else self._last.apply(logits, prefix, row)
+
+
+# ---- distributions -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +186,62 @@ def likeliest(logits: torch.Tensor, sampling: Sampling, count: int) -> list[Alte
         values, order = row[ids].sort(descending=True, stable=True)
         alternatives.append(list(zip(ids[order].tolist(), values.tolist(), strict=True))[:count])
     return alternatives
+
+
+# ---- allow-masks ---------------------------------------------------------------------------------
+
+
+def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = False) -> Words:
+    """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
+
+    Args:
+        partial: of a level below the target, whose distribution may be any: a row that allows none
+            of its ids allows all.
+    """
+    rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
+    last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
+    for row, words in zip(rows, masks, strict=True):
+        if words is None:
+            continue
+        known = min(len(words), len(row))
+        row[:known], row[known:] = words[:known], 0
+        row[-1] &= last
+        if partial and not row.any():
+            row[:] = -1
+    return rows
+
+
+def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
+    """Return logits ``[.., V]`` with -inf at the ids that the rows of `stacked` do not allow."""
+    bits = np.unpackbits(allowed.view(np.uint8), axis=-1, count=logits.shape[-1], bitorder="little")
+    return logits.masked_fill(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
+
+
+# ---- seeds ---------------------------------------------------------------------------------------
+
+
+def row_seeds(seed: int, count: int) -> list[int]:
+    """Derive the seeds of `count` prompts from one: row 0 has `seed` itself, row b the 64 bits of
+    Philox4x32-10 keyed by (seed, position b, level 0, round 0, purpose 0).
+
+    No draw has level 0, so a row's seed is independent of every draw. It does not depend on
+    `count`: a batch of one is drawn as with ``ps.sample(..., seed=seed)``, further prompts leave
+    the rows before them as they are, and row b alone is
+    ``chain.generate(prompts[b], seed=ps.row_seeds(seed, b + 1)[b])``. Batches with different seeds
+    have different seeds in every row, but for chance (2**-64 for a pair of rows).
+
+    Args:
+        seed: in [0, 2**64).
+        count: of rows, >= 0.
+
+    Raises:
+        TypeError, ValueError: not such integers.
+    """
+    seed = arguments.integer("seed", seed, SEED_MAX)
+    rows = range(arguments.integer("count", count))
+    return [_C.row_seed(seed, row) if row else seed for row in rows]
+
+
+def fresh_seed() -> int:
+    """Draw a seed from torch's generator of the CPU, which ``torch.manual_seed`` fixes."""
+    return int(torch.randint(2**63 - 1, (), device="cpu"))

@@ -14,7 +14,7 @@ from ..chain_file import ChainFile, Element
 from ..drafters import elements
 from ..inputs import Prompt
 from ..levels.models import is_sharded
-from ..seeds import fresh_seed
+from ..sampling import fresh_seed
 from ..tuning import Switch, default_store
 from . import report
 from .measure import Measured, Runner, measure, merged, representative

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from ..allow_masks import masked
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
 from ..levels.base import BatchedLevel, InputBlock
-from ..sampling import RequestProcessors
+from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
 from . import requirements

@@ -16,12 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..allow_masks import Words, stacked
 from ..drafters.base import DraftBlock, RowBuffer
 from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling
+from ..sampling import (
+    LogitsProcessors,
+    RequestProcessors,
+    RowProcessor,
+    Sampling,
+    Words,
+    stacked,
+)
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
 from .hidden import HiddenWindow

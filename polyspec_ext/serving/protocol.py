@@ -13,7 +13,7 @@ from .. import arguments
 from ..chat import chat_prompt, has_template
 from ..grammar import Grammar
 from ..rules import LogitsRules
-from ..seeds import row_seeds
+from ..sampling import row_seeds
 from ..validate import SEED_MAX
 
 T = TypeVar("T")

@@ -27,12 +27,12 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 # Folders, and modules that lie in none, from the ground up. Each imports from earlier rows only,
 # and from the root not at all.
 LAYERS = (
-    {"columns", "drawing", "errors", "files", "progress", "stats"},
+    {"columns", "errors", "files", "progress", "stats"},
     {"processor", "validate"},
     {"arguments", "returned"},
-    {"allow_masks"},
+    {"sampling"},
     {"grammar"},
-    {"chain_file", "chat", "ops", "policies", "rules", "sampling", "scheduler", "seeds"},
+    {"chain_file", "chat", "ops", "policies", "rules", "scheduler"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},
