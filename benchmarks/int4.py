@@ -16,7 +16,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, PackedLinear, in_huge_pages
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights, TorchInt4Linear
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 SCHEMA = 1  # of the JSON report
 GROUP = 128
@@ -40,7 +40,7 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         weights = Int4Weights(values, scales, zeros).to(device)
         kinds: dict[str, Callable[[], Product]] = {
             "polyspec": lambda: CudaInt4Linear(weights).product,
-            "torch int4": lambda: TorchInt4Linear(weights).product,
+            "torch int4": partial(_torch_on_cuda, weights),
             "torch bfloat16": plain,
         }
     else:
@@ -50,6 +50,23 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         name: [make() for _ in range(max(1, int(COLD / sizes[name])))]
         for name, make in kinds.items()
     }
+
+
+def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a matrix as torch's operator on CUDA takes it: numbers in tiles of 16 inputs and 8
+    outputs, filled up to whole tiles, and pairs of scales and zeros."""
+    padding = (0, 0, 0, -weights.values.shape[0] % 8)
+    values, scales, zeros = (torch.nn.functional.pad(x, padding) for x in weights.tensors)
+    pairs = values[:, ::2] << 4 | values[:, 1::2]  # the even input is the high nibble
+    # The most tiles beside each other that divide the inputs, which are whole groups: two do.
+    together = next(n for n in (8, 4, 2) if values.shape[1] % (16 * n) == 0)
+    both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, together), both
+
+
+def _torch_on_cuda(weights: Int4Weights) -> Product:
+    packed, both = torch_form(weights)
+    return lambda x: torch.ops.aten._weight_int4pack_mm(x, packed, weights.group, both)
 
 
 def _on_cpu(
@@ -122,7 +139,6 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         **machine.header("int4", SCHEMA, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
-        "load": {"before": machine.load_average()},
         "copy_gbs": timing.copy_bandwidth(timing.clock_of(args.device), args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
@@ -173,7 +189,7 @@ def add_command(kinds: Any) -> None:
         "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
     )
     output.add_report(sub, report_of, markdown)
-    options.add_device(sub)
+    options.share(sub, "--device", "--processor-time")
     options.add_count(sub, "--repeats", 15, "turns")
     tokens = [1, 2, 4, 6, 8, 12, 16]
     options.add(sub, "--tokens", options.COUNTS, tokens, "M,...")
@@ -184,4 +200,3 @@ def add_command(kinds: Any) -> None:
         metavar="NxK,...",
         help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
     )
-    options.add_processor_time(sub)

@@ -36,8 +36,7 @@ from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
-from polyspec_ext.quantization import quantize_w4
-from polyspec_ext.quantization.stored import stored_w4
+from polyspec_ext.quantization import quantize_w4, stored_w4
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.tuning import level_for
 

@@ -60,7 +60,7 @@ def _matcher(pattern: str) -> Callable[[object], bool]:
 def _load_copy(thing: str, options: Options) -> Any:
     """Make the copy of a model with 4-bit or 8-bit weights; "w4" or "w8" alone copies the target,
     and shares its cache."""
-    from ..quantization.stored import copy_of  # most chains have no copy
+    from ..quantization import copy_of  # most chains have no copy
 
     name = options.name
     if is_copy(thing):
@@ -76,7 +76,7 @@ def _load_copy(thing: str, options: Options) -> Any:
 
 def _load_trimmed(thing: str, options: Options) -> Any:
     from ..levels.stateful import StatefulLevel
-    from ..quantization.trimming import trim
+    from ..quantization import trim
 
     _, size, place = thing.split(":", 2)
     whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,22 @@ import torch
 from torch import nn
 
 from .. import arguments, progress
-from ..levels.gguf import BlockLinear
-from ..levels.products import replaced, stacked_bias, with_adapters
+from ..files import cache_folder
+from ..levels.gguf import BlockLinear, head_rows
+from ..levels.models import eos_ids
+from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
 from . import kept, rules
 from .calibration import Hessians, token_ids
-from .trimming import trim
-from .weights import Int4Weights, head_of, quantisable, sample_of, weights_of, with_weights
+from .weights import (
+    Int4Linear,
+    Int4Weights,
+    head_of,
+    quantisable,
+    sample_of,
+    weights_of,
+    with_weights,
+)
 
 __all__ = ["load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
 
@@ -26,6 +38,7 @@ _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
 # Part of what a pass of the copy reads that a head must be to be quantised unasked.
 _HEAD = 0.1
 _Q8_0 = 8  # the type's number in GGUF files
+_GROUPS = (128, 64, 32)  # of copies that are kept unasked
 
 
 @torch.inference_mode()
@@ -38,8 +51,8 @@ def quantize_w4(
     """Copy a causal language model with 4-bit weights in its linear layers.
 
     It shares all else with `model`, as its embeddings, and reads a quarter of the bytes of bfloat16
-    (``Level(copy, shares_cache_with=model)`` shares the cache as well). On the CPU it multiplies
-    with `ops.int4.product`, on CUDA with torch's packed operator.
+    (``Level(copy, shares_cache_with=model)`` shares the cache as well). `ops.int4.product`
+    multiplies.
 
     Args:
         model: a Hugging Face model in eval mode; it is not touched.
@@ -147,6 +160,80 @@ def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, n
     return layers
 
 
+def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
+    """Copy a causal language model with logits of its `size` most frequent ids only (FR-Spec, arXiv
+    2502.14856), for the lowest level of a chain. Where the head is most of what a pass reads, as in
+    small models of large vocabularies, that makes drafting cheaper.
+
+    The copy reads every id and draws those alone. What it hands up is the distribution over them
+    that it has drawn from, so the chain stays exact. A token of another id is never drafted.
+
+    Args:
+        model: a Hugging Face model in eval mode, also one of `quantize_w4` or of a GGUF file; it is
+            not touched.
+        texts: texts or lists of token ids, of the kind that will be decoded, whose ids are counted.
+            Of ids that are as frequent the lower is taken, and ids that end a text come first.
+            None: the lowest ids, which in vocabularies of byte pairs are about the most frequent.
+        size: ids, from 1 to as many as the model has.
+
+    Returns:
+        The copy; it shares all weights but the head's with `model`.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these, or the head is no linear layer; the
+            message names the argument.
+    """
+    arguments.model("model", model)
+    head = model.get_output_embeddings()
+    if isinstance(head, TrimmedHead):
+        raise ValueError("model: expected one with all of its ids, given one that was trimmed")
+    vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+    vocab_size = getattr(head, "out_features", vocab_size)
+    size = arguments.integer("size", size, vocab_size, 1)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    if texts is not None:
+        for row in token_ids(model, texts, "texts"):
+            counts += torch.bincount(row, minlength=vocab_size)
+    ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1 stands for none
+    counts[ends] = torch.iinfo(torch.int64).max
+    drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
+    return _with_head(model, head, drawn)
+
+
+def _with_head(model: Any, head: Any, drawn: torch.Tensor) -> Any:
+    path, rows = head_of(model), _rows(model, head, drawn)
+    if path is None or rows is None:
+        raise ValueError(
+            f"model: expected an output head that is a linear layer, given {type(head).__name__}"
+        )
+    made = parent = shallow(model)
+    *above, last = path.split(".")
+    for name in above:
+        child = shallow(getattr(parent, name))
+        setattr(parent, name, child)
+        parent = child
+    setattr(parent, last, TrimmedHead(rows, drawn.to(model.device), head.out_features))
+    return made
+
+
+def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
+    """Return a head with these rows alone; None: of a kind that is not known here."""
+    bias = getattr(head, "bias", None)
+    bias = None if bias is None else bias.detach()[drawn.to(bias.device)]
+    if isinstance(head, BlockLinear):
+        return head_rows(model.name_or_path, drawn)
+    if isinstance(head, Int4Linear):
+        return Int4Linear(Int4Weights(*(x[drawn] for x in head.weights().tensors)), bias)
+    if type(head) is not nn.Linear:
+        return None
+    weight = head.weight.detach()[drawn.to(head.weight.device)]
+    made = nn.Linear(head.in_features, len(drawn), bias=False, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made.eval()
+
+
 def save_w4(copy: Any, folder: str | Path) -> None:
     """Keep the 4-bit weights of a copy of `quantize_w4` on the CPU in a directory
     (`int4.safetensors`), for `load_w4`. What the copy shares with its model is not written.
@@ -218,3 +305,48 @@ def load_w4(model: Any, folder: str | Path) -> Any:
                 f"in {name}"
             )
     return with_weights(model, layers, found.take)
+
+
+def copy_of(word: str, model: Any, name: str = "model") -> Any:
+    """Make or load the copy that a word of `levels.sources.COPIES` stands for; see `stored_w4`."""
+    if word == "w4":
+        return stored_w4(model, name)
+    try:
+        return quantize_w8(model)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def stored_w4(model: Any, name: str = "model") -> Any:
+    """Make or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or in
+    the largest groups for which no fewer layers can be quantised.
+
+    On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
+    model's shapes and weights; where nothing can be written it is made anew. `name` is the model's,
+    for messages.
+    """
+    layers = {group: quantisable(model, group, head=True) for group in _GROUPS}
+    group = max(_GROUPS, key=lambda each: (len(layers[each]), each))
+    if not layers[group]:
+        raise ValueError(
+            f"{name}: expected linear layers whose inputs are a multiple of {_GROUPS[-1]}, given "
+            f"{type(model).__name__} without any"
+        )
+    cache = cache_folder() if model.device.type == "cpu" else None
+    if cache is not None:
+        digest = hashlib.sha256(str(group).encode())
+        for path, layer in layers[group].items():
+            # All of it: a model that was trained further may differ in a few rows alone.
+            weight = layer.weight.detach().cpu().contiguous()
+            check = zlib.crc32(weight.view(torch.uint8).numpy().data)
+            digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {check}".encode())
+        folder = cache / "w4" / digest.hexdigest()[:16]
+        # A file that another release wrote, or that is not whole, is made again.
+        with contextlib.suppress(OSError, ValueError):
+            return load_w4(model, folder)
+    progress.note(f"{name}: rounding its weights to 4 bits, once")
+    copy = quantize_w4(model, group)
+    if cache is not None:
+        with contextlib.suppress(OSError):
+            save_w4(copy, folder)
+    return copy

@@ -18,8 +18,6 @@ from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, re
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
 
-# Of torch's CUDA operator: inputs of a tile, tiles that may lie together, outputs of a tile.
-_TILE, _TOGETHER, _OUTPUTS = 16, (8, 4, 2), 8
 SAMPLE = 32  # weights of a layer by which its model is told from others
 
 
@@ -109,41 +107,6 @@ class CudaInt4Linear(QuantizedLinear):
         if x.dtype == torch.float32:
             return self.product(x.bfloat16()).float()
         return int4.product(x, self.packed, self.out_features, self.group)
-
-
-class TorchInt4Linear(QuantizedLinear):
-    """The same on CUDA by torch's ``_weight_int4pack_mm``, which multiplies in bfloat16: what
-    `CudaInt4Linear` is timed against. Its outputs come in tiles, of which the last may hold more
-    than the layer has."""
-
-    packed: torch.Tensor
-    scales_and_zeros: torch.Tensor
-
-    def __init__(
-        self,
-        weights: Int4Weights,
-        bias: torch.Tensor | None = None,
-        device: torch.device | str = "cuda",
-    ) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weights.values.shape
-        self.group = weights.group
-        padding = (0, 0, 0, -self.out_features % _OUTPUTS)
-        values, scales, zeros = (nn.functional.pad(x, padding) for x in weights.to(device).tensors)
-        pairs = values[:, ::2] << 4 | values[:, 1::2]  # the even input is the high nibble
-        # The widest that divide the inputs, which are whole groups: two tiles always do.
-        together = next(n for n in _TOGETHER if self.in_features % (n * _TILE) == 0)
-        packed = torch.ops.aten._convert_weight_to_int4pack(pairs, together)
-        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
-        self.register_buffer("packed", packed)
-        self.register_buffer("scales_and_zeros", both)
-        self.register_buffer("bias", bias)
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
-            x.bfloat16(), self.packed, self.group, self.scales_and_zeros
-        )
-        return y[:, : self.out_features].to(x.dtype).contiguous()
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:

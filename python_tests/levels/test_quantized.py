@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
+from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration, rules
@@ -583,16 +584,14 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
     ):  # fmt: skip
         weights = rules.round_to_nearest(torch.randn(outputs, inputs, generator=random), group)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            parts = (weights.values, weights.scales, weights.zeros)
-            shapes = Int4Weights(*(fake.from_tensor(part) for part in parts))
-            made = int4_weights.TorchInt4Linear(shapes, device="meta")
-            y = made(torch.empty(2, 3, inputs, device="meta"))
-        assert y.shape == (2, 3, outputs)
-        assert y.dtype == torch.float32
-        # Nothing is filled up but the last tile of outputs.
-        assert made.scales_and_zeros.shape == (inputs // group, -(-outputs // 8) * 8, 2)
-        tiles = made.packed.shape[1] * made.packed.shape[3] * 2 * 16  # of 16 inputs each
-        assert tiles == inputs
+            shapes = (fake.from_tensor(part).to("meta") for part in weights.tensors)
+            packed, both = torch_form(Int4Weights(*shapes))
+            x = torch.empty(2, inputs, dtype=torch.bfloat16, device="meta")
+            y = torch.ops.aten._weight_int4pack_mm(x, packed, group, both)
+        filled = -(-outputs // 8) * 8  # nothing is filled up but the last tile of outputs
+        assert y.shape == (2, filled)
+        assert both.shape == (inputs // group, filled, 2)
+        assert packed.shape[1] * packed.shape[3] * 2 * 16 == inputs  # tiles of 16 inputs each
 
 
 @pytest.mark.gpu
@@ -602,9 +601,12 @@ def test_cuda_multiplies_the_same_weights() -> None:
     weights = rules.round_to_nearest(torch.randn(64, 1280, generator=random), 128)
     x = torch.randn(5, 1280, generator=random).bfloat16()
     on_cpu = int4.product(x, int4.pack(weights.values, weights.scales, weights.zeros, 128), 64, 128)
-    for kind in (int4_weights.CudaInt4Linear, int4_weights.TorchInt4Linear):
-        y = kind(weights)(x.cuda()).cpu()
-        torch.testing.assert_close(on_cpu.float(), y.float(), rtol=0.03, atol=0.5)
+    packed, both = torch_form(weights.to("cuda"))
+    for y in (
+        int4_weights.CudaInt4Linear(weights)(x.cuda()),
+        torch.ops.aten._weight_int4pack_mm(x.cuda(), packed, 128, both),
+    ):
+        torch.testing.assert_close(on_cpu.float(), y.cpu().float(), rtol=0.03, atol=0.5)
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.cli.entry import main
 from polyspec_ext.levels import load
-from polyspec_ext.quantization.stored import stored_w4
+from polyspec_ext.quantization import stored_w4
 from polyspec_ext.quantization.weights import weights_of
 
 PROMPT = [1, 7, 300, 22, 5]
