@@ -11,12 +11,11 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine, output, questions
-from benchmarks.policies import POLICIES
 from benchmarks.replay import (
     BRANCH,
     HELD_OUT,
@@ -32,8 +31,9 @@ from benchmarks.replay import (
     replay,
 )
 from polyspec_ext import progress, tiny
+from polyspec_ext._C import PolicyKind
 from polyspec_ext.cli import options
-from polyspec_ext.policies import Adaptive, RoundReport, StepReport
+from polyspec_ext.policies import Adaptive, CachedFsm, Fixed, Joint, Online, RoundReport, StepReport
 
 SCHEMA = 3  # of the JSON report
 LENGTH = 128  # new tokens of a recorded text
@@ -45,6 +45,41 @@ FOUND = "fixed windows found on the other half"
 HALVES = "best fixed windows of either half of a set"
 LIMITS = {2: [12], 3: [24, 8]}  # largest windows of the search and of every policy
 TIMED = 400  # rounds of a measurement of a policy's overhead
+
+
+# Policies of Liu, Park and Shen (ACL 2025) that lose on every set of prompts: for the comparison.
+
+
+@dataclass(eq=False)
+class Fsm(Adaptive):
+    """A state machine per level: one up after a block that was accepted whole, one down after one
+    of which less than half was."""
+
+    name, _kind = "fsm", PolicyKind.FSM
+
+
+@dataclass(eq=False)
+class QLearning(Adaptive):
+    """Tabular Q-learning of one up, stay, or one down per level; the reward is tokens per second
+    over their running mean.
+
+    Args:
+        learning_rate: step size, in (0, 1].
+        discount: in [0, 1).
+        exploration: share of random actions, in [0, 1].
+        seed: of these.
+    """
+
+    name, _kind = "q-learning", PolicyKind.Q_LEARNING
+    learning_rate: float = 0.2
+    discount: float = 0.5
+    exploration: float = 0.1
+    seed: int = 0
+
+
+POLICIES: dict[str, type[Adaptive]] = {
+    kind.name: kind for kind in (Fixed, Online, Fsm, CachedFsm, QLearning, Joint)
+}
 
 
 def all_windows(levels: int) -> list[list[int]]:
@@ -256,6 +291,4 @@ def add_command(kinds: Any) -> None:
         metavar="FILE",
         help="read the traces from FILE, or record them there if there is none",
     )
-    sub.add_argument(
-        "--overhead", action="store_true", help="only the time that policies take themselves"
-    )
+    options.add_flag(sub, "--overhead", "only the time that policies take themselves")

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Joint, Online, named
-from .base import RoundReport, StepReport, WindowPolicy
+from .adaptive import (
+    POLICIES,
+    Adaptive,
+    CachedFsm,
+    Fixed,
+    Joint,
+    Online,
+    RoundReport,
+    StepReport,
+    WindowPolicy,
+    named,
+)
 
 if TYPE_CHECKING:
     from .drafter_choice import DrafterChoice
 
 __all__ = [
-    "POLICIES",
-    "Adaptive",
-    "CachedFsm",
-    "DrafterChoice",
-    "Fixed",
-    "Joint",
-    "Online",
-    "RoundReport",
-    "StepReport",
-    "WindowPolicy",
-    "named",
-]
+    "POLICIES", "Adaptive", "CachedFsm", "DrafterChoice", "Fixed", "Joint", "Online", "RoundReport",
+    "StepReport", "WindowPolicy", "named",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..stats import Stats, StatsRecorder
-from .base import StepReport
+from .adaptive import StepReport
 
 
 class RoundRecorder(StatsRecorder):

@@ -17,7 +17,7 @@ import torch
 
 from .. import arguments
 from ..kv_cache.prefixes import Copies, Prefixes
-from ..policies.base import RoundReport, StepReport, WindowPolicy
+from ..policies import RoundReport, StepReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder

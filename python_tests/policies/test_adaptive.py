@@ -15,7 +15,7 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
-from benchmarks.policies import POLICIES, Fsm, QLearning
+from benchmarks.adaptation import POLICIES, Fsm, QLearning
 from polyspec_ext import _C, policies
 from polyspec_ext.planning import theory
 from polyspec_ext.policies import RoundReport, StepReport

@@ -22,7 +22,7 @@ import polyspec_ext as ps
 from polyspec_ext import _C, arguments, inputs
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
-from polyspec_ext.policies.base import RoundReport
+from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.requirements import Operators
 

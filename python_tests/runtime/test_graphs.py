@@ -26,7 +26,7 @@ from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities
-from polyspec_ext.policies.base import RoundReport
+from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
 from polyspec_ext.tensors import Place, RowCounts
 
