@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import ends_of_turn, has_template
 from .answers import Answers, Choice, Piece
-from .asynchronous import AsyncServer
 from .metrics import Metrics
 from .protocol import Model, Refusal, Wanted, parse, read, wrong
-from .server import Event, Server, ServerFull
+from .server import AsyncServer, Event, Server, ServerFull
 
 if TYPE_CHECKING:
     from starlette.requests import Request
