@@ -314,7 +314,7 @@ def add_command(kinds: Any) -> None:
         "decoding and the bandwidth floor of its passes. Prints Markdown, or JSON.",
     )
     sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
-    options.add_device(sub)
+    options.share(sub, "--device")
     output.add_report(sub, report_of, markdown)
     what = "make N of the layers (default: all)"
     sub.add_argument("--layers", type=options.COUNT, metavar="N", help=what)

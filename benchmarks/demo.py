@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from benchmarks import machine, output
 from benchmarks import questions as asked
-from benchmarks.engines import llama_cpp
+from benchmarks.engines import add_llama, llama_cpp
 from benchmarks.measuring import Contender, chain_call, generate_call, measure, verdict
 from benchmarks.methods import load_level
 from polyspec_ext import columns, processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
-from polyspec_ext.cli.run import INTERRUPTED
+from polyspec_ext.cli.entry import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed, text_prompt, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers
@@ -46,8 +46,10 @@ def add_command(commands: Any) -> None:
     sub = commands.add_parser("demo", help=what)
     what = "a directory, id or GGUF file, or 'w4:MODEL', its 4-bit copy (default: shipped models)"
     sub.add_argument("--target", metavar="MODEL", help=what)
-    options.add_draft(sub, "the same, or as 'suffix' or an EAGLE head (default: prompt lookup)")
-    options.add_llama(sub)
+    what = "the same, or as 'suffix' or an EAGLE head (default: prompt lookup)"
+    sub.add_argument("--draft", metavar="MODEL", help=what)
+    options.add_old_draft(sub)
+    add_llama(sub)
     for name, what in (
         ("--prompts", "questions (default: the first 6 of the shipped models, else 3)"),
         ("--max-new-tokens", "(default: 128 of the shipped models, else 48)"),
@@ -55,10 +57,8 @@ def add_command(commands: Any) -> None:
         sub.add_argument(name, type=options.COUNT, metavar="N", help=what)
     options.add_count(sub, "--repeats", 3, "runs per question")
     options.add(sub, "--seconds", options.number(0), 75, "S", "after which no repeat begins")
-    options.add_temperature(sub, 0.0)
-    options.add_seed(sub)
-    options.add_threads(sub)
-    options.add_json(sub, "tables")
+    options.share(sub, "--temperature", "--seed", "--threads")
+    options.add_flag(sub, "--json", "one JSON object instead of tables")
     sub.set_defaults(run=run, raw=False, system=None)
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
     progress.phase("loading the models, and timing how they run fastest here")
     models = shipped(questions) if is_shipped else users(args, questions)
-    load, where = machine.load_average(), machine.describe("cpu")
+    load, where = processor.load_average(), machine.describe("cpu")
     tokens, chain = args.max_new_tokens, models.chains[-1]
     stream = chain.stream(models.prompts[0], tokens, args.temperature, seed=args.seed)
     if args.json:

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.measuring import Answer, Decode, Request
 from benchmarks.vllm_engine import VLLM, VllmEngine, ways
+from polyspec_ext.cli import options
 
 _ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
 _CHAIN = "-chain"  # our chain within it
@@ -95,11 +96,11 @@ class OpenVino:
         """Load a variant and return the call of one prompt."""
         import openvino
 
-        options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
         drafts = key.endswith(_ASSISTED)
         if drafts:
-            options["draft_model"] = self._genai.draft_model(str(self._draft), "CPU")
-        pipeline = self._genai.LLMPipeline(str(self._target), "CPU", **options)
+            chosen["draft_model"] = self._genai.draft_model(str(self._draft), "CPU")
+        pipeline = self._genai.LLMPipeline(str(self._target), "CPU", **chosen)
 
         def call(request: Request) -> Answer:
             (prompt,) = request.prompts
@@ -170,6 +171,21 @@ class Vllm:
         return call
 
 
+def add_llama(group: Any) -> None:
+    """Add ``--gguf`` and ``--llama``."""
+    group.add_argument(
+        "--gguf",
+        type=options.words,
+        default=[],
+        metavar="FILE[,FILE]",
+        help="target and draft as llama.cpp has them, which answers in turns: plain, by its own "
+        "rule, and with settings by which logits do not depend on the rows of a pass plain and in "
+        "a chain of ours",
+    )
+    what = "polyspec_llama, of make llama"
+    group.add_argument("--llama", type=options.file, metavar="PROGRAM", help=what)
+
+
 def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
     """Return the engine of ``--gguf`` and ``--llama``; none without a file.
 
@@ -235,8 +251,8 @@ class LlamaCpp:
                 "--seed": request.seeds[0],
                 "--context": len(prompt) + request.max_new_tokens + 2 * _WINDOW,
             }
-            options = [str(word) for pair in asked.items() for word in pair]
-            done = subprocess.run([*command, *options], capture_output=True, text=True)
+            words = [str(word) for pair in asked.items() for word in pair]
+            done = subprocess.run([*command, *words], capture_output=True, text=True)
             if done.returncode != 0:
                 said = " ".join(done.stderr.split())
                 raise RuntimeError(f"{self._program.name}: {said}")

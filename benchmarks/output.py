@@ -61,9 +61,9 @@ def add_report(
         report_of: measures.
         status: the exit status that goes with a report.
     """
-    options.add_json(parser)
+    options.add_flag(parser, "--json", "one JSON object instead of Markdown")
     parser.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
-    options.add_threads(parser)
+    options.share(parser, "--threads")
 
     def run(args: argparse.Namespace) -> int:
         processor.note_load()

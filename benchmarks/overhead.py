@@ -356,13 +356,13 @@ def add_command(kinds: Any) -> None:
         "levels whose logits lie ready; on CUDA, of rounds that are replayed graphs. Prints "
         "Markdown, or JSON.",
     )
-    options.add_device(sub)
+    options.share(sub, "--device")
     output.add_report(sub, report_of, markdown)
-    sub.add_argument("--quick", action="store_true", help="few turns")
+    options.add_flag(sub, "--quick", "few turns")
     levels = options.listed(options.integer(2))
     options.add(sub, "--levels", levels, [2, 3, 4], "N,...")
     options.add(sub, "--batch", options.COUNTS, [1, 8, 32], "B,...")
     sub.add_argument(
         "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
     )
-    options.add_temperature(sub, 1.0)
+    options.add(sub, "--temperature", options.number(0), 1.0, "T")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks import machine, measuring, methods, output, questions, record, timing
-from benchmarks.engines import OpenVino, Vllm, llama_cpp
+from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
 from benchmarks.measuring import Request
 from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
 from benchmarks.questions import Conversation, Prompt, Question
@@ -95,7 +95,7 @@ def add_command(kinds: Any) -> None:
         sub.add_argument(name, metavar=metavar, help=what, **more)
     what = "the paper's target and its EAGLE-2 head"
     sub.add_argument("--preset", choices=tuple(methods.PRESETS), help=what)
-    options.add_llama(sub)
+    add_llama(sub)
     for name, default, what in (
         ("--per-task", 10, "questions of each of the six tasks"),
         ("--repeats", 1, "of every question, the methods in turns"),
@@ -109,13 +109,10 @@ def add_command(kinds: Any) -> None:
     what = "grow it to the width and depth of this published model instead"
     size.add_argument("--shape", choices=tuple(SHAPES), help=what)
     what = "without tables and figures, which `report DIR` makes later"
-    sub.add_argument("--no-report", action="store_true", help=what)
+    options.add_flag(sub, "--no-report", what)
     what = "that the planner may measure to find windows; 0: windows as they are shipped"
     options.add(sub, "--plan-seconds", options.COUNT_OR_NONE, 30, "S", what)
-    options.add_temperature(sub, 0.0)
-    options.add_seed(sub)
-    options.add_device(sub)
-    options.add_threads(sub)
+    options.share(sub, "--temperature", "--seed", "--device", "--threads")
     sub.set_defaults(run=run)
     sub = kinds.add_parser(
         "report",
@@ -415,7 +412,7 @@ def _facts(
         "command": "bench paper",
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": {**about, "system": platform.system(), "device": args.device},
-        "load": machine.load_average(),
+        "load": processor.load_average(),
         "commit": commit and commit.removesuffix("+"),
         "dirty": commit and commit.endswith("+"),
         "versions": versions,

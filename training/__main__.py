@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.cli.run import help_of, run_command
+from polyspec_ext.cli.entry import help_of, run_command
 from polyspec_ext.cli.texts import tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.levels.stateful import StatefulLevel
@@ -71,7 +71,7 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
         "--minutes", type=options.number(0), metavar="M", help="end after so many, in all runs"
     )
     run.add_argument("--resume", action="store_true", help="go on with the run that --output holds")
-    options.add_threads(run)
+    options.share(run, "--threads")
     shape = sub.add_argument_group("head")
     if kind != "mtp":
         options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
@@ -88,12 +88,8 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     else:
         options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
     if kind != "mtp":
-        shape.add_argument(
-            "--inner",
-            type=options.COUNT,
-            metavar="N",
-            help="width of the MLP (default: the target's)",
-        )
+        what = "width of the MLP (default: the target's)"
+        shape.add_argument("--inner", type=options.COUNT, metavar="N", help=what)
     learning = sub.add_argument_group("learning")
     options.add_count(learning, "--epochs", 3, "how often a row is learnt from")
     options.add_count(learning, "--length", 320, "tokens of a row")
@@ -101,7 +97,8 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
     rate = 5e-4 if kind == "mtp" else 1e-3  # what begins with a model's weights is easily lost
     options.add(learning, "--rate", options.number(0), rate, "R", "highest learning rate")
-    options.add_seed(learning, "of the first weights, the answers and the order of texts")
+    what = "of the first weights, the answers and the order of texts"
+    options.add(learning, "--seed", options.SEED, 0, "S", what)
 
 
 def train(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.cli.run import run_command
+from polyspec_ext.cli.entry import run_command
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.tiny import HEADS, path
 

@@ -19,8 +19,15 @@ from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from . import options
-from .chains import build_chain, sampling_of
-from .texts import SHIPPED, Colours, show_prompt, speed, tokenizer_of
+from .texts import (
+    SHIPPED,
+    Colours,
+    build_chain,
+    sampling_of,
+    show_prompt,
+    speed,
+    tokenizer_of,
+)
 
 COMMANDS = {
     "/help": "list these commands",

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from . import options
-from .run import help_of, run_command
 
 # Commands whose options lie in their module.
 _OTHERS = ("plan", "serve")
+BAD_INPUT = 2
+INTERRUPTED = 128 + 2  # as a shell shows SIGINT
+READER_LEFT = 128 + 13  # and SIGPIPE
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
@@ -64,25 +69,15 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 def _add_generate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
-    options.add_raw(sub)
-    options.add_show_levels(sub)
-    options.add_prompt_options(sub)
-    sub.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON object instead of streamed text; of several prompts, with their requests",
-    )
-    sub.add_argument(
-        "--stats",
-        action="store_true",
-        help="a table of every level's work and acceptance at the end",
-    )
-    sub.add_argument(
-        "--auto",
-        action="store_true",
-        help="the chain of these models, their copies and drafters without a model that `plan` "
-        "recommends for the prompts; planned once, and kept",
-    )
+    options.share(sub, "--raw", "--show-levels", "--system", "--verbose")
+    for name, what in (
+        ("--json", "one JSON object instead of streamed text; of several prompts, with their "
+         "requests"),
+        ("--stats", "a table of every level's work and acceptance at the end"),
+        ("--auto", "the chain of these models, their copies and drafters without a model that "
+         "`plan` recommends for the prompts; planned once, and kept"),
+    ):  # fmt: skip
+        options.add_flag(sub, name, what)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
     options.add_count(sub, "--n", 1, "texts for each prompt")
@@ -90,13 +85,9 @@ def _add_generate(sub: argparse.ArgumentParser) -> None:
 
 
 def _add_chat(sub: argparse.ArgumentParser) -> None:
-    options.add_prompt_options(sub)
-    options.add_show_levels(sub)
-    sub.add_argument(
-        "--stats",
-        action="store_true",
-        help="a table of every level's work and acceptance behind each answer, instead of a line",
-    )
+    options.share(sub, "--system", "--verbose", "--show-levels")
+    what = "a table of every level's work and acceptance behind each answer, instead of a line"
+    options.add_flag(sub, "--stats", what)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
     sub.set_defaults(run=_later("chat"))
@@ -133,3 +124,91 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in words if not word.startswith("-")), None)
     return run_command(make_parser(command), arguments)
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:
+    """Parse `arguments` and call what the chosen command has set as ``run``, with them and as many
+    threads of torch as its ``--threads`` says.
+
+    Returns:
+        The exit status: what ``run`` returned; 2 for bad input, with one line on standard error;
+        130 for Ctrl-C; 141 where the reader of the output has left, as in ``... | head -1``.
+
+    Raises:
+        SystemExit: after ``--help`` and ``--version``, with status 0.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character
+    try:
+        status = _run(parser, arguments)
+        _flush()
+        return status
+    except BrokenPipeError:
+        _abandon()
+        return READER_LEFT
+    except OSError as error:  # of the output itself: a full disk
+        _abandon()
+        print(f"error: {_line(error, ())}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as end:
+        if end.code != 0:
+            return BAD_INPUT
+        _flush()
+        raise
+    try:
+        if getattr(args, "threads", None):
+            torch.set_num_threads(args.threads)
+        status: int = args.run(args)
+    except BrokenPipeError:
+        raise
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        print(f"error: {_line(error, vars(args))}", file=sys.stderr)
+        return BAD_INPUT
+    return status
+
+
+def _line(error: Exception, options: Collection[str]) -> str:
+    """Return the message in one line. An argument is named as on the command line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    found = re.match(r"(\w+): ", text)
+    if found is not None and found[1] in options and found[1] != "prompt":
+        return f"--{found[1].replace('_', '-')}: {text[found.end() :]}"
+    return text
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None: closed by who called
+        sys.stdout.flush()
+
+
+def _abandon() -> None:
+    """Drop the buffers' contents, which the interpreter would complain of at exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            null_device = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null_device, stream.fileno())
+            os.close(null_device)
+
+
+def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """Return a command that prints the help as an error: a word is missing."""
+
+    def show_help(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
+
+    return show_help

@@ -10,13 +10,15 @@ from typing import Any
 from .. import columns
 from ..chat import ChatPrompt, ends_of_turn, has_template
 from ..outputs import Output
-from .chains import build_chain, planned_chain, sampling_of
 from .texts import (
     SHIPPED,
     Colours,
+    build_chain,
     drawn_seeds,
+    planned_chain,
     print_text,
     require_text,
+    sampling_of,
     show_prompt,
     summary,
     text_prompt,

@@ -110,24 +110,6 @@ def stop(text: str) -> str:
     return prompt(text)
 
 
-def add_threads(group: Any) -> None:
-    """Add ``--threads``, which `run_command` sets."""
-    group.add_argument(
-        "--threads",
-        type=COUNT,
-        metavar="N",
-        help="threads of torch; fewer than the cores where others use the machine as well "
-        "(default: torch's own choice)",
-    )
-
-
-def add_json(group: Any, instead_of: str = "Markdown") -> None:
-    """Add ``--json``."""
-    group.add_argument(
-        "--json", action="store_true", help=f"one JSON object instead of {instead_of}"
-    )
-
-
 def add(
     group: Any,
     name: str,
@@ -146,6 +128,52 @@ def add_count(group: Any, name: str, default: int, what: str = "") -> None:
     add(group, name, COUNT, default, "N", what)
 
 
+def add_flag(group: Any, name: str, what: str) -> None:
+    """Add an option without a value."""
+    group.add_argument(name, action="store_true", help=what)
+
+
+# Options that several commands have, as arguments of `add_argument`.
+SHARED: dict[str, dict[str, Any]] = {
+    "--threads": {
+        "type": COUNT,
+        "metavar": "N",
+        "help": "threads of torch; fewer than the cores where others use the machine as well "
+        "(default: torch's own choice)",
+    },
+    "--device": {"choices": ("cpu", "cuda"), "default": "cpu", "help": "(default: cpu)"},
+    "--temperature": {"type": number(0), "default": 0.0, "metavar": "T", "help": "(default: 0.0)"},
+    "--seed": {"type": SEED, "default": 0, "metavar": "S", "help": "(default: 0)"},
+    "--processor-time": {
+        "action": "store_true",
+        "help": "CPU: processor time of the process in place of wall time, for a machine that is "
+        "busy with something else; says what wall time would only with --threads 1",
+    },
+    "--measure-again": {
+        "action": "store_true",
+        "help": "forget what was found to be fastest on this processor, which is kept in "
+        "polyspec_ext/levels of the user's cache folder, and time it again",
+    },
+    "--raw": {"action": "store_true", "help": "without the chat template"},
+    "--system": {"metavar": "TEXT", "help": "system prompt, where the chat template takes one"},
+    "--verbose": {
+        "action": "store_true",
+        "help": "also show the chain and the prompts as the target reads them, on standard error",
+    },
+    "--show-levels": {
+        "action": "store_true",
+        "help": "show each token in the colour of the level that proposed it, underlined where it "
+        "came in place of a rejected one",
+    },
+}
+
+
+def share(group: Any, *names: str) -> None:
+    """Add options of `SHARED`."""
+    for name in names:
+        group.add_argument(name, **SHARED[name])
+
+
 class _Renamed(argparse.Action):
     """An option by the name that it had, which says its new one (docs/deprecation.md)."""
 
@@ -160,78 +188,9 @@ class _Renamed(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_draft(group: Any, what: str) -> None:
-    """Add ``--draft``, and ``--drafter``, its old name."""
-    group.add_argument("--draft", metavar="MODEL", help=what)
+def add_old_draft(group: Any) -> None:
+    """Add ``--drafter``, the old name of ``--draft``."""
     group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
-
-
-def add_llama(group: Any) -> None:
-    """Add ``--gguf`` and ``--llama``, for measurements beside llama.cpp."""
-    group.add_argument(
-        "--gguf",
-        type=words,
-        default=[],
-        metavar="FILE[,FILE]",
-        help="target and draft as llama.cpp has them, which answers in turns: plain, by its own "
-        "rule, and with settings by which logits do not depend on the rows of a pass plain and in "
-        "a chain of ours",
-    )
-    group.add_argument(
-        "--llama", type=file, metavar="PROGRAM", help="polyspec_llama, of make llama"
-    )
-
-
-def add_seed(group: Any, what: str = "") -> None:
-    """Add ``--seed``."""
-    add(group, "--seed", SEED, 0, "S", what)
-
-
-def add_device(group: Any) -> None:
-    """Add ``--device``: cpu or cuda."""
-    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-
-
-def add_temperature(group: Any, default: float) -> None:
-    """Add ``--temperature`` of all requests."""
-    add(group, "--temperature", number(0), default, "T")
-
-
-def add_processor_time(group: Any) -> None:
-    """Add ``--processor-time``."""
-    group.add_argument(
-        "--processor-time",
-        action="store_true",
-        help="CPU: processor time of the process in place of wall time, for a machine that is busy "
-        "with something else; says what wall time would only with --threads 1",
-    )
-
-
-def add_prompt_options(parser: Any) -> None:
-    """Add the options of prompts."""
-    parser.add_argument(
-        "--system", metavar="TEXT", help="system prompt, where the chat template takes one"
-    )
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help="also show the chain and the prompts as the target reads them, on standard error",
-    )
-
-
-def add_show_levels(parser: Any) -> None:
-    """Add the option that colours the tokens of a text (`texts.Colours`)."""
-    parser.add_argument(
-        "--show-levels",
-        action="store_true",
-        help="show each token in the colour of the level that proposed it, underlined where it "
-        "came in place of a rejected one",
-    )
-
-
-def add_raw(parser: Any) -> None:
-    """Add the option that leaves out the chat template (`text_prompt`)."""
-    parser.add_argument("--raw", action="store_true", help="without the chat template")
 
 
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
@@ -241,87 +200,40 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         "without --target: the shipped target, and below it the shipped middle and drafter where "
         "neither --middle nor --draft is given",
     )
-    group.add_argument(
-        "--chain",
-        metavar="FILE",
-        help="a chain that `plan --save FILE` wrote, instead of the options below but --threads",
-    )
-    group.add_argument(
-        "--target",
-        metavar="MODEL",
-        help="model directory or id; here and below 'w4:MODEL' is its 4-bit copy, made once and "
-        "kept in polyspec_ext/w4 of the user's cache folder, 'w8:MODEL' its 8-bit one",
-    )
-    group.add_argument(
-        "--middle",
-        metavar="MODEL",
-        action="append",
-        default=[],
-        help="level between target and draft, or 'w4' or 'w8', the target's 4-bit or 8-bit copy "
-        "over the target's cache; may be repeated",
-    )
-    add_draft(
-        group,
-        "model directory or id, or 'prompt-lookup', 'suffix', 'ngram', 'mtp' or 'early-exit:K'",
-    )
-    group.add_argument(
-        "--window",
-        type=COUNTS_OR_NONE,
-        metavar="MU,K",
-        help="tokens that each level but the last waits for, target first",
-    )
-    group.add_argument(
-        "--rounds",
-        type=COUNTS_OR_NONE,
-        metavar="R,...",
-        help="blocks from below after which a level waits no longer, for each above the lowest "
-        "that verifies; 0: no bound (default: as many as fill its window if all is accepted)",
-    )
-    add(
-        group,
-        "--tail",
-        COUNT_OR_NONE,
-        0,
-        "T",
-        "tokens that the drafter adds, unverified, to those that the target is about to verify",
-    )
-    group.add_argument(
-        "--rule",
-        choices=("token", "block"),
-        default="token",
-        help="acceptance rule (default: %(default)s)",
-    )
-    group.add_argument(
-        "--policy",
-        choices=tuple(POLICIES),
-        help="chooses the windows before every round, from --window on (default: they stay)",
-    )
-    group.add_argument(
-        "--dtype",
-        help="of the models; auto: each checkpoint's own (default: auto, but on the CPU float32 "
-        "unless it is bfloat16, packed, and the processor multiplies that; of the shipped chain "
-        "there float32, its draft levels by the same rule)",
-    )
-    group.add_argument("--device", default="cpu", help="of the models (default: %(default)s)")
-    add_threads(group)
-    group.add_argument(
-        "--pack",
-        choices=tuple(SWITCHES),
-        default="auto",
-        help="pack the weights for the CPU's matrix kernels, which takes their memory again; auto: "
-        "where that is faster on this processor (default: %(default)s)",
-    )
-    add_measure_again(group)
-
-
-def add_measure_again(parser: Any) -> None:
-    """Add the option that forgets the times of this processor."""
-    parser.add_argument(
-        "--measure-again",
-        action="store_true",
-        help="forget what was found to be fastest on this processor, which is kept in "
-        "polyspec_ext/levels of the user's cache folder, and time it again",
-    )
+    several: dict[str, Any] = {"action": "append", "default": []}
+    rows: tuple[tuple[str, str | None, dict[str, Any], str], ...] = (
+        ("--chain", "FILE", {}, "a chain that `plan --save FILE` wrote, instead of the options "
+         "below but --threads"),
+        ("--target", "MODEL", {}, "model directory or id; here and below 'w4:MODEL' is its 4-bit "
+         "copy, made once and kept in polyspec_ext/w4 of the user's cache folder, 'w8:MODEL' its "
+         "8-bit one"),
+        ("--middle", "MODEL", several, "level between target and draft, or 'w4' or 'w8', the "
+         "target's 4-bit or 8-bit copy over the target's cache; may be repeated"),
+        ("--draft", "MODEL", {}, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram', "
+         "'mtp' or 'early-exit:K'"),
+        ("--window", "MU,K", {"type": COUNTS_OR_NONE}, "tokens that each level but the last waits "
+         "for, target first"),
+        ("--rounds", "R,...", {"type": COUNTS_OR_NONE}, "blocks from below after which a level "
+         "waits no longer, for each above the lowest that verifies; 0: no bound (default: as many "
+         "as fill its window if all is accepted)"),
+        ("--tail", "T", {"type": COUNT_OR_NONE, "default": 0}, "tokens that the drafter adds, "
+         "unverified, to those that the target is about to verify (default: %(default)s)"),
+        ("--rule", None, {"choices": ("token", "block"), "default": "token"}, "acceptance rule "
+         "(default: %(default)s)"),
+        ("--policy", None, {"choices": tuple(POLICIES)}, "chooses the windows before every round, "
+         "from --window on (default: they stay)"),
+        ("--dtype", None, {}, "of the models; auto: each checkpoint's own (default: auto, but on "
+         "the CPU float32 unless it is bfloat16, packed, and the processor multiplies that; of "
+         "the shipped chain there float32, its draft levels by the same rule)"),
+        ("--device", None, {"default": "cpu"}, "of the models (default: %(default)s)"),
+        ("--pack", None, {"choices": tuple(SWITCHES), "default": "auto"}, "pack the weights for "
+         "the CPU's matrix kernels, which takes their memory again; auto: where that is faster on "
+         "this processor (default: %(default)s)"),
+    )  # fmt: skip
+    for name, metavar, more, what in rows:
+        group.add_argument(name, metavar=metavar, help=what, **more)
+    add_old_draft(group)
+    share(group, "--threads", "--measure-again")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,6 @@ from ..chat import has_template
 from ..planning.planner import Plan, plan
 from ..tuning import default_store
 from . import options
-from .options import add_measure_again, add_raw
 from .texts import require_text, text_prompt, tokenizer_of
 
 
@@ -32,7 +31,7 @@ def add_command(commands: Any) -> None:
         type=options.prompt,
         help="text, read as by generate (default: six built-in questions)",
     )
-    add_raw(sub)
+    options.share(sub, "--raw")
     models = sub.add_argument_group("models")
     models.add_argument("--target", metavar="MODEL", help="model directory or id")
     models.add_argument(
@@ -43,11 +42,11 @@ def add_command(commands: Any) -> None:
         help="a smaller model, or a drafter's word, as 'prompt-lookup' or 'suffix'; may be "
         "repeated, the plan chooses among them",
     )
-    models.add_argument(
+    options.add_flag(
+        models,
         "--only",
-        action="store_true",
-        help="plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, "
-        "prompt lookup and suffixes as well",
+        "plan with these alone, and not with 4-bit copies of them, drafts with fewer ids, prompt "
+        "lookup and suffixes as well",
     )
     models.add_argument(
         "--pack", choices=tuple(options.SWITCHES), default="auto", help="(default: %(default)s)"
@@ -55,32 +54,21 @@ def add_command(commands: Any) -> None:
     group = sub.add_argument_group("requests")
     options.add(group, "--max-new-tokens", options.integer(2), 128, "N")
     options.add(group, "--batch", options.COUNT, 1, "B")
-    options.add_temperature(group, 0.0)
+    options.share(group, "--temperature")
     options.add(group, "--top-k", options.COUNT_OR_NONE, 0, "K")
     options.add(group, "--top-p", options.SHARE, 1.0, "P")
     options.add(group, "--min-p", options.SHARE, 0.0, "P")
-    options.add_seed(group)
+    options.share(group, "--seed")
     work = sub.add_argument_group("measurement")
     options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
-    work.add_argument(
-        "--verify",
-        action="store_true",
-        help="run the recommendation, the runners-up and plain decoding, and recommend the fastest",
-    )
-    work.add_argument(
-        "--theorem",
-        action="store_true",
-        help="run the chains that Theorem 3.2 compares: its verdict beside what was measured",
-    )
+    what = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
+    options.add_flag(work, "--verify", what)
+    what = "run the chains that Theorem 3.2 compares: its verdict beside what was measured"
+    options.add_flag(work, "--theorem", what)
     options.add_count(work, "--repeats", 3, "of runs")
-    options.add_threads(work)
-    add_measure_again(work)
-    options.add_json(sub, "tables")
-    sub.add_argument(
-        "--verbose",
-        action="store_true",
-        help="also rates of decoding and the measurements",
-    )
+    options.share(work, "--threads", "--measure-again")
+    options.add_flag(sub, "--json", "one JSON object instead of tables")
+    options.add_flag(sub, "--verbose", "also rates of decoding and the measurements")
     sub.add_argument(
         "--save",
         type=Path,

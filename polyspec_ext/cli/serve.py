@@ -29,38 +29,28 @@ def add_command(commands: Any) -> None:
     )
     sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
     group = sub.add_argument_group("server")
-    options.add(group, "--host", str, "127.0.0.1", "ADDRESS", "to listen at")
-    options.add(group, "--port", options.integer(0, 65535), 8000, "N", "0: a free one")
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help=f"that clients show as a bearer token (default: {_KEY} of the environment, or none)",
-    )
-    group.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="beside localhost, a name by which clients may ask for a server that listens at a "
-        "loopback address, as behind a proxy; may be repeated",
-    )
-    group.add_argument("--name", metavar="NAME", help="of the model (default: the target)")
+    several: dict[str, Any] = {"action": "append", "default": []}
+    for name, metavar, more, what in (
+        ("--host", "ADDRESS", {"default": "127.0.0.1"}, "to listen at (default: %(default)s)"),
+        ("--port", "N", {"type": options.integer(0, 65535), "default": 8000}, "0: a free one "
+         "(default: %(default)s)"),
+        ("--api-key", "KEY", {}, "that clients show as a bearer token (default: "
+         f"{_KEY} of the environment, or none)"),
+        ("--allow-host", "NAME", several, "beside localhost, a name by which clients may ask for a "
+         "server that listens at a loopback address, as behind a proxy; may be repeated"),
+        ("--name", "NAME", {}, "of the model (default: the target)"),
+        ("--max-tokens", "N", {"type": options.COUNT}, "of prompts and answers that run, together "
+         "(default: as many as the slots take)"),
+        ("--max-prompt", "N", {"type": options.COUNT}, "tokens (default: the context)"),
+    ):  # fmt: skip
+        group.add_argument(name, metavar=metavar, help=what, **more)
     options.add_count(group, "--slots", 8, "requests that run at a time")
     options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
-    group.add_argument(
-        "--max-tokens",
-        type=options.COUNT,
-        metavar="N",
-        help="of prompts and answers that run, together (default: as many as the slots take)",
-    )
     text = "of texts whose keys and values are kept for prompts that begin alike"
     options.add(group, "--cache-tokens", options.COUNT_OR_NONE, 16384, "N", text)
     options.add_count(group, "--max-body", 2 * 2**20, "bytes of a request")
-    group.add_argument(
-        "--max-prompt", type=options.COUNT, metavar="N", help="tokens (default: the context)"
-    )
     options.add(group, "--timeout", options.number(0), 600.0, "S", "seconds of a request")
-    group.add_argument("--verbose", action="store_true", help="a line for each request on stderr")
+    options.add_flag(group, "--verbose", "a line for each request on stderr")
     options.add_chain_options(sub)
     sub.set_defaults(run=run)
 
@@ -72,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
     args.target = args.model if args.target is None else args.target
     from ..serving.api import Endpoint, Limits, require_extra
     from ..serving.server import Server
-    from .chains import build_chain
-    from .texts import tokenizer_of
+    from .texts import build_chain, tokenizer_of
 
     try:
         require_extra()
