@@ -14,8 +14,6 @@ import transformers
 
 from polyspec_ext import _C, ops, processor
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.processor import cores as cores
-from polyspec_ext.processor import load_average as load_average
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def describe(device: str) -> dict[str, Any]:
     return {
         "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
         "cpu": cpu,
-        "cores": cores(),
+        "cores": processor.cores(),
         "threads": torch.get_num_threads(),
         "cpu_capability": processor.instructions(),
         "torch": torch.__version__,
@@ -44,7 +42,7 @@ def header(kind: str, schema: int, device: str) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": device,
         "machine": describe(device),
-        "load": {"before": load_average()},
+        "load": {"before": processor.load_average()},
     }
 
 
@@ -77,8 +75,8 @@ def commit() -> str | None:
 def conditions(report: Mapping[str, Any]) -> str:
     """Describe threads, torch and load of a report."""
     where, load = report["machine"], report["load"]["before"]
-    text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}"
-    text += "" if load is None else f", load average {load:.1f} before"
+    text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}, "
+    text += f"load average {load:.1f} before"
     busy = processor.is_busy(load, where["threads"], where["cores"])
     return f"{text} (busy: {processor.BUSY})" if busy and report.get("device") != "cuda" else text
 

@@ -326,7 +326,7 @@ def add_command(kinds: Any) -> None:
         "in turns within one run. Prints Markdown, or JSON. The file of --json-file is written "
         "after every case.",
     )
-    options.add_device(sub)
+    options.share(sub, "--device", "--processor-time")
     output.add_report(sub, report_of, markdown)
     axes = sub.add_argument_group("grid: the product of all axes")
     axes.add_argument("--operators", type=options.words, metavar="NAME,...", help="(default: all)")
@@ -345,7 +345,6 @@ def add_command(kinds: Any) -> None:
         help="none, or top-k, top-p and min-p joined by + (default: none,top_k=50+top_p=.9)",
     )
     options.add_count(sub, "--repeats", REPEATS, "turns per case")
-    sub.add_argument("--no-peers", action="store_true", help="the operators alone")
-    sub.add_argument("--no-compile", action="store_true", help="no torch.compile'd peers")
-    options.add_processor_time(sub)
-    options.add_seed(sub, "of logits and draws")
+    options.add_flag(sub, "--no-peers", "the operators alone")
+    options.add_flag(sub, "--no-compile", "no torch.compile'd peers")
+    options.add(sub, "--seed", options.SEED, 0, "S", "of logits and draws")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Contender
+from polyspec_ext.sampling import Sampling
 
 TRANSFORMERS = "transformers _speculative_sampling"
 WARPERS = "transformers warpers + multinomial"
@@ -37,32 +38,18 @@ LOOP_LIMIT = 8  # largest batch at which a batch-1 peer is called once per reque
 Verified = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, num_accepted [B]
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(Sampling):
     """Sampling filters; the defaults are off."""
-
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Filters:
         """Read ``"none"`` or ``"top_k=50+top_p=.9"``."""
-        if text == "none":
-            return cls()
-        values: dict[str, Any] = {}
-        for part in text.split("+"):
-            name, _, value = part.partition("=")
-            try:
-                values[name] = int(value) if name == "top_k" else float(value)
-            except ValueError:
-                raise ValueError(f"--filters: expected a number in {part!r}") from None
-        if not values.keys() <= {"top_k", "top_p", "min_p"}:
-            raise ValueError(f"--filters: expected top_k, top_p, min_p or none, given {text!r}")
-        filters = cls(**values)
-        if filters.top_k < 0 or not 0 <= filters.top_p <= 1 or not 0 <= filters.min_p <= 1:
-            raise ValueError(f"--filters: out of range: {text!r}")
-        return filters
+        parts = [] if text == "none" else [part.partition("=") for part in text.split("+")]
+        try:
+            return cls(**{name: _number(value) for name, _, value in parts})
+        except (TypeError, ValueError) as error:
+            wanted = "top_k, top_p and min_p with + between, or none"
+            raise ValueError(f"--filters: expected {wanted}, given {text!r}: {error}") from error
 
     def options(self) -> dict[str, Any]:
         """Return the active filters as keyword arguments of ``ps.sample`` and ``ps.verify``."""
@@ -71,6 +58,10 @@ class Filters:
 
     def __str__(self) -> str:
         return "+".join(f"{name}={value:g}" for name, value in self.options().items()) or "none"
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.isdecimal() else float(text)
 
 
 @dataclass

@@ -55,17 +55,8 @@ class Preflight:
         self.clock = timing.clock_of(device)
         self.shape = SHAPE[device]
 
-    def parts(self) -> dict[str, Callable[[], Numbers]]:
-        """Return what measures each part, by name, in the order in which they are worth most."""
-        return {
-            "device": self.properties,
-            "copy": self.copy,
-            "node": self.node,
-            "operators": self.operators,
-            "products": self.products,
-            "attention": self.attention,
-            "layers": self.layers,
-        }
+    # In the order in which they are worth most.
+    PARTS = ("properties", "copy", "node", "operators", "products", "attention", "layers")
 
     def microseconds(self, call: Callable[[], Any]) -> float:
         """Return the median microseconds of a call, in a replayed graph on CUDA.
@@ -191,14 +182,13 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
     report: dict[str, Any] = {
         **machine.header("preflight", SCHEMA, args.device),
-        "load": {"before": machine.load_average()},
         "settings": {"repeats": args.repeats, "shape": SHAPE[args.device].name},
         "parts": {},
     }
-    parts = Preflight(args.device, args.repeats, args.compile == "all").parts()
-    for name, measure in progress.bar(parts.items(), desc="preflight", leave=False):
+    preflight = Preflight(args.device, args.repeats, args.compile == "all")
+    for name in progress.bar(Preflight.PARTS, desc="preflight", leave=False):
         try:
-            report["parts"][name] = measure()
+            report["parts"][name] = getattr(preflight, name)()
         except Exception as error:  # the next part may still tell something
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             report["parts"][name] = {"error": message}
@@ -231,7 +221,7 @@ def add_command(kinds: Any) -> None:
         "decoder layers as they are and through torch.compile, each in microseconds. Prints "
         "Markdown, or JSON. A part that fails is named, and the status is 1.",
     )
-    options.add_device(sub)
+    options.share(sub, "--device")
     output.add_report(sub, report_of, markdown, _status)
     options.add_count(sub, "--repeats", 20, "turns")
     sub.add_argument(

@@ -25,7 +25,7 @@ from benchmarks.questions import Conversation
 from benchmarks.services import Ask, Client, Load, Open, Trace
 from benchmarks.timing import rotated
 from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
-from polyspec_ext import policies, progress, tiny
+from polyspec_ext import policies, processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
@@ -128,7 +128,7 @@ def add_command(kinds: Any) -> None:
     ):
         options.add_count(sub, name, default, what)
     options.add(sub, "--seconds", options.number(0), 600.0, "S", "after which no load begins anew")
-    options.add_seed(sub)
+    options.share(sub, "--seed")
     output.add_report(sub, report_of, markdown, lambda report: int(report["differs"]))
 
 
@@ -139,7 +139,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything that options name."""
     if bool(args.gguf) != bool(args.llama_server) or len(args.gguf) > 2:
         raise ValueError("--gguf: expected one or two files and --llama-server with them")
-    before = machine.load_average()
+    before = processor.load_average()
     place = args.target or tiny.path("target")
     drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
     apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
@@ -174,7 +174,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     rows, differs = _rows(cells, target)
     return {
         **machine.header("serving", SCHEMA, "cpu"),
-        "load": {"before": before, "after": machine.load_average()},
+        "load": {"before": before, "after": processor.load_average()},
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
         "levels": (
@@ -388,10 +388,10 @@ def markdown(report: Mapping[str, Any]) -> str:
     """Return a table for each temperature."""
     settings, where = report["settings"], report["machine"]
     talks = settings["conversations"] is not None
-    after = output.number(report["load"]["after"], ".1f")
     lines = [
-        f"{' <- '.join(report['levels'])}: {where['cpu']}, {machine.conditions(report)}, {after} "
-        f"after, transformers {where['transformers']}, commit {where['commit']}.",
+        f"{' <- '.join(report['levels'])}: {where['cpu']}, {machine.conditions(report)}, "
+        f"{report['load']['after']:.1f} after, transformers {where['transformers']}, commit "
+        f"{where['commit']}.",
         f"Questions of {report['source']}, up to {settings['max_new_tokens']} new tokens, prefill "
         "included; medians of repeats in turns; milliseconds as median / 95 %.",
         *(f"- {choice}" for choice in report["choices"]),

@@ -265,17 +265,13 @@ def model(name: str, value: Any) -> None:
 
 def place(name: str, value: Any) -> torch.device:
     """Return a device of a kind that the operators run on."""
+    wanted = f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given"
     if not isinstance(value, str | torch.device):
-        raise TypeError(
-            f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given "
-            f"{shown(value)}"
-        )
+        raise TypeError(f"{wanted} {shown(value)}")
     try:
         made = torch.device(value)
     except RuntimeError:
-        raise ValueError(
-            f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given {value!r}"
-        ) from None
+        raise ValueError(f"{wanted} {value!r}") from None
     if made.type not in ("cpu", "cuda"):
         raise ValueError(f"{name}: expected cpu or cuda, given {made}")
     if made.type == "cuda" and not _C.build_info()["cuda"]:

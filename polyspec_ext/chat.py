@@ -248,32 +248,24 @@ class StopStrings:
     Args:
         tokenizer: of transformers.
         stops: none of them empty; none at all: the whole text.
-        include: whether the stop string is a part of the text.
 
     Attributes:
         stopped: the stop string that has ended the text, or None.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str], include: bool = False) -> None:
+    def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
         for stop in stops:
             if not stop:
                 raise ValueError("stop: expected strings of at least 1 character, given ''")
         self.stopped: str | None = None
-        self._ends = (0, 0)  # number of tokens, of those of the text, once it has stopped
         self._decoder = TextDecoder(tokenizer)
-        self._stops, self._include = tuple(stops), include
+        self._stops, self._end = tuple(stops), 0  # its tokens, once it has stopped
         self._text, self._waiting = "", ""  # returned, and settled but held back
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens so far, up to the end of the stop string."""
-        return len(self._decoder.tokens) if self.stopped is None else self._ends[0]
-
-    @property
-    def num_text_tokens(self) -> int:
-        """Count the tokens of the text: those in front of the stop string, unless it is included. A
-        token with the end of the text and the beginning of the stop string counts."""
-        return len(self._decoder.tokens) if self.stopped is None else self._ends[1]
+        return len(self._decoder.tokens) if self.stopped is None else self._end
 
     @property
     def tokens(self) -> list[int]:
@@ -302,11 +294,9 @@ class StopStrings:
         ends = [(at + len(stop), at, stop) for at, stop in begins if at >= 0]
         if ends:
             end, begin, stop = min(ends)
-            shown, self._waiting = text[: end if self._include else begin], ""
-            through = self._text + text[:end]
+            self._end = self._num_tokens_of(self._text + text[:end])
+            shown, self._waiting, self.stopped = text[:begin], "", stop
             self._text += shown
-            self._ends = self._num_tokens_of(through), self._num_tokens_of(self._text)
-            self.stopped = stop
             return shown
         shown = text[: len(text) - num_waiting(text)]
         self._text, self._waiting = self._text + shown, text[len(shown) :]

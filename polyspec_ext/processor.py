@@ -32,28 +32,24 @@ BUSY = "times may be too long, and ratios uncertain"
 
 def cores() -> int:
     """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
-def load_average() -> float | None:
+def load_average() -> float:
     """Runnable processes over the last minute; how busy the machine is beside this."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return os.getloadavg()[0]
 
 
-def is_busy(load: float | None, threads: int, cores: int) -> bool:
+def is_busy(load: float, threads: int, cores: int) -> bool:
     """Return whether others left too few cores for `threads`. Wall times then measure the
     scheduler: whoever waits for several threads in every step, as torch does, loses far more than
     one thread."""
-    return load is not None and load + threads > cores + 0.5
+    return load + threads > cores + 0.5
 
 
-def load_line(load: float | None) -> str:
+def load_line(load: float) -> str:
     """Return a load for people, and what it does to times where the machine is busy."""
     threads, available = torch.get_num_threads(), cores()
-    if load is None:
-        return ""
     line = f"load average {load:.1f} beside {threads} threads on {available} cores"
     if not is_busy(load, threads, available):
         return line

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .validate import LOGITS_DTYPES, kind_of
+from .validate import LOGITS_DTYPES, wrong_kind
 
 
 def require_output(name: str, output: Any) -> None:
@@ -20,9 +20,7 @@ def require_output(name: str, output: Any) -> None:
         TypeError: it is none.
     """
     if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
-        raise TypeError(
-            f"{name}: expected forward to return a LevelOutput, given {kind_of(output)}"
-        )
+        wrong_kind(name, "forward to return a LevelOutput", output)
 
 
 def require_logits(
@@ -35,10 +33,7 @@ def require_logits(
         ValueError: another shape, device, layout or stride.
     """
     if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
-        raise TypeError(
-            f"{name}: expected forward to return float32, bfloat16 or float16 logits, given "
-            f"{kind_of(logits)}"
-        )
+        wrong_kind(name, "forward to return float32, bfloat16 or float16 logits", logits)
     if logits.shape != (batch, keep, vocab_size):
         raise ValueError(
             f"{name}: expected forward to return logits of shape [B, keep, vocab_size] = "
@@ -49,8 +44,6 @@ def require_logits(
             f"{name}: expected forward to return logits on the level's device, {device}, given "
             f"{logits.device}"
         )
-    if logits.layout == torch.strided and logits.is_contiguous():
-        return
     if logits.layout != torch.strided:
         raise ValueError(
             f"{name}: expected forward to return dense logits, given layout {logits.layout}"
@@ -71,13 +64,11 @@ def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequenc
         ValueError: a layer is missing, or has another shape.
     """
     if not isinstance(hidden, Mapping):
-        raise TypeError(f"{name}: expected hidden states by layer, given {kind_of(hidden)}")
+        wrong_kind(name, "hidden states by layer", hidden)
     for layer in layers:
         states = hidden.get(layer)
         if not isinstance(states, torch.Tensor) or not states.is_floating_point():
-            raise TypeError(
-                f"{name}: expected hidden states of layer {layer}, given {kind_of(states)}"
-            )
+            wrong_kind(name, f"hidden states of layer {layer}", states)
         if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
             raise ValueError(
                 f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
@@ -94,7 +85,7 @@ def call(name: str, level: Any, method: str, *arguments: Any) -> None:
     """
     result = getattr(level, method)(*arguments)
     if result is not None:
-        raise TypeError(f"{name}: expected {method} to return None, given {kind_of(result)}")
+        wrong_kind(name, f"{method} to return None", result)
 
 
 def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
@@ -107,10 +98,7 @@ def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
     given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
     whole = isinstance(given, Sequence) and all(type(one) is int for one in given)
     if not whole:
-        raise TypeError(
-            f"{name}: expected rollback to return None or the lengths that are left, given "
-            f"{kind_of(kept)}"
-        )
+        wrong_kind(name, "rollback to return None or the lengths that are left", kept)
     if len(given) != len(asked) or any(not 0 <= n <= m for n, m in zip(given, asked, strict=True)):
         raise ValueError(
             f"{name}: expected rollback to leave at most {list(asked)} tokens, given {given}"

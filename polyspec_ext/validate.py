@@ -83,7 +83,8 @@ def kind_of(value: object) -> str:
     return type(value).__name__
 
 
-def _wrong_kind(name: str, expected: str, value: object) -> NoReturn:
+def wrong_kind(name: str, expected: str, value: object) -> NoReturn:
+    """Raise a TypeError that names a value by its kind."""
     raise TypeError(f"{name}: expected {expected}, given {kind_of(value)}")
 
 
@@ -101,7 +102,7 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
         rank: number of dimensions.
     """
     if not isinstance(value, torch.Tensor) or value.dtype not in LOGITS_DTYPES:
-        _wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
+        wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
     sizes = value.shape
     if len(sizes) != rank:
         _wrong_shape(name, shape, value)
@@ -219,10 +220,10 @@ def real(
     if kind is not float and kind is not int:
         if isinstance(value, torch.Tensor):
             if not value.dtype.is_floating_point:
-                _wrong_kind(name, "a number or a floating-point tensor", value)
+                wrong_kind(name, "a number or a floating-point tensor", value)
             return 0.0, _per_request(name, value, place, torch.float32)
         if kind is bool or not isinstance(value, numbers.Real):
-            _wrong_kind(name, "a number or a floating-point tensor", value)
+            wrong_kind(name, "a number or a floating-point tensor", value)
         value = float(value)
     if not 0.0 <= value <= high:
         bound = f"a finite number >= 0, at most {high:.4g}" if high > 1.0 else "a number in [0, 1]"
@@ -236,7 +237,7 @@ def _index(name: str, value: Any) -> int:
             return operator.index(value)
     except TypeError:  # classes and arrays have an `__index__` that is of no use
         pass
-    _wrong_kind(name, "an integer or an integer tensor", value)
+    wrong_kind(name, "an integer or an integer tensor", value)
 
 
 def integer(
@@ -247,7 +248,7 @@ def integer(
     if type(value) is not int:
         if isinstance(value, torch.Tensor):
             if value.dtype not in INT_DTYPES:
-                _wrong_kind(name, "an integer or an integer tensor", value)
+                wrong_kind(name, "an integer or an integer tensor", value)
             return 0, _per_request(name, value, place, torch.int64)
         value = _index(name, value)
     if not low <= value <= high:
@@ -287,7 +288,7 @@ def table(
     """Require an integer tensor of an exact shape on the logits' device; return it contiguous, of
     `dtype`."""
     if not isinstance(value, torch.Tensor) or value.dtype not in INT_DTYPES:
-        _wrong_kind(name, "an integer tensor", value)
+        wrong_kind(name, "an integer tensor", value)
     if value.shape != shape:
         _wrong_shape(name, f"{text} = {list(shape)}", value)
     on_device(name, value, place[1])
@@ -299,7 +300,7 @@ def allowed(value: Any, place: Place, shape: tuple[int, ...], vocab: int, text: 
     if value is None:
         return None
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int32:
-        _wrong_kind("allowed", "an int32 tensor of 32 ids a word, or None", value)
+        wrong_kind("allowed", "an int32 tensor of 32 ids a word, or None", value)
     return table("allowed", value, place, (*shape, -(-vocab // 32)), text, torch.int32)
 
 
@@ -318,7 +319,7 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
             raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
         return torch.tensor([tokens], dtype=torch.int64, device=device)
     if value.dtype not in INT_DTYPES:
-        _wrong_kind(name, "an integer, a sequence of integers or an integer tensor", value)
+        wrong_kind(name, "an integer, a sequence of integers or an integer tensor", value)
     if value.dim() == 1:
         value = value.unsqueeze(0)
     elif value.dim() != 2 or value.shape[0] != batch:
@@ -332,7 +333,7 @@ def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | Non
     if value is None:
         return None
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.uint64):
-        _wrong_kind("draws", "an int64 tensor of 64-bit draws", value)
+        wrong_kind("draws", "an int64 tensor of 64-bit draws", value)
     if value.dtype == torch.uint64:
         value = value.view(torch.int64)
     return table("draws", value, place, (place[0], count), text, torch.int64)
@@ -374,7 +375,7 @@ def drafted(
     if statistics is not None:
         if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
             expected = "an int64 tensor of distributions from sample or verify"
-            _wrong_kind("draft_statistics", expected, statistics)
+            wrong_kind("draft_statistics", expected, statistics)
         form = "[R, 2]" if shape is None else "[B, K, 2]"
         statistics = table("draft_statistics", statistics, place, (*rows, 2), form, torch.int64)
     if target_to_draft is not None:

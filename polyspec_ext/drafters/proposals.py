@@ -17,7 +17,7 @@ from ..arguments import require_ids, row_integers
 from ..errors import add_note
 from ..levels.base import PromptBatch
 from ..tensors import RowCounts, on_device
-from ..validate import LOGITS_DTYPES, kind_of
+from ..validate import LOGITS_DTYPES, wrong_kind
 from .base import (
     Context,
     DraftBlock,
@@ -86,10 +86,7 @@ class ProposalDrafter:
     def _fork(self) -> Drafter:
         fork = self.drafter.fork()  # type: ignore[attr-defined]
         if not isinstance(fork, Drafter):
-            raise TypeError(
-                f"{self.name}: expected fork to return a drafter, with a method propose, given "
-                f"{kind_of(fork)}"
-            )
+            wrong_kind(self.name, "fork to return a drafter, with a method propose", fork)
         return fork
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
@@ -188,9 +185,7 @@ class ProposalDrafter:
         level above, of `vocab_size` ids, lacks."""
         name = self.name
         if not isinstance(proposal, Proposal):
-            raise TypeError(
-                f"{name}: expected propose to return a Proposal, given {kind_of(proposal)}"
-            )
+            wrong_kind(name, "propose to return a Proposal", proposal)
         tokens, parents = _ids(f"{name}: token ids", proposal.tokens), None
         logits, statistics = proposal.logits, proposal.statistics
         if proposal.parents is not None:
@@ -324,10 +319,7 @@ def _require_tree(
 def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> None:
     """Refuse draft logits and statistics that are not those of `count` rows."""
     if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS_DTYPES:
-        raise TypeError(
-            f"{name}: expected draft logits as a float32, bfloat16 or float16 tensor, given "
-            f"{kind_of(rows)}"
-        )
+        wrong_kind(name, "draft logits as a float32, bfloat16 or float16 tensor", rows)
     if rows.dim() != 3 or rows.shape[:2] != (1, count):
         raise ValueError(
             f"{name}: expected draft logits of shape [1, {count}, Vd], given {list(rows.shape)}"
@@ -343,10 +335,7 @@ def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size:
     if statistics is None:
         return
     if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
-        raise TypeError(
-            f"{name}: expected draft statistics as an int64 tensor from ps.sample, given "
-            f"{kind_of(statistics)}"
-        )
+        wrong_kind(name, "draft statistics as an int64 tensor from ps.sample", statistics)
     if statistics.shape != (1, count, 2) or statistics.is_meta:
         raise ValueError(
             f"{name}: expected draft statistics of shape [1, {count}, 2], given "

@@ -22,6 +22,7 @@ from ..chain import Chain
 from ..drafters import Context, Drafter
 from ..levels import InputBlock, PromptBatch, batched
 from ..levels.base import id_map_of
+from ..sampling import processed_scores
 from ..stats import LevelStats, Stats, merge
 from .parts import Part, Request, owners_above
 from .theory import Acceptance, Floats, Proposals, batches, replays
@@ -450,22 +451,9 @@ def _enter_times(
 def processed(logits: torch.Tensor, request: Request) -> torch.Tensor:
     """Return ``[N, V]``, the distributions that tokens are drawn from, of rows of logits; as
     `ps.sample` forms them, up to rounding."""
-    rows = logits.float()
     if request.temperature == 0:
-        return torch.nn.functional.one_hot(rows.argmax(-1), rows.shape[-1]).float()
-    weights = torch.softmax(rows / request.temperature, -1)
-    if 0 < request.top_k < weights.shape[-1]:
-        edge = weights.topk(request.top_k, -1).values[:, -1:]
-        weights = weights.where(weights >= edge, 0)
-        weights = weights / weights.sum(-1, keepdim=True)
-    if request.top_p < 1:
-        ordered, _ = weights.sort(-1, descending=True)
-        inside = (ordered.cumsum(-1) - ordered < request.top_p) & (ordered > 0)
-        edge = ordered.gather(-1, (inside.sum(-1, keepdim=True) - 1).clamp_min(0))
-        weights = weights.where(weights >= edge, 0)
-    if request.min_p > 0:
-        weights = weights.where(weights >= request.min_p * weights.amax(-1, keepdim=True), 0)
-    return weights / weights.sum(-1, keepdim=True)
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    return processed_scores(logits, request.sampling).softmax(-1)
 
 
 @torch.inference_mode()

@@ -48,8 +48,13 @@ class Request:
     eos_token_id: int | Sequence[int] | None = None
     batch: int = 1
 
+    @property
+    def sampling(self) -> Sampling:
+        """How logits become a distribution."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
     def __post_init__(self) -> None:
-        sampling = Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+        sampling = self.sampling
         checked = {
             **{name: getattr(sampling, name) for name in sampling.__slots__},
             "max_new_tokens": arguments.integer("max_new_tokens", self.max_new_tokens, low=2),

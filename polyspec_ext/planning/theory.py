@@ -225,7 +225,8 @@ class RoundModel:
         if level == self.levels:  # the target alone
             ready: _Ready = {(0, 0): np.ones(self.places)}
         elif level == self.levels - 1:
-            ready = self._draft(log)
+            ready = {}
+            self._draft(level, log, ready, np.ones(self.places))
         else:
             ready = self._gather(level, log)
         outcomes: Outcomes = {}
@@ -275,43 +276,36 @@ class RoundModel:
             return accept
         return self.ahead(self.accept[level - 1], index)
 
-    def _draft(self, log: Log) -> _Ready:
-        due, wanted = self.due(self.levels - 1, 0, 0)
-        wanted = np.where(due == self.levels, wanted, 0)
-        drafted = wanted if self.proposals is None else np.minimum(wanted, self.proposals.counts)
-        spent = np.zeros(self.places)
-        sizes: dict[int, Floats] = {}
-        for tokens in np.unique(wanted[wanted > 0]).tolist():
-            spent[wanted == tokens] = self.seconds.draft(tokens)
-            if self.batch > 1:
-                sizes[tokens] = (wanted == tokens).astype(np.float64)
-        if wanted.any():
-            asked = (wanted > 0).astype(np.float64)
-            log[(0,)] = Steps(self.levels, asked, spent, np.zeros(self.places), sizes)
-        counts = np.unique(drafted).tolist()
-        return {(tokens, 0): (drafted == tokens).astype(np.float64) for tokens in counts}
-
-    def _draft_tail(
-        self, blocks: int, pending: int, chance: Floats, log: Log, ready: _Ready
+    def _draft(
+        self,
+        level: int,
+        log: Log,
+        ready: _Ready,
+        chance: Floats,
+        pending: int = 0,
+        blocks: int = 0,
+        tail: int = 0,
     ) -> None:
-        """Add a tail, where one is due with `chance` ``[P]``, to the tokens pending for level 1."""
-        due, wanted = self.due(1, pending, blocks, self.tail)
+        """Add what level n drafts, where that is due with `chance` ``[P]``, to the tokens pending
+        for `level`; with `tail` a tail of at most so many."""
+        due, wanted = self.due(level, pending, blocks, tail)
         wanted = np.where(due == self.levels, wanted, 0)
-        drafted = wanted
-        if isinstance(self.accept_tail, Proposals):
-            counts = self.ahead(self.accept_tail.counts.astype(np.float64), pending)
+        proposals, drafted = self.accept_tail if tail else self.proposals, wanted
+        if isinstance(proposals, Proposals):
+            counts = self.ahead(proposals.counts.astype(np.float64), pending)
             drafted = np.minimum(wanted, counts.astype(np.int64))
         for tokens, count in np.unique(np.stack([wanted, drafted]), axis=1).T.tolist():
             here = chance * ((wanted == tokens) & (drafted == count))
             if here.max() <= TINY:
                 continue
+            of_tail = count if tail else 0
             if tokens > 0:
                 # Rows whose window is not full yet draft their next block meanwhile.
-                path = (blocks, *[0] * (self.levels - 2))
+                path = (blocks, *[0] * (self.levels - 1 - level))
                 spent = here * self.seconds.draft(tokens)
                 sizes = {tokens: here} if self.batch > 1 else {}
-                _log_steps(log, path, Steps(self.levels, here, spent, here * count, sizes))
-            key = pending + count, count
+                _log_steps(log, path, Steps(self.levels, here, spent, here * of_tail, sizes))
+            key = pending + count, of_tail
             ready[key] = ready.get(key, 0.0) + here
 
     def _gather(self, level: int, log: Log) -> _Ready:
@@ -324,7 +318,7 @@ class RoundModel:
                 full = self.due(level, pending, blocks)[0] == level
                 done = probability * full
                 if done.max() > TINY and level == 1 and self.tail:
-                    self._draft_tail(blocks, pending, done, log, ready)
+                    self._draft(level, log, ready, done, pending, blocks, self.tail)
                 elif done.max() > TINY:
                     ready[pending, 0] = ready.get((pending, 0), 0.0) + done
                 going = probability * ~full

@@ -208,7 +208,7 @@ def test_tiny_run(
     ("options", "text"),
     [
         (["--operators", "verfy"], "--operators: expected sample, verify-token"),
-        (["--filters", "top_p=2"], "--filters: out of range"),
+        (["--filters", "top_p=2"], "top_p: expected a number in [0, 1], given 2"),
         (["--dtype", "int8"], "--dtype: expected float32"),
         (["--acceptance", "1.5"], "--acceptance: expected a number in [0, 1]"),
         (["--draft-len", "0"], "--draft-len: expected an integer >= 1"),
