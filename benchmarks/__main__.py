@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from polyspec_ext.cli import options
-from polyspec_ext.cli.run import help_of, run_command
+from polyspec_ext.cli.entry import help_of, run_command
 
 from . import adaptation, chosen, demo, int4, model, operators, overhead, paper, preflight, serving
 
