@@ -22,7 +22,8 @@ add_library(polyspec ${polyspec_sources})
 add_library(polyspec::polyspec ALIAS polyspec)
 # Before 1.0 a minor release may change the ABI.
 set_target_properties(polyspec PROPERTIES VERSION ${PROJECT_VERSION}
-                                          SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+                                          SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+                                          DEFINE_SYMBOL "")  # static and shared have the same objects
 set(export_map "${CMAKE_CURRENT_SOURCE_DIR}/csrc/cmake/polyspec.map")
 target_link_options(polyspec PRIVATE "-Wl,--version-script=${export_map}")
 set_property(TARGET polyspec APPEND PROPERTY LINK_DEPENDS "${export_map}")

@@ -211,7 +211,6 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
 
 
 SHAPES = {
-    "vicuna-7b": Variant("vicuna", hidden=4096, inner=11008, heads=32, kv_heads=32, vocab=256),
     "llama3-8b": Variant("llama3", hidden=4096, inner=14336, heads=32, kv_heads=8, vocab=256),
     "qwen2-7b": Variant(
         "qwen2", hidden=3584, inner=18944, heads=28, kv_heads=4, vocab=256, qkv_bias=True

@@ -4,24 +4,19 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import threading
 from typing import Any
 
 import pytest
 import torch
-from scipy import stats
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
-    LogitsProcessorList,
     MaxLengthCriteria,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     StopStringCriteria,
-    TextIteratorStreamer,
 )
 from transformers.generation import logits_process as lp
 from transformers.generation.streamers import BaseStreamer
@@ -200,92 +195,9 @@ def test_the_shipped_chain() -> None:
     del stopped["stop_strings"]
     criteria = [StopStringCriteria(tokenizer, [" is", "="])]
     assert torch.equal(generate(shipped, **alone, **stopped, stopping_criteria=criteria), theirs)
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
-    thread = threading.Thread(
-        target=generate, args=(shipped,), kwargs={**alone, **stopped, "token_streamer": streamer}
-    )
-    thread.start()
-    text = "".join(streamer)
-    thread.join()
-    full = model.generate(**alone, **stopped)[0, alone["input_ids"].shape[1] :]
-    assert text == tokenizer.decode(full)
 
 
 # ---- sampling ------------------------------------------------------------------------------------
-
-SMALL = 6
-DISTRIBUTION_OPTIONS: dict[str, Any] = {
-    "temperature": 0.8,
-    "top_k": 5,
-    "top_p": 0.95,
-    "repetition_penalty": 1.6,
-    "bad_words_ids": [[4, 2]],
-    "suppress_tokens": [1],
-}
-
-
-def exact_distribution(model: Any, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
-    """Of the next `length` tokens, by transformers' own processors and warpers."""
-    processors = LogitsProcessorList(
-        [
-            lp.RepetitionPenaltyLogitsProcessor(1.6),
-            lp.NoBadWordsLogitsProcessor([[4, 2]]),
-            lp.SuppressTokensLogitsProcessor([1]),
-            lp.TemperatureLogitsWarper(0.8),
-            lp.TopKLogitsWarper(5),
-            lp.TopPLogitsWarper(0.95),
-        ]
-    )
-    distribution: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        texts = list(distribution)
-        ids = torch.tensor([[*prompt, *text] for text in texts])
-        with torch.no_grad():
-            rows = processors(ids, model(ids).logits[:, -1].float()).double().softmax(-1)
-        distribution = {
-            (*text, token): distribution[text] * p
-            for text, row in zip(texts, rows.tolist(), strict=True)
-            for token, p in enumerate(row)
-            if p > 0
-        }
-    return distribution
-
-
-def test_the_distribution_with_processors() -> None:
-    """Chi-square of sampled texts, rows of one batch each with its own seed, against the exact
-    distribution."""
-    model = llama(4, SMALL, 0.35)
-    sampled = ps.Chain([model, near(model, 5, SMALL, 0.5), near(model, 6, SMALL - 1, 0.5)], [2, 2])
-    prompt, length, rows, calls = [2, 3], 3, 200, 10
-    distribution = exact_distribution(model, prompt, length)
-    counts: dict[tuple[int, ...], int] = dict.fromkeys(distribution, 0)
-    accepted = 0
-    for call in range(calls):
-        out = generate(
-            sampled,
-            input_ids=torch.tensor([prompt]),
-            do_sample=True,
-            max_new_tokens=length,
-            num_return_sequences=rows,
-            seed=1000 * call,
-            return_dict_in_generate=True,
-            **DISTRIBUTION_OPTIONS,
-        )
-        for text, logprobs in zip(out.sequences[:, 2:].tolist(), out.logprobs, strict=True):
-            assert tuple(text) in distribution, f"{text} has no probability"
-            counts[tuple(text)] += 1
-            assert float(logprobs.sum()) == pytest.approx(
-                float(torch.tensor(distribution[tuple(text)]).log()), abs=1e-3
-            )
-        accepted += out.stats.levels[0].num_accepted_tokens
-    total = rows * calls
-    assert accepted > total / 2
-    rare = [text for text, p in distribution.items() if p * total < 5]
-    cells = [(counts[t], p * total) for t, p in distribution.items() if p * total >= 5]
-    cells.append((sum(counts[t] for t in rare), sum(distribution[t] for t in rare) * total))
-    observed, expected = zip(*[cell for cell in cells if cell[1] > 0], strict=True)
-    assert len(cells) > 20
-    assert stats.chisquare(observed, expected, sum_check=False).pvalue > 1e-6
 
 
 def test_warpers_that_stay_processors(chain: ps.Chain, target: LlamaForCausalLM) -> None:
@@ -634,20 +546,6 @@ def test_one_token_and_a_chain_of_one(target: LlamaForCausalLM, chain: ps.Chain)
         for count in (1, 2, 7):
             options = {**RAGGED, "max_new_tokens": count, "repetition_penalty": 1.4}
             assert torch.equal(generate(one, **options), target.generate(**options))
-
-
-def test_the_module_does_not_hide_the_function() -> None:
-    """`ps.custom_generate` is the function whatever has been imported before."""
-    assert callable(ps.custom_generate)
-    assert ps.custom_generate is generation.custom_generate
-
-
-def test_windows_do_not_matter(target: LlamaForCausalLM) -> None:
-    options = {**RAGGED, "max_new_tokens": 11, "no_repeat_ngram_size": 2, "eos_token_id": [9, 14]}
-    theirs = target.generate(**options)
-    for window in itertools.product((1, 4), (0, 3)):
-        one = ps.Chain([target, near(target, 2), near(target, 3)], list(window))
-        assert torch.equal(generate(one, **options), theirs)
 
 
 def test_logprobs_do_not_follow_the_default_data_type() -> None:

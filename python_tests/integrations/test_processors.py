@@ -153,15 +153,6 @@ def test_every_processor_of_transformers_is_applied_or_refused() -> None:
     assert own.isdisjoint(REFUSED_PROCESSORS)
 
 
-def test_one_call_per_position_is_the_same() -> None:
-    logits = torch.randn(4, V)
-    ours = make(OWN["several"]())
-    together = ours.apply(logits, prefix_of(0), 0)
-    for i in range(4):
-        alone = make(OWN["several"]()).apply(logits[i : i + 1], prefix_of(0)[: 3 + i], 0)
-        assert torch.equal(together[i : i + 1], alone)
-
-
 def test_a_watermark_that_looks_at_candidates() -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
     logits = torch.randn(3, 50)
@@ -637,17 +628,3 @@ def test_the_configuration_that_generate_reads() -> None:
     )
     made = model._get_logits_processor(config, 1, logits_processor=LogitsProcessorList())
     assert take_apart(made, True) == ([], Sampling(0.5, 3, 0.9, 0.01), False)
-
-
-def test_a_processor_that_writes_in_place_leaves_the_levels_logits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def in_place(self: Any, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores.add_(torch.arange(float(V)))
-
-    monkeypatch.setattr(lp.SuppressTokensLogitsProcessor, "__call__", in_place)
-    logits = torch.randn(2, V)
-    before = logits.clone()
-    processed = make([lp.SuppressTokensLogitsProcessor([2])]).apply(logits, prefix_of(0), 0)
-    assert torch.equal(processed, before + torch.arange(float(V)))
-    assert torch.equal(logits, before)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import toy
+import toy_rows
 import transformers as hf
 from small_models import V, make
 
@@ -26,40 +27,12 @@ from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.requirements import Operators
 
-VOCAB = 20
-
-
-class Rows(toy.ToyLevel):
-    """A toy level for batches whose rows take their steps together, without a drafter."""
-
-    supports_batches = True
-
-    def __init__(self) -> None:
-        super().__init__(VOCAB, 11, scale=1.5)
-        self.caches: list[list[int]] = []
-
-    def prefill(self, tokens: torch.Tensor, counts: Any = None) -> None:
-        counts = counts or [tokens.shape[1]] * tokens.shape[0]
-        self.caches = [row[:n] for row, n in zip(tokens.tolist(), counts, strict=True)]
-
-    def forward(
-        self, tokens: torch.Tensor, keep: int, counts: Any = None, first: Any = None
-    ) -> torch.Tensor:
-        assert tokens.shape[1] == keep == 1
-        for cache, row in zip(self.caches, tokens.tolist(), strict=True):
-            cache += row
-        return torch.stack([self.row(cache) for cache in self.caches])[:, None]
-
-    def rollback(self, lengths: Any) -> None:
-        for cache, length in zip(self.caches, lengths, strict=True):
-            del cache[length:]
-
-    def select(self, rows: Any) -> None:
-        self.caches = [self.caches[row] for row in rows]
+VOCAB = toy_rows.VOCAB
 
 
 def plain() -> ps.Chain:
-    return ps.Chain([Rows()])
+    """Return a chain that takes batches, without a drafter."""
+    return ps.Chain(toy_rows.make(1))
 
 
 class Windows:
@@ -137,7 +110,6 @@ BAD: dict[str, list[Any]] = {
                        [0], torch.zeros(1, device="meta"), torch.tensor([2]), True],
     "pad_token_id": [*NO_VALUES, *FRACTIONS, *BOOLS, [1], (1,), 2**63, -(2**63) - 1, {1}],
 }  # fmt: skip
-CALLS = [(name, value) for name, values in BAD.items() for value in values]
 
 
 def told(name: str, call: Any) -> None:
@@ -152,28 +124,19 @@ def told(name: str, call: Any) -> None:
     assert "given" in text
 
 
-def number(value: Any) -> str:
-    return f"{type(value).__name__}-{str(value)[:20]}" if not callable(value) else "callable"
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_values_of_generate(name: str) -> None:
+@pytest.mark.parametrize("name", [*BAD, "prompts"])
+def test_bad_values_of_a_request(name: str) -> None:
     chain = plain()
-    for value in BAD[name]:
-        options = {"input_ids": [1], "max_new_tokens": 2, name: value}
-        told(name, lambda options=options: chain.generate(**options))
-    assert chain.generate([1], 2).sequences.shape == (1, 3)
-
-
-@pytest.mark.parametrize("name", [*list(BAD)[:8], "prompts"])
-def test_bad_values_of_stream_and_batch(name: str) -> None:
-    chain = plain()
+    calls: list[tuple[Any, dict[str, Any]]] = [(chain.generate, {"input_ids": [1]})]
+    if name not in ("attention_mask", "pad_token_id"):
+        calls += [(chain.stream, {"input_ids": [1]}), (chain.batch, {"prompts": [[1]]})]
+    if name in ("input_ids", "prompts"):
+        calls = [(call, prompt) for call, prompt in calls if name in prompt]
     for value in BAD["input_ids" if name == "prompts" else name]:
-        options = {"max_new_tokens": 2, name: value}
-        if name != "prompts":
-            told(name, lambda options=options: chain.stream(**{"input_ids": [1], **options}))
-        if name != "input_ids":
-            told(name, lambda options=options: chain.batch(**{"prompts": [[1]], **options}))
+        for call, prompt in calls:
+            options = {**prompt, "max_new_tokens": 2, name: value}
+            told(name, lambda call=call, options=options: call(**options))
+    assert chain.generate([1], 2).sequences.shape == (1, 3)
 
 
 FLAGS: list[Any] = [1, 0, "yes", "False", np.True_, [True], torch.tensor(True), object()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,28 +75,32 @@ def test_an_exception_in_a_forward_pass(setting: Setting, faulty: int, at: int) 
     level = setting.levels[faulty]
     inner = level.model.model.layers[-1]  # the cache of the layers before has been appended to
     forward = inner.forward
-    inner.forward = Failing(forward, at, ValueError("bad kernel"))
-    with pytest.raises(ValueError, match="bad kernel") as caught:
+    error = KeyboardInterrupt("bad kernel") if at == 2 else ValueError("bad kernel")
+    inner.forward = Failing(forward, at, error)
+    with pytest.raises(type(error), match="bad kernel") as caught:
         setting.generate()
     inner.forward = forward
     text = notes(caught.value)
-    assert f"in level {faulty + 1} ({level.name})" in text
-    for number in range(len(setting.prompts)):
+    if at != 2:
+        assert f"in level {faulty + 1} ({level.name})" in text
+    for number in range(len(setting.prompts) if at != 2 else 0):
         assert f"request {number} at position " in text
     setting.is_unharmed()
 
 
-@pytest.mark.parametrize("name", ["prefill", "rollback", "select"])
+@pytest.mark.parametrize("name", ["prefill", "rollback", "select", "_make"])
 @pytest.mark.parametrize("faulty", [0, 1, 2])
 def test_an_exception_beside_a_forward_pass(faulty: int, name: str) -> None:
     setting = Setting(PROMPTS)
     limits = [14, 3, 3, 3]  # rows leave early, so that the caches shrink
     good = setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences
     level = setting.levels[faulty]
-    setattr(level, name, Failing(getattr(level, name), 1, MemoryError("no room")))
+    setting.chain.generate(PROMPTS[0], 9, **SAMPLING)  # so that the batch needs another cache
+    right = getattr(level, name)
+    setattr(level, name, Failing(right, 1, MemoryError("no room")))
     with pytest.raises(MemoryError) as caught:
         setting.chain.generate(PROMPTS, limits, **SAMPLING)
-    delattr(level, name)
+    setattr(level, name, right)
     assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
     assert setting.chain.generate(PROMPTS, limits, **SAMPLING).sequences.equal(good)
     setting.is_unharmed()
@@ -130,22 +133,6 @@ def test_out_of_memory_while_a_cache_grows(
     monkeypatch.undo()
     assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
     assert "request 0 at position" in notes(caught.value)
-    setting.is_unharmed()
-
-
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_out_of_memory_for_a_new_cache(faulty: int) -> None:
-    """A batch of another size needs another cache; the old one is gone by then."""
-    setting = Setting(PROMPTS)
-    alone = setting.chain.generate(PROMPTS[0], 9, **SAMPLING).sequences
-    level = setting.levels[faulty]
-    make = level._make
-    level._make = Failing(make, 1, torch.OutOfMemoryError("tried to allocate"))  # type: ignore[assignment]
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        setting.generate()
-    level._make = make
-    assert f"in level {faulty + 1} ({level.name})" in notes(caught.value)
-    assert setting.chain.generate(PROMPTS[0], 9, **SAMPLING).sequences.equal(alone)
     setting.is_unharmed()
 
 
@@ -234,34 +221,19 @@ def test_nans_inside_a_model_do_not_stay_in_its_cache(setting: Setting, faulty: 
 # ---- interrupts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-@pytest.mark.parametrize("at", [1, 4])
-def test_ctrl_c_inside_a_level(setting: Setting, faulty: int, at: int) -> None:
-    inner = setting.levels[faulty].model.model.layers[-1]
-    forward, calls = inner.forward, iter(range(1, 1000))
-
-    def pressed(*args: Any, **options: Any) -> Any:
-        if next(calls) == at:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*args, **options)
-
-    inner.forward = pressed
-    with pytest.raises(KeyboardInterrupt):
-        setting.generate()
-    inner.forward = forward
-    setting.is_unharmed()
-
-
 class Interrupt:
-    """Raises KeyboardInterrupt at the n-th bytecode of this package that is run.
+    """Raises KeyboardInterrupt where a bytecode of this package is run for the first time.
+
+    Args:
+        at: code and offset of the bytecode; None: interrupts nothing. Only frames of that code are
+            traced by bytecode, which is what makes a traced call slow.
 
     Attributes:
-        first: of every bytecode that was run, when it was for the first time.
+        seen: the bytecodes that were run, where `at` is None.
     """
 
-    def __init__(self, at: int = -1) -> None:
-        self.at, self.count = at, 0
-        self.first: dict[tuple[Any, int], int] = {}
+    def __init__(self, at: tuple[Any, int] | None = None) -> None:
+        self.at, self.seen = at, dict[tuple[Any, int], None]()
 
     def __enter__(self) -> Interrupt:
         self._before = sys.gettrace()
@@ -272,16 +244,18 @@ class Interrupt:
         sys.settrace(self._before)
 
     def _call(self, frame: Any, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        code = frame.f_code
+        if code is not self.at[0] if self.at else not code.co_filename.startswith(PACKAGE):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
     def _step(self, frame: Any, event: str, _: Any) -> Any:
         if event == "opcode":
-            self.count += 1
-            self.first.setdefault((frame.f_code, frame.f_lasti), self.count)
-            if self.count == self.at:
+            place = frame.f_code, frame.f_lasti
+            self.seen[place] = None
+            if place == self.at:
+                sys.settrace(None)
                 raise KeyboardInterrupt
         return self._step
 
@@ -316,25 +290,17 @@ def toys() -> ps.Chain:
     return ps.Chain(toy.make_levels(3, 5, 2.0), [3, 2])
 
 
-# Of each kind of chain every n-th bytecode, and more of memory that calls share.
-INTERRUPTED = {toys: 16, small: 320, sharing: 960, streaming: 960, blind: 960}
+# Of each kind of chain every n-th bytecode, and more of memory that calls share: where an interrupt
+# at any of k bytecodes in a row would do harm, it is seen with probability k / n or more.
+INTERRUPTED = {toys: 8, small: 320, sharing: 960, streaming: 960, blind: 960}
 SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "rows.py")
 
 
 @pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(
-    ("cold", "more"),
-    [
-        pytest.param(False, 1, id="some"),
-        pytest.param(
-            False, 4, id="many", marks=pytest.mark.slow
-        ),  # 16: every one of the toys' call
-        pytest.param(True, 1, id="some of a first call", marks=pytest.mark.slow),
-    ],
-)
-def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, more: int) -> None:
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool) -> None:
     """Whatever a call keeps for the next one (parameters, buffers, caches, plans) is noted behind
-    what it says."""
+    what it says. `cold`: in a chain's first call."""
     first, second = ([[1, 2]], [[2, 1, 0]]) if make is toys else (FIRST, SECOND)
 
     def texts(chain: ps.Chain) -> list[Any]:
@@ -350,11 +316,11 @@ def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool, more: in
     wanted, chain = texts(make()), prepared()
     with Interrupt() as whole:
         chain.generate(second, **LONG)
-    assert len(whole.first) > 4000
-    step = INTERRUPTED[make] // more
+    assert len(whole.seen) > 4000
+    step = INTERRUPTED[make] * (1 + cold)
     chain = prepared()
-    for number, ((code, _), at) in enumerate(whole.first.items()):
-        if number % (max(1, step // 8) if code.co_filename.endswith(SHARED) else step):
+    for number, at in enumerate(whole.seen):
+        if number % (step // 8 if at[0].co_filename.endswith(SHARED) else step):
             continue
         if cold:
             chain = prepared()
@@ -371,7 +337,7 @@ def test_a_stream_that_is_interrupted_loses_no_text() -> None:
     with Interrupt() as whole:
         list(chain.stream([1, 2], **LONG))
     files = ("outputs.py", "batch.py")
-    ats = [at for (code, _), at in whole.first.items() if code.co_filename.endswith(files)]
+    ats = [at for at in whole.seen if at[0].co_filename.endswith(files)]
     assert len(ats) > 300
     for at in ats:
         stream, given = None, []

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import small_models
 import torch
 import toy
 import toy_rows
@@ -233,98 +232,6 @@ def test_the_law_is_the_targets_under_its_rules(
     plain = toy.text_distribution(target, [0, 1], length, [2], **options)
     assert toy.total_variation(exact, plain) > 0.01
     assert toy.total_variation(got, exact) < 1e-7
-
-
-class Penalties(lp.LogitsProcessor):  # type: ignore[misc]
-    """Presence and frequency penalties, which transformers has not."""
-
-    def __init__(self, prompt: int, rules: dict[str, Any]) -> None:
-        self._prompt, self._rules = prompt, rules
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        text = input_ids[0, self._prompt :].tolist()
-        return torch.tensor([penalised(scores[0].tolist(), text, self._rules)])
-
-
-PROMPTS = [[5, 17, 80, 3, 3, 41], [9, 2], [30, 31, 32, 30, 31], [7] * 9, [60, 61]]
-REQUESTS: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.7},
-    {},
-    {"logit_bias": {8: 4.0, 9: -100.0}, "bad_words": [[8, 8], [30], [30, 31, 5]]},
-    {"min_new_tokens": 20, "frequency_penalty": 1.0, "repetition_penalty": 0.8},
-    {"presence_penalty": 2.0, "frequency_penalty": -0.5, "min_new_tokens": 3},
-]
-
-
-@pytest.fixture(scope="module")
-def models() -> list[Any]:
-    target = small_models.make("llama")
-    return [target, small_models.rough(target, 0.02), small_models.rough(target, 0.05, 2)]
-
-
-@pytest.fixture(scope="module")
-def greedy(models: list[Any]) -> list[list[int]]:
-    """Return what transformers generates for each request."""
-    texts = []
-    for prompt, rules in zip(PROMPTS, REQUESTS, strict=True):
-        given = {
-            "repetition_penalty": rules.get("repetition_penalty"),
-            "bad_words_ids": rules.get("bad_words"),
-            "min_new_tokens": rules.get("min_new_tokens"),
-            "sequence_bias": {(id,): b for id, b in rules.get("logit_bias", {}).items()} or None,
-        }
-        out = models[0].generate(
-            torch.tensor([prompt]),
-            do_sample=False,
-            max_new_tokens=24,
-            eos_token_id=ENDS,
-            pad_token_id=0,
-            logits_processor=[Penalties(len(prompt), rules)],
-            **given,
-        )
-        texts.append(out[0, len(prompt) :].tolist())
-    return texts
-
-
-ENDS = list(range(0, 90, 7))
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", ["plain", "two", "three", "lookup", "tree"])
-def test_greedy_texts_are_those_of_transformers(
-    kind: str, rule: str, models: list[Any], greedy: list[list[int]]
-) -> None:
-    """A batch whose requests have different rules."""
-    tree = toy_trees.TreeDrafter(toy.ToyLevel(small_models.V, 31), [2, 1])
-    levels = {
-        "plain": models[:1],
-        "two": models[:2],
-        "three": models,
-        "lookup": [models[0], "prompt-lookup"],
-        "tree": [models[0], tree],
-    }[kind]
-    chain = ps.Chain(levels, rule=rule)
-    rules = [ps.LogitsRules(**rules) for rules in REQUESTS]
-    out = chain.generate(PROMPTS, 24, eos_token_id=ENDS, rules=rules)
-    assert out.new_tokens == greedy
-    assert out.new_tokens != chain.generate(PROMPTS, 24, eos_token_id=ENDS).new_tokens
-    ends = ["stop" if text[-1] in ENDS else "length" for text in greedy]
-    assert out.finish_reasons == ends
-    assert len(set(ends)) == 2
-    assert list(chain.stream(PROMPTS[3], 24, eos_token_id=ENDS, rules=rules[3])) == greedy[3]
-
-
-def test_each_rule_changes_a_greedy_text(models: list[Any], greedy: list[list[int]]) -> None:
-    """Otherwise the test above compares less than it seems to."""
-    chain = ps.Chain(models[:1])
-    unchanged = set()
-    for prompt, rules, text in zip(PROMPTS, REQUESTS, greedy, strict=True):
-        for name in rules:
-            rest = ps.LogitsRules(**{other: rules[other] for other in rules if other != name})
-            out = chain.generate(prompt, 24, eos_token_id=ENDS, rules=rest)
-            if out.new_tokens[0] == text:
-                unchanged.add(name)
-    assert not unchanged
 
 
 def test_rules_go_before_the_processors_of_a_batch() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Enumerator, ToyLevel, text_distribution, total_variation
+from toy import ToyLevel
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import BatchedDrafter
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
-from polyspec_ext.levels import BatchedLevel, RowCounts
+from polyspec_ext.levels import RowCounts
 from polyspec_ext.levels.base import (
     InputBlock,
     LevelCapabilities,
@@ -35,15 +34,15 @@ class HiddenLevel:
         tables: a toy level per row of a batch, all with the same table.
     """
 
-    def __init__(self, seed: int, name: str, hidden: bool = True, size: int = 3) -> None:
-        self.name, self._seed, self._hidden, self._size = name, seed, hidden, size
+    def __init__(self, seed: int, name: str, size: int = 3) -> None:
+        self.name, self._seed, self._size = name, seed, size
         self.vocab_size, self.max_length = V, None
         self.device = torch.device("cpu")
         self._rows: list[ToyLevel] = []
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        return LevelCapabilities(batches=True, hidden_states=self._hidden, hidden_size=self._size)
+        return LevelCapabilities(batches=True, hidden_states=True, hidden_size=self._size)
 
     def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor] | None:
         self._rows = [ToyLevel(V, self._seed) for _ in prompts.tokens]
@@ -178,23 +177,6 @@ class HiddenDrafter(CountingDrafter):
         return super().draft(inputs)
 
 
-class TreeDrafter(CountingDrafter):
-    """Two branches at the root, from a drafter that says nothing of trees."""
-
-    name = "tree"
-
-    def draft(self, inputs: DraftInput) -> DraftBlock:
-        block = super().draft(inputs)
-        block.parents = torch.full_like(block.tokens, -1)
-        return block
-
-
-def test_toys_have_the_form_of_the_engine() -> None:
-    assert isinstance(HiddenLevel(1, "a"), BatchedLevel)
-    for drafter in (CountingDrafter(), HiddenDrafter(), TreeDrafter()):
-        assert isinstance(drafter, BatchedDrafter)
-
-
 def test_states_of_rejected_tokens_are_not_told() -> None:
     """Between two levels whose states are told stands one that has others, and rejects what the
     lower one has read."""
@@ -245,31 +227,6 @@ def test_wrong_states_of_a_users_level(wrong: Any, error: type[Exception], text:
     chain = ps.Chain([OwnLevel(wrong), HiddenDrafter()])
     with pytest.raises(error, match=f"^own: expected .*{text}"):
         chain.generate(PROMPT, 4)
-
-
-def test_nothing_is_told_of_the_batch_before() -> None:
-    drafter = HiddenDrafter()
-    chain = ps.Chain([HiddenLevel(1, "a"), drafter])
-    for prompt in ([4, 2, 1, 0], [2, 2, 3, 1]):
-        drafter.seen.clear()
-        batch = chain.batch([prompt], 9)
-        batch.advance()
-        assert drafter.seen == {0: {1: {0, 1, 2}}}  # the prompt without its last token
-        batch.advance()
-        assert max(drafter.seen[0][1]) >= 3
-
-
-def test_the_distribution_with_hidden_states() -> None:
-    """Every outcome of every draw."""
-    chance, length = Enumerator(), 3
-    above = [HiddenLevel(1, "a"), HiddenLevel(2, "b")]
-    chain = ps.Chain([*above, HiddenDrafter()], [2, 1], operators=chance.operators)
-    found: dict[tuple[int, ...], float] = {}
-    for _ in chance.runs():
-        out = chain.generate(PROMPT, max_new_tokens=length, temperature=1.0, eos_token_id=[])
-        text = tuple(out.sequences[0, len(PROMPT) :].tolist())
-        found[text] = found.get(text, 0.0) + chance.weight
-    assert total_variation(found, text_distribution(ToyLevel(V, 1), PROMPT, length)) < 1e-6
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -328,12 +285,3 @@ def test_a_users_level_begins_behind_copies(place: int) -> None:
     wrong[place] = Silent(1, "silent")
     with pytest.raises(ValueError, match="silent: expected an attribute `restore` beside"):
         ps.Chain(wrong, [2])
-
-
-def test_a_tree_is_refused_by_name() -> None:
-    chain = ps.Chain([HiddenLevel(1, "a"), TreeDrafter()])
-    with pytest.raises(ValueError, match=r"^tree: expected a chain of tokens.*given a tree"):
-        chain.generate(PROMPT, max_new_tokens=4)
-    # The chain stays usable.
-    chain = ps.Chain([ToyLevel(V, 1), CountingDrafter()])
-    assert chain.generate(PROMPT, max_new_tokens=4).sequences.shape == (1, 7)

@@ -180,20 +180,6 @@ def test_a_model_at_one_place_of_two_chains_is_one_series() -> None:
     assert read[name, (("level", "2"), ("model", "small"))] == 0
 
 
-def test_a_batch_counts_as_its_requests() -> None:
-    pytest.importorskip("prometheus_client")
-    from toy_rows import ROWS, make, run
-
-    from polyspec_ext.integrations.prometheus import prometheus_text
-
-    out = run(ps.Chain(make(3), [4, 2]), ROWS)
-    assert [one.num_requests for one in out.requests] == [1] * len(ROWS)
-    read = samples(prometheus_text(out.stats))
-    assert read["polyspec_num_requests_total", ()] == len(ROWS)
-    assert read["polyspec_num_new_tokens_total", ()] == out.stats.num_new_tokens
-    assert read["polyspec_num_prompt_tokens_total", ()] == sum(len(row["prompt"]) for row in ROWS)
-
-
 def test_a_collector_can_be_registered_before_the_first_request() -> None:
     prometheus = pytest.importorskip("prometheus_client")
     from polyspec_ext.integrations.prometheus import RequestCollector

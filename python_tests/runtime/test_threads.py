@@ -135,24 +135,6 @@ def test_a_stream_ends_where_another_chain_takes_a_level_of_its_switching_drafte
         list(stream)
 
 
-@pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_after_an_error_the_chain_is_free(faulty: int) -> None:
-    chain, _ = setting(0, "prefill")
-    wanted = generate(chain)
-    level: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
-    right = level.forward
-
-    def wrong(*args: Any) -> torch.Tensor:
-        raise MemoryError
-
-    level.forward = wrong
-    with pytest.raises(MemoryError) as kept:  # the traceback and its frames stay
-        generate(chain)
-    level.forward = right
-    assert generate(chain).equal(wanted)
-    assert kept.tb is not None
-
-
 def test_a_call_from_inside_is_refused() -> None:
     chain, _ = setting(0, "prefill")
     wanted = generate(chain)
@@ -183,19 +165,3 @@ def test_a_drafter_that_calls_its_chain() -> None:
     with pytest.raises(RuntimeError, match="at work in this thread already") as caught:
         chain.generate([1, 2, 1], 12)
     assert "in level 2 (prompt lookup)" in str(caught.value.__notes__)  # type: ignore[attr-defined]
-
-
-def test_chains_of_their_own_work_at_once() -> None:
-    chains = [setting(0, "prefill")[0] for _ in range(4)]
-    wanted = generate(chains[0])
-    found: list[torch.Tensor] = []
-    threads = [
-        threading.Thread(target=lambda chain=chain: found.append(generate(chain)))
-        for chain in chains
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(found) == 4
-    assert all(own.equal(wanted) for own in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -81,43 +80,6 @@ def test_the_distribution_with_independent_children(
 ) -> None:
     distance = enumerated(count, window, widths, length, drawn=True, vocab=2, rule=rule)
     assert distance < 1e-12
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_batches_of_ragged_trees(count: int) -> None:
-    """Rows differ in depth, length, parameters and end; hidden states are told in text order."""
-    chance = TreeEnumerator()
-    levels = [TreeLevel(V, 11 + i) for i in range(count)]
-    table = toy.ToyLevel(V, 31)
-    drafter = TreeDrafter(table, [2, 2], shorter=True, hidden_layers=(5,))
-    chain = ps.Chain([*levels, drafter], [2, 2][2 - count :], operators=chance.operators)
-    prompts, limits = [PROMPT, [2], [1, 1, 0]], [3, 2, 9]
-    temperatures = [1.0, 1.0, 0.0]
-    for number in range(2):
-        chance.only(number)
-        found = toy.chain_distribution(
-            chance, partial(toy.text_of, chain, number, prompts, limits, temperatures)
-        )
-        exact = toy.text_distribution(levels[0].table, prompts[number], limits[number])
-        assert toy.total_variation(found, exact) < 1e-12
-    assert {request for request, _ in drafter.told} == {0, 1, 2}
-
-
-def test_an_eos_ends_the_text_on_the_path_alone() -> None:
-    """Other branches of the tree go on, and so does what is not accepted."""
-    chance = TreeEnumerator()
-    level = TreeLevel(V, 11)
-    drafter = TreeDrafter(toy.ToyLevel(V, 31), [3, 2])
-    chain = ps.Chain([level, drafter], [2], operators=chance.operators)
-
-    def text() -> list[int]:
-        out = chain.generate(PROMPT, 3, temperature=1.0, eos_token_id=2, pad_token_id=0)
-        own: list[int] = out.sequences[0, len(PROMPT) :].tolist()
-        return own[: own.index(2) + 1] if 2 in own else own
-
-    found = toy.chain_distribution(chance, text)
-    exact = toy.text_distribution(level.table, PROMPT, 3, eos=[2])
-    assert toy.total_variation(found, exact) < 1e-12
 
 
 def test_statistics_count_levels_of_the_tree_and_nodes() -> None:

@@ -28,6 +28,7 @@ pytest.importorskip("uvicorn")
 httpx = pytest.importorskip("httpx")
 
 from endpoint import Served, connection, head, post, wait_for  # noqa: E402
+from resident import allocated  # noqa: E402
 
 from polyspec_ext.serving.api import Limits  # noqa: E402
 
@@ -63,21 +64,11 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "seed": 2**64}, 400, "seed: expected an integer in ["),
     (TEXT, {**PROMPT, "seed": "s"}, 400, "seed: expected an integer, given 's'"),
     (TEXT, {**PROMPT, "n": 0}, 400, "n: expected an integer in [1, 128], given 0"),
-    (
-        TEXT,
-        {"prompt": ["x"] * 3, "n": 50},
-        400,
-        "n: expected at most 128 choices in all, given 150",
-    ),
+    (TEXT, {"prompt": ["x"] * 3, "n": 50}, 400, "n: expected at most 128 choices in all, given"),
     (TEXT, {**PROMPT, "max_tokens": 0}, 400, "max_tokens: expected an integer in [1,"),
     (TEXT, {"prompt": "x", "max_tokens": 5000}, 400, "prompt and answer of at most 2048 tokens"),
     (TEXT, {"prompt": [5] * 301}, 400, "prompt: expected at most 300 tokens, given 301"),
-    (
-        TEXT,
-        {**PROMPT, "stop": [""]},
-        400,
-        "stop: expected at most 64 strings, none empty, given ''",
-    ),
+    (TEXT, {**PROMPT, "stop": [""]}, 400, "stop: expected at most 64 strings, none empty, given"),
     (TEXT, {**PROMPT, "stop": 3}, 400, "stop: expected a string or a list of strings, given 3"),
     (TEXT, {**PROMPT, "stream": "yes"}, 400, "stream: expected True or False, given 'yes'"),
     (TEXT, {**PROMPT, "stream_options": {"x": 1}}, 400, "x: expected no such field, given 1"),
@@ -86,12 +77,7 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "stop_token_ids": [-1]}, 400, "stop_token_ids: expected token ids in"),
     (TEXT, {**PROMPT, "suffix": "y"}, 400, "suffix: expected no such field, given 'y'"),
     (TEXT, {**PROMPT, "messages": [1]}, 400, "messages: expected no such field"),
-    (
-        TEXT,
-        {**PROMPT, "presence_penalty": 3},
-        400,
-        "presence_penalty: expected a number in [-2, 2]",
-    ),
+    (TEXT, {**PROMPT, "presence_penalty": 3}, 400, "presence_penalty: expected a number in ["),
     (TEXT, {**PROMPT, "logit_bias": {"x": 1}}, 400, "logit_bias: expected token ids as names"),
     (TEXT, {**PROMPT, "logit_bias": {"4000": 1}}, 400, "logit_bias: expected token ids in"),
     (TEXT, {**PROMPT, "min_tokens": -1}, 400, "min_tokens: expected an integer"),
@@ -456,31 +442,33 @@ def test_requests_at_once_wait_or_are_told_to(served: Served, texts: list[str]) 
     require_as_before(served, before)
 
 
-@pytest.mark.slow
-def test_ten_thousand_requests_leave_nothing(served: Served) -> None:
-    def memory() -> int:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+def test_requests_leave_nothing(served: Served) -> None:
+    """Count what is allocated, so that a few hundred requests show one object or 6 kB of each."""
+    count = 800
 
-    def ask(count: int) -> None:
+    def ask(number: int) -> None:
         client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
         kind = {"Content-Type": "application/json"}
         with contextlib.closing(client):
-            for number in range(count):
-                body = {"prompt": [5 + number % 9], "max_tokens": 1, "stream": number % 2 == 0}
+            for i in range(number):
+                body = {"prompt": [5 + i % 9], "max_tokens": 1, "stream": i % 2 == 0}
                 client.request("POST", TEXT, json.dumps(body), kind)
                 answer = client.getresponse()
                 answer.read()
                 assert answer.status == 200
 
-    ask(1000)
-    wait_for(lambda: served.counts()["connections"] == 0)
-    before, bytes_before = served.counts(), memory()
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(ask, 2500) for _ in range(4)]:
+    def crowd(pool: ThreadPoolExecutor, number: int) -> tuple[dict[str, int], tuple[int, int]]:
+        for done in [pool.submit(ask, number // 4) for _ in range(4)]:
             done.result()
-    require_as_before(served, before)
-    assert memory() - bytes_before < 64 * 2**20
+        wait_for(lambda: served.counts()["connections"] == 0)
+        return served.counts(), allocated()
+
+    with ThreadPoolExecutor(4) as pool:
+        before, (objects, size) = crowd(pool, count // 4)
+        _, (objects_after, size_after) = crowd(pool, count)
+        require_as_before(served, before)
+    assert objects_after - objects < count / 2
+    assert size_after - size < count * 6_000
 
 
 # ---- the process ---------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import sglang_stand_in as stand_in
 import torch
 import toy
 import toy_rows
-from evidence import chi_square
+from evidence import chi_square, law_of_texts
 from foreign import signature, sources
 
 import polyspec_ext as ps
@@ -24,98 +23,61 @@ from polyspec_ext.integrations import Settings, sglang
 from polyspec_ext.integrations.sglang import rule as plugin
 from polyspec_ext.integrations.sglang import worker
 
-SPECULATIVE = "srt/speculative/"
-# What the plug-in uses of SGLang 0.5.23: module, name, parameters or fields ("": whatever it has).
-NAMES = [
-    (SPECULATIVE + "eagle_utils.py", "eagle_sample", plugin.PARAMETERS),
-    (SPECULATIVE + "eagle_worker_common.py", "eagle_sample", ""),
-    (SPECULATIVE + "ngram_worker.py", "eagle_sample", ""),
-    (SPECULATIVE + "eagle_info.py", "EagleVerifyInput.max_tree_depth", "self"),
-    (SPECULATIVE + "eagle_info.py", "EagleVerifyInput.tree_topk", "self"),
-    (
-        SPECULATIVE + "eagle_info.py",
-        "EagleVerifyInput",
-        "draft_token custom_mask positions retrieve_index retrieve_next_token"
-        " retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num"
-        " capture_hidden_mode seq_lens_sum seq_lens_cpu draft_probs prepared_out_cache_loc"
-        " prepared_mrope_positions kv_loc_plan num_tokens_per_req",
-    ),
-    (
-        SPECULATIVE + "ngram_info.py",
-        "NgramVerifyInput.__init__",
-        "self draft_token custom_mask positions retrieve_index retrieve_next_token"
-        " retrieve_next_sibling draft_token_num future_indices new_seq_lens accept_tokens"
-        " accept_lens",
-    ),
-    (
-        SPECULATIVE + "ngram_worker.py",
-        "NGRAMWorker.__init__",
-        "self server_args gpu_id nccl_port target_worker",
-    ),
-    (SPECULATIVE + "ngram_worker.py", "NGRAMWorker._prepare_draft_tokens", "self batch"),
-    (
-        SPECULATIVE + "ngram_worker.py",
-        "NGRAMWorker._prepare_for_speculative_decoding",
-        "self batch",
-    ),
-    (SPECULATIVE + "ngram_worker.py", "NGRAMWorker._update_ngram_corpus", "self batch"),
-    (
-        SPECULATIVE + "spec_info.py",
-        "SpeculativeAlgorithm.register",
-        "cls name supports_overlap validate_server_args spec_class",
-    ),
-    (SPECULATIVE + "spec_info.py", "SpeculativeAlgorithm.NGRAM", ""),
-    (
-        SPECULATIVE + "spec_info.py",
-        "SpeculativeAlgorithm.create_future_map",
-        "self device req_to_token_pool needs_cpu_seq_lens needs_confidence_relay",
-    ),
-    (
-        SPECULATIVE + "spec_registry.py",
-        "CustomSpecAlgo.__init__",
-        "self name factory supports_overlap validate_server_args",
-    ),
-    (
-        SPECULATIVE + "spec_registry.py",
-        "CustomSpecAlgo.handle_server_args",
-        "self server_args",
-    ),
-    (
-        "srt/plugins/hook_registry.py",
-        "HookRegistry.register",
-        "cls target hook hook_type source",
-    ),
-    ("srt/plugins/hook_registry.py", "HookType.AROUND", ""),
-    ("srt/plugins/__init__.py", "GENERAL_PLUGINS_GROUP", ""),
-    (
-        "srt/sampling/penaltylib/repetition_penalty.py",
-        "apply_scaling_penalties",
-        "logits scaling_penalties",
-    ),
-    ("srt/layers/dp_attention.py", "is_dp_attention_enabled", ""),
-    ("srt/runtime_context.py", "get_parallel", ""),
-    (
-        "kernels/ops/speculative/spec_tree.py",
-        "verify_tree_greedy_func",
-        "predicts accept_index accept_token_num candidates retrieve_index retrieve_next_token"
-        " retrieve_next_sibling target_predict topk",
-    ),
-    ("srt/constrained/base_grammar_backend.py", "GrammarMask.apply", "self logits"),
-    ("srt/sampling/sampling_batch_info.py", "SamplingBatchInfo.sampling_seed", ""),
-    ("srt/sampling/sampling_batch_info.py", "SamplingBatchInfo.acc_additive_penalties", ""),
-    ("srt/sampling/sampling_batch_info.py", "SamplingBatchInfo.acc_scaling_penalties", ""),
-    ("srt/sampling/sampling_batch_info.py", "SamplingBatchInfo.logit_bias", ""),
-    ("srt/sampling/sampling_params.py", "SamplingParams.sampling_seed", ""),
-]
+# What the plug-in uses of SGLang 0.5.23: module, name, parameters or fields (none: whatever it
+# has).
+NAMES = """
+srt/speculative/eagle_utils.py eagle_sample PARAMETERS
+srt/speculative/eagle_worker_common.py eagle_sample
+srt/speculative/ngram_worker.py eagle_sample
+srt/speculative/eagle_info.py EagleVerifyInput.max_tree_depth self
+srt/speculative/eagle_info.py EagleVerifyInput.tree_topk self
+srt/speculative/eagle_info.py EagleVerifyInput draft_token custom_mask positions retrieve_index
+   retrieve_next_token retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num
+   capture_hidden_mode seq_lens_sum seq_lens_cpu draft_probs prepared_out_cache_loc
+   prepared_mrope_positions kv_loc_plan num_tokens_per_req
+srt/speculative/ngram_info.py NgramVerifyInput.__init__ self draft_token custom_mask positions
+   retrieve_index retrieve_next_token retrieve_next_sibling draft_token_num future_indices
+   new_seq_lens accept_tokens accept_lens
+srt/speculative/ngram_worker.py NGRAMWorker.__init__ self server_args gpu_id nccl_port
+   target_worker
+srt/speculative/ngram_worker.py NGRAMWorker._prepare_draft_tokens self batch
+srt/speculative/ngram_worker.py NGRAMWorker._prepare_for_speculative_decoding self batch
+srt/speculative/ngram_worker.py NGRAMWorker._update_ngram_corpus self batch
+srt/speculative/spec_info.py SpeculativeAlgorithm.register cls name supports_overlap
+   validate_server_args spec_class
+srt/speculative/spec_info.py SpeculativeAlgorithm.NGRAM
+srt/speculative/spec_info.py SpeculativeAlgorithm.create_future_map self device req_to_token_pool
+   needs_cpu_seq_lens needs_confidence_relay
+srt/speculative/spec_registry.py CustomSpecAlgo.__init__ self name factory supports_overlap
+   validate_server_args
+srt/speculative/spec_registry.py CustomSpecAlgo.handle_server_args self server_args
+srt/plugins/hook_registry.py HookRegistry.register cls target hook hook_type source
+srt/plugins/hook_registry.py HookType.AROUND
+srt/plugins/__init__.py GENERAL_PLUGINS_GROUP
+srt/sampling/penaltylib/repetition_penalty.py apply_scaling_penalties logits scaling_penalties
+srt/layers/dp_attention.py is_dp_attention_enabled
+srt/runtime_context.py get_parallel
+kernels/ops/speculative/spec_tree.py verify_tree_greedy_func predicts accept_index
+   accept_token_num candidates retrieve_index retrieve_next_token retrieve_next_sibling
+   target_predict topk
+srt/constrained/base_grammar_backend.py GrammarMask.apply self logits
+srt/sampling/sampling_batch_info.py SamplingBatchInfo.sampling_seed
+srt/sampling/sampling_batch_info.py SamplingBatchInfo.acc_additive_penalties
+srt/sampling/sampling_batch_info.py SamplingBatchInfo.acc_scaling_penalties
+srt/sampling/sampling_batch_info.py SamplingBatchInfo.logit_bias
+srt/sampling/sampling_params.py SamplingParams.sampling_seed
+"""
 ROOT = sources("sglang")
 V, K, LENGTH = 3, 2, 3
 
 
 @pytest.mark.skipif(ROOT is None, reason="SGLang's sources are not here (POLYSPEC_SOURCES)")
-@pytest.mark.parametrize(("module", "name", "parameters"), NAMES)
-def test_sglang_has_these_names(module: str, name: str, parameters: str) -> None:
+@pytest.mark.parametrize("line", NAMES.replace("\n   ", "").strip().splitlines())
+def test_sglang_has_these_names(line: str) -> None:
+    module, name, *parameters = line.split()
+    wanted = plugin.PARAMETERS if parameters == ["PARAMETERS"] else " ".join(parameters)
     assert ROOT is not None
-    assert parameters in ("", signature(ROOT, module, name))
+    assert wanted in ("", signature(ROOT, module, name))
 
 
 @pytest.fixture(autouse=True)
@@ -138,15 +100,6 @@ def eagle_sample(given: Any, logits: torch.Tensor, info: Any, seq_lens: torch.Te
     assert torch.equal((nodes >= 0).sum(1), lengths.long())
     tokens = predict[nodes.clamp(min=0).long()].masked_fill(nodes < 0, -1)
     return tokens.long(), lengths.long(), nodes
-
-
-def law_of(table: torch.Tensor) -> np.ndarray:
-    """Return the law [V**LENGTH] of texts by a table [V, V] of logits, from token 0 on."""
-    steps = table.double().softmax(-1)
-    law = steps[0]
-    for _ in range(LENGTH - 1):
-        law = (law.view(-1, V)[:, :, None] * steps).flatten()
-    return law.numpy()
 
 
 CASES = ["picked", "tree", "probabilities", "filtered", "logits", "short", "grammar"]
@@ -219,7 +172,7 @@ def test_texts_have_the_targets_law(case: str, rule: str) -> None:
         assert bool(table.isinf().any())
     code = (text[:, 1 : LENGTH + 1] * V ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
     counts = torch.bincount(code, minlength=V**LENGTH)
-    assert chi_square(counts.numpy(), law_of(table)) > 1e-4
+    assert chi_square(counts.numpy(), law_of_texts(table, LENGTH)) > 1e-4
 
 
 def random_step(count: int, width: int, vocabulary: int) -> tuple[Any, torch.Tensor, torch.Tensor]:

@@ -1,5 +1,5 @@
 """EAGLE checkpoints with random weights in the published formats, and their forward pass written
-down plainly from its description: no cache, no batch, one pair after another, double precision."""
+down plainly from its description: no cache, no batch, double precision."""
 
 from __future__ import annotations
 
@@ -249,108 +249,87 @@ class Reference:
             tokens: x_0 ... x_{N-1}.
             features: ``[N - 1, F]``, the target's states behind x_0 ... x_{N-2}.
         """
-        pairs = [(x, self.fused(f)) for x, f in zip(tokens[1:], features.double(), strict=True)]
-        rows = []
+        pairs, rows = list(zip(tokens[1:], self.fused(features.double()), strict=True)), []
         for _ in range(count):
-            rows.append(self.behind(pairs)[0])
-            pairs.append((int(rows[-1].argmax()), self.behind(pairs)[1]))
+            logits, state = self.behind(pairs)
+            rows.append(logits)
+            pairs.append((int(logits.argmax()), state))
         return torch.stack(rows)
 
     def behind(
         self, pairs: Sequence[tuple[int, torch.Tensor]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits over the target's vocabulary and the state handed on, behind the last pair."""
-        out = self.states(pairs)[-1]
+        tokens, states = zip(*pairs, strict=True)
+        out = self.states(tokens, torch.stack(states))[-1]
         normed = self.norm(out, "norm.weight") if self.v.third else out
         logits = self.head @ normed
         if "d2t" in self.w:
             full = torch.full((self.v.vocab,), -math.inf, dtype=torch.float64)
-            for i, offset in enumerate(self.w["d2t"].tolist()):
-                full[i + offset] = logits[i]
+            full[torch.arange(len(logits)) + self.w["d2t"]] = logits
             logits = full
         return logits, normed if self.v.norm_output else out
 
-    def fused(self, feature: torch.Tensor) -> torch.Tensor:
+    def fused(self, features: torch.Tensor) -> torch.Tensor:
         if not self.v.third or not self.v.use_aux:
-            return feature
+            return features
         if self.v.norm_before_fc:
-            feature = self.norm(feature, "input_norm.weight")
+            features = self.norm(features, "input_norm.weight")
         if self.v.fc_norm:
-            parts = feature.split(self.v.feature_width)
-            feature = torch.cat(
-                [self.norm(part, f"fc_norm.{i}.weight") for i, part in enumerate(parts)]
-            )
-        return self.w["fc.weight"] @ feature
+            parts = enumerate(features.split(self.v.feature_width, -1))
+            features = torch.cat([self.norm(part, f"fc_norm.{i}.weight") for i, part in parts], -1)
+        return self.linear(features, "fc")
 
     def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        return x / torch.sqrt((x * x).mean() + 1e-5) * self.w[key]
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.w[key]
 
     def linear(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        out = self.w[f"{key}.weight"] @ x
+        out = x @ self.w[f"{key}.weight"].T
         return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
 
-    def states(self, pairs: Sequence[tuple[int, torch.Tensor]]) -> list[torch.Tensor]:
-        v = self.v
-        embeds = [self.embeddings[token] for token, _ in pairs]
-        xs = [state for _, state in pairs]
+    def states(self, tokens: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+        v, embeds = self.v, self.embeddings[list(tokens)]
         if not v.third:
             key = "fusion_fc" if "fusion_fc.weight" in self.w else "fc"
-            xs = [self.linear(torch.cat([e, x]), key) for e, x in zip(embeds, xs, strict=True)]
+            x = self.linear(torch.cat([embeds, x], 1), key)
         for i in range(v.layers):
             name = self.first if i == 0 else f"layers.{i}"
+            given = x
             if v.third and i == 0:
-                normed = [self.norm(x, f"{name}.hidden_norm.weight") for x in xs]
-                given = [
-                    torch.cat([self.norm(e, f"{name}.input_layernorm.weight"), n])
-                    for e, n in zip(embeds, normed, strict=True)
-                ]
+                normed = self.norm(x, f"{name}.hidden_norm.weight")
+                given = torch.cat([self.norm(embeds, f"{name}.input_layernorm.weight"), normed], 1)
                 residual = v.norm_before_residual
                 if residual is None:
                     residual = v.speculators
-                xs = normed if residual else xs
+                x = normed if residual else x
             elif i > 0:
-                given = [self.norm(x, f"{name}.input_layernorm.weight") for x in xs]
-            else:
-                given = xs
-            mixed = self.attention(given, f"{name}.self_attn")
-            xs = [x + a for x, a in zip(xs, mixed, strict=True)]
-            xs = [x + self.mlp(x, name) for x in xs]
-        return xs
+                given = self.norm(x, f"{name}.input_layernorm.weight")
+            x = x + self.attention(given, f"{name}.self_attn")
+            given = self.norm(x, f"{name}.post_attention_layernorm.weight")
+            gate, up = (self.linear(given, f"{name}.mlp.{key}_proj") for key in ("gate", "up"))
+            x = x + self.linear(gate * torch.sigmoid(gate) * up, f"{name}.mlp.down_proj")
+        return x
 
-    def mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        x = self.norm(x, f"{name}.post_attention_layernorm.weight")
-        gate = self.w[f"{name}.mlp.gate_proj.weight"] @ x
-        up = self.w[f"{name}.mlp.up_proj.weight"] @ x
-        return self.w[f"{name}.mlp.down_proj.weight"] @ (gate * torch.sigmoid(gate) * up)
-
-    def attention(self, xs: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
+    def attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
         v, dim = self.v, self.v.head_width
-        qs = [self.linear(x, f"{name}.q_proj").view(v.heads, dim) for x in xs]
-        ks = [self.linear(x, f"{name}.k_proj").view(v.kv_heads, dim) for x in xs]
-        vs = [self.linear(x, f"{name}.v_proj").view(v.kv_heads, dim) for x in xs]
-        qs = [self.rotate(q, t) for t, q in enumerate(qs)]
-        ks = [self.rotate(k, t) for t, k in enumerate(ks)]
-        out = []
-        for t, q in enumerate(qs):
-            heads = []
-            for h in range(v.heads):
-                own = h // (v.heads // v.kv_heads)
-                scores = torch.stack([q[h] @ k[own] for k in ks[: t + 1]]) / math.sqrt(dim)
-                weights = scores.softmax(0)
-                heads.append(sum(w * val[own] for w, val in zip(weights, vs, strict=False)))
-            out.append(self.linear(torch.cat(heads), f"{name}.o_proj"))
-        return out
+        q, k, values = (
+            self.linear(x, f"{name}.{key}_proj").view(len(x), -1, dim) for key in ("q", "k", "v")
+        )
+        shared = v.heads // v.kv_heads
+        k, values = self.rotate(k).repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
+        scores = torch.einsum("qhd,khd->hqk", self.rotate(q), k) / math.sqrt(dim)
+        later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -math.inf).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, values)
+        return self.linear(mixed.reshape(len(x), -1), f"{name}.o_proj")
 
-    def rotate(self, x: torch.Tensor, position: int) -> torch.Tensor:
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
         dim = self.v.head_width
-        half = dim // 2
-        out = torch.empty_like(x)
-        for i in range(half):
-            angle = position * self.frequency(i, dim)
-            c, s = math.cos(angle), math.sin(angle)
-            out[:, i] = x[:, i] * c - x[:, i + half] * s
-            out[:, i + half] = x[:, i + half] * c + x[:, i] * s
-        return out
+        speed = [self.frequency(i, dim) for i in range(dim // 2)]
+        angles = torch.outer(torch.arange(len(x)).double(), torch.tensor(speed).double())[:, None]
+        low, high = x.split(dim // 2, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
     def frequency(self, i: int, dim: int) -> float:
         plain = 10000.0 ** (-2 * i / dim)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from reference import Floats, Verified
 from scipy import stats  # type: ignore[import-untyped]
 
@@ -88,6 +89,16 @@ def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike, least: float = 5.0) 
     if seen.size < 2:
         return 1.0
     return float(stats.chi2.sf(((seen - expected) ** 2 / expected).sum(), seen.size - 1))
+
+
+def law_of_texts(table: torch.Tensor, length: int) -> torch.Tensor:
+    """Return the law ``[V ** length]`` of texts whose next token follows row `last` of a table
+    ``[V, V]`` of logits, from last = 0 on."""
+    steps = table.double().softmax(-1)
+    law = steps[0]
+    for _ in range(length - 1):
+        law = (law.view(-1, len(table))[:, :, None] * steps).flatten()
+    return law
 
 
 def assert_stratified(tokens: npt.ArrayLike, probs: Floats, slack: float = 0.0) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,10 @@ def run(*command: object, check: bool = True, **variables: str) -> subprocess.Co
 
 
 def cmake_build(source: Path, build: Path, *options: str) -> None:
+    """Build without the slower optimisations: what is optimised in full is tested by CTest."""
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=TOOLS) else []
-    run(CMAKE, "-S", source, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", *options)
+    options = ("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", *options)
+    run(CMAKE, "-S", source, "-B", build, *generator, *options)
     run(CMAKE, "--build", build, "--parallel", "2")
 
 
@@ -49,20 +52,34 @@ def snippets(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
 
 
-def installer(folder: Path) -> Callable[[str], Path]:
-    """Where the library is installed without CUDA, "static" or "shared"; built when first asked
-    for. The prefix is moved after the installation: nothing in it may name a place."""
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes of one test run."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
-    @functools.cache
+
+def installer(folder: Path) -> Callable[[str], Path]:
+    """Return what gives the prefix of the library without CUDA, "static" or "shared", and builds it
+    when first asked. Both have the same objects. The prefix is moved after the installation:
+    nothing in it may name a place."""
+
     def install(kind: str) -> Path:
-        build = folder / f"build-{kind}"
-        options = ["-DCMAKE_INSTALL_LIBDIR=lib"]
-        if kind == "static":  # what is optimised in full is tested by CTest, and takes longer
-            options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"]
-        else:
-            options += ["-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Debug"]
-        cmake_build(ROOT, build, *options)
-        run(CMAKE, "--install", build, "--prefix", folder / "first")
-        return (folder / "first").rename(folder / kind)
+        with locked(folder):
+            if not (folder / kind).exists():
+                shared = f"-DBUILD_SHARED_LIBS={'ON' if kind == 'shared' else 'OFF'}"
+                cmake_build(ROOT, folder / "build", "-DCMAKE_INSTALL_LIBDIR=lib", shared)
+                run(CMAKE, "--install", folder / "build", "--prefix", folder / "first")
+                (folder / "first").rename(folder / kind)
+        return folder / kind
 
     return install
+
+
+def build_example(source: Path, prefix: Path, *options: str, engine: str = "") -> Path:
+    """Return the folder of an example that is built on the installation at `prefix` once."""
+    build = prefix.parent / source.name
+    with locked(prefix.parent):
+        cmake_build(source, build, f"-DCMAKE_PREFIX_PATH={prefix};{engine}", *options)
+    return build

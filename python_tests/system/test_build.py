@@ -113,48 +113,21 @@ def test_importing_the_operators_does_not_import_transformers() -> None:
 
 
 # What the module uses of libtorch. All of it is in torch 2.11.0; look a new symbol up there.
-IN_TORCH_2_11 = {
-    "aoti_torch_abi_version",
-    "aoti_torch_create_device_guard",
-    "aoti_torch_delete_device_guard",
-    "aoti_torch_delete_library_object",
-    "aoti_torch_delete_tensor_object",
-    "aoti_torch_device_type_cuda",
-    "aoti_torch_dtype_bfloat16",
-    "aoti_torch_dtype_element_size",
-    "aoti_torch_dtype_float16",
-    "aoti_torch_dtype_float32",
-    "aoti_torch_dtype_float64",
-    "aoti_torch_dtype_int32",
-    "aoti_torch_dtype_int64",
-    "aoti_torch_dtype_uint8",
-    "aoti_torch_empty_strided",
-    "aoti_torch_get_current_cuda_stream",
-    "aoti_torch_get_device_index",
-    "aoti_torch_get_device_type",
-    "aoti_torch_get_dim",
-    "aoti_torch_get_dtype",
-    "aoti_torch_get_numel",
-    "aoti_torch_get_size",
-    "aoti_torch_get_stride",
-    "aoti_torch_is_contiguous",
-    "aoti_torch_library_def",
-    "aoti_torch_library_init_def",
-    "aoti_torch_library_init_fragment",
-    "aoti_torch_library_init_impl",
-    "aoti_torch_memory_format_contiguous_format",
-    "aoti_torch_new_tensor_handle",
-    "aoti_torch_warn",
-    "torch_call_dispatcher",
-    "torch_delete_list",
-    "torch_get_const_data_ptr",
-    "torch_get_mutable_data_ptr",
-    "torch_get_num_threads",
-    "torch_library_impl",
-    "torch_list_get_item",
-    "torch_list_size",
-    "torch_parallel_for",
-}
+IN_TORCH_2_11 = """
+    aoti_torch_abi_version aoti_torch_create_device_guard aoti_torch_delete_device_guard
+    aoti_torch_delete_library_object aoti_torch_delete_tensor_object aoti_torch_device_type_cuda
+    aoti_torch_dtype_bfloat16 aoti_torch_dtype_element_size aoti_torch_dtype_float16
+    aoti_torch_dtype_float32 aoti_torch_dtype_float64 aoti_torch_dtype_int32
+    aoti_torch_dtype_int64 aoti_torch_dtype_uint8 aoti_torch_empty_strided
+    aoti_torch_get_current_cuda_stream aoti_torch_get_device_index aoti_torch_get_device_type
+    aoti_torch_get_dim aoti_torch_get_dtype aoti_torch_get_numel aoti_torch_get_size
+    aoti_torch_get_stride aoti_torch_is_contiguous aoti_torch_library_def
+    aoti_torch_library_init_def aoti_torch_library_init_fragment aoti_torch_library_init_impl
+    aoti_torch_memory_format_contiguous_format aoti_torch_new_tensor_handle aoti_torch_warn
+    torch_call_dispatcher torch_delete_list torch_get_const_data_ptr torch_get_mutable_data_ptr
+    torch_get_num_threads torch_library_impl torch_list_get_item torch_list_size
+    torch_parallel_for
+"""
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
@@ -162,7 +135,7 @@ def test_module_needs_nothing_newer_than_torch_2_11() -> None:
     done = run("nm", "-D", "--undefined-only", _C.__file__)
     used = set(re.findall(r"\b[Uw] ((?:aoti_)?torch_\w+)", done.stdout))
     assert "torch_library_impl" in used
-    assert used <= IN_TORCH_2_11
+    assert used <= set(re.findall(r"\w+", IN_TORCH_2_11))
 
 
 # ------------------------------------------------------------------------------------ missing tools
@@ -208,16 +181,6 @@ def test_a_missing_tool_is_named_with_the_remedy(
 
 
 @needs_cmake
-def test_cuda_without_nvcc_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "nvcc")
-    failed = run(CMAKE, "-S", ROOT, "-B", tmp_path / "build", POLYSPEC_CUDA="ON", CUDACXX=nowhere)
-    assert failed.returncode != 0
-    text = " ".join(failed.stderr.split())
-    assert "no CUDA compiler (nvcc) was found. Install the CUDA toolkit" in text
-    assert "POLYSPEC_CUDA=OFF" in text
-
-
-@needs_cmake
 def test_a_torch_with_cuda_and_no_nvcc_is_built_without_kernels(tmp_path: Path) -> None:
     """With a warning that pip's silence does not hide, each time; unless kernels were asked for."""
     (tmp_path / "torch").mkdir()
@@ -248,7 +211,8 @@ def test_a_torch_with_cuda_and_no_nvcc_is_built_without_kernels(tmp_path: Path) 
     assert (status, "WITHOUT CUDA KERNELS" in text) == (0, False)
     status, text = configured("ON")
     assert status != 0
-    assert "no CUDA compiler (nvcc) was found" in text
+    assert "no CUDA compiler (nvcc) was found. Install the CUDA toolkit" in text
+    assert "POLYSPEC_CUDA=OFF" in text
 
 
 def test_an_old_setuptools_is_named_with_the_remedy() -> None:

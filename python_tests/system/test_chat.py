@@ -176,14 +176,6 @@ def test_a_plan_is_made_for_the_prompts_that_generate_reads(
     assert call(capsys, "plan", " ", "--target", target)[2].startswith("error: ")
 
 
-def test_every_prompt_of_a_batch_goes_through_the_template(
-    capsys: pytest.CaptureFixture[str], instruct: Path
-) -> None:
-    _, out, _ = call(capsys, "generate", "Hi", "Ho", "--target", instruct, *SHORT, "--json")
-    prompts = [request["prompt"] for request in json.loads(out)["requests"]]
-    assert prompts == [f"[user]{text}<|eos|>[assistant]" for text in ("Hi", "Ho")]
-
-
 def test_a_target_without_a_template_continues_text(
     capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path
 ) -> None:
@@ -474,26 +466,6 @@ def test_texts_without_a_tokenizer(untrained: Path, tmp_path: Path) -> None:
         plain.generate_text("2 + 2 =", 2, temprature=1)
 
 
-def test_messages_that_the_context_has_no_room_for(untrained: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(untrained / "target")
-    model.config.max_position_embeddings = 48
-    place = with_template(untrained, tmp_path, TEMPLATE)
-    model.save_pretrained(place)
-    chain = ps.Chain([place], dtype="float32")
-    turn = [{"role": "user", "content": "1111"}, {"role": "assistant", "content": "2222"}]
-    system = {"role": "system", "content": "S"}
-    answer = chain.chat([system, *turn, *turn, *turn, {"role": "user", "content": "5"}], 9)
-    assert answer.left_out >= 2
-    assert answer.left_out % 2 == 0
-    assert answer.prompt.text.startswith("[system]S")
-    assert len(answer.prompt.input_ids) + 9 <= 48
-    assert len(list(answer)) > 0
-    long = chain.chat([{"role": "user", "content": "4 4 4"}], 100)
-    assert long.limit == 48 - len(long.prompt.input_ids)
-    with pytest.raises(ValueError, match="message: expected fewer than 48 tokens"):
-        chain.chat([{"role": "user", "content": "4" * 60}])
-
-
 # Refuses an answer without a question or result before it, and a result without a call.
 STRICT = (
     "{% for m in messages %}"
@@ -535,6 +507,8 @@ def test_whole_exchanges_are_left_out_by_halving(
     assert fitted.prompt == chat.chat_prompt(tokenizer, [*system, *rest])
     room = context - len(fitted.prompt.input_ids)
     assert room >= fitted.limit == 10
+    last = chat.fitted_prompt(tokenizer, messages[-1:], None, 10**9, context)
+    assert last.limit == context - len(last.prompt.input_ids)
     # No exchange more than it takes.
     more = next((n for n in range(fitted.left_out - 1, -1, -1)
                  if messages[len(system) + n]["role"] == "user"), None)  # fmt: skip

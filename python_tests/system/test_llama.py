@@ -11,7 +11,6 @@ import argparse
 import importlib.util
 import itertools
 import json
-import math
 import platform
 import re
 import sys
@@ -19,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import evidence
 import native_builds
 import pytest
 import small_models
@@ -59,9 +59,8 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="module")
 def program(engine: Path, prefix: Path) -> Path:
-    build = prefix.parent / "llama"
     flags = "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror"
-    native_builds.cmake_build(EXAMPLE, build, f"-DCMAKE_PREFIX_PATH={prefix};{engine}", flags)
+    build = native_builds.build_example(EXAMPLE, prefix, flags, engine=str(engine))
     return build / "polyspec_llama"
 
 
@@ -149,32 +148,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Path]]:
 
 
 @torch.no_grad()
-def log_probabilities(
-    target: Any, prompt: list[int], count: int, temperature: float
-) -> torch.Tensor:
-    """[V] * count: of every continuation of so many tokens."""
+def law_of(target: Any, prompt: list[int], count: int, temperature: float) -> torch.Tensor:
+    """Return the probability of every continuation of so many tokens, ``[V ** count]``."""
     every = torch.tensor(list(itertools.product(range(V), repeat=count)))
     rows = torch.cat([torch.tensor(prompt).expand(len(every), -1), every], 1)
     logits = target(rows).logits[:, len(prompt) - 1 : -1] / temperature
     steps = logits.log_softmax(-1).gather(2, every[:, :, None])[:, :, 0]
-    return steps.sum(1).view([V] * count)
-
-
-def g_test(counts: Counter[tuple[int, ...]], log_p: torch.Tensor) -> tuple[float, int]:
-    """The statistic 2 sum O log(O/E), cells expected less than 5 times as one, and its degrees of
-    freedom."""
-    total = counts.total()
-    g, cells, rare_seen, rare_expected = 0.0, 0, 0, 0.0
-    for cell in itertools.product(range(V), repeat=log_p.dim()):
-        seen, expected = counts[cell], total * math.exp(log_p[cell])
-        if expected < 5:
-            rare_seen, rare_expected = rare_seen + seen, rare_expected + expected
-            continue
-        g += 2 * seen * math.log(seen / expected) if seen else 0
-        cells += 1
-    if rare_seen:
-        g += 2 * rare_seen * math.log(rare_seen / rare_expected)
-    return g, cells
+    return steps.sum(1).exp()
 
 
 @pytest.mark.parametrize(
@@ -192,23 +172,24 @@ def test_distribution_is_the_targets(
     program: Path, small: tuple[Any, list[Path]], levels: int, options: list[str]
 ) -> None:
     """6000 texts with fixed seeds; alpha = 1e-6."""
-    stats = pytest.importorskip("scipy.stats")
     target, files = small
     prompt, count, temperature = [1, 2, 3, 1, 2], 2, 0.9
     asked = ["--ids", "--prompt", " ".join(map(str, prompt)), "--tokens", count + 2]
     asked += ["--texts", 6000, "--temperature", temperature]
     texts = generate(program, *files[:levels], *options, *asked)
-    counts = Counter(tuple(text["ids"][:count]) for text in texts)
-    g, cells = g_test(counts, log_probabilities(target, prompt, count, temperature))
-    assert cells > 20
-    assert g < stats.chi2.isf(1e-6, cells)
+    law = law_of(target, prompt, count, temperature)
+
+    def p_value(texts: list[dict[str, Any]]) -> float:
+        counts = Counter(tuple(text["ids"][:count]) for text in texts)
+        cells = itertools.product(range(V), repeat=count)
+        return evidence.chi_square([counts[cell] for cell in cells], law)
+
+    assert p_value(texts) > 1e-6
     proposed = sum(text["levels"][0]["proposed"] for text in texts)
     accepted = sum(text["levels"][0]["accepted"] for text in texts)
     assert 0.02 < accepted / proposed < 0.98  # both what stands and what does not is seen
     if levels == 2 and "token" in options:  # the test would see another model's texts
-        others = generate(program, files[2], *asked)
-        wrong = Counter(tuple(text["ids"][:count]) for text in others)
-        assert g_test(wrong, log_probabilities(target, prompt, count, temperature))[0] > 2 * g
+        assert p_value(generate(program, files[2], *asked)) < 1e-6
 
 
 def test_overlap_of_two_models(program: Path, small: tuple[Any, list[Path]]) -> None:

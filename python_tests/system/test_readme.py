@@ -182,19 +182,6 @@ def test_commands_parse(line: str) -> None:
     assert args.run.__name__ != "show_help"
 
 
-def test_the_commands_that_newcomers_need_are_there() -> None:
-    found = "\n".join(commands())
-    for wanted in (
-        "--version",
-        "--threads",
-        " chat ",
-        "prompt-lookup",
-        "benchmarks shapes",
-        "benchmarks overhead",
-    ):
-        assert wanted in found
-
-
 def test_readme_begins_with_the_two_commands() -> None:
     first = next(block for block in BLOCKS if block.page == "README.md")
     found = [line.partition("#")[0].strip() for line in first.text.splitlines()]

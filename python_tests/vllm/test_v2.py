@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from evidence import chi_square
+from evidence import chi_square, law_of_texts
 from foreign import signature, sources
 
 import polyspec_ext as ps
@@ -28,16 +28,6 @@ V, K, LENGTH = 3, 2, 3
 @pytest.fixture(scope="session")
 def _registered() -> None:
     """Run this module without vLLM, but for the tests that say so."""
-
-
-def law_of(table: torch.Tensor) -> torch.Tensor:
-    """Return the law [V**LENGTH] of texts whose next token follows row `last` of a table [V, V] of
-    logits, from last = 0 on."""
-    steps = table.double().softmax(-1)
-    law = steps[0]
-    for _ in range(LENGTH - 1):
-        law = (law.view(-1, V)[:, :, None] * steps).flatten()
-    return law
 
 
 def texts(
@@ -120,7 +110,7 @@ def test_texts_have_the_targets_law(case: str, rule: str) -> None:
         table[:, 2] = -torch.inf
     code = (drawn * V ** torch.arange(LENGTH - 1, -1, -1)).sum(1)
     counts = torch.bincount(code, minlength=V**LENGTH)
-    assert chi_square(counts.numpy(), law_of(table / temperature).numpy()) > 1e-3
+    assert chi_square(counts.numpy(), law_of_texts(table / temperature, LENGTH).numpy()) > 1e-3
 
 
 def batch(lengths: list[int], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
