@@ -88,9 +88,7 @@ def test_generate(model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer
 
 
 @pytest.mark.parametrize("owner", ["model", "call", "positional"])
-def test_stop_strings_of_the_configuration(
-    model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer: Any, owner: str
-) -> None:
+def test_stop_strings_of_the_configuration(model, chain, inputs, tokenizer, owner) -> None:
     """As the plain model: `generate` itself keeps its tokenizer from a custom loop."""
     before = copy.deepcopy(model.generation_config)
     args, options = (inputs["input_ids"],), {"tokenizer": tokenizer, **OPTIONS}
@@ -131,9 +129,7 @@ def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["attached", "attached, by position", "custom_generate"])
-def test_a_streamer_in_a_thread(
-    how: str, model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer: Any
-) -> None:
+def test_a_streamer_in_a_thread(how, model, chain, inputs, tokenizer) -> None:
     """As transformers' page shows it. `generate` keeps its streamer from a custom loop: without a
     look into its variables the reader would wait for ever."""
     wanted = tokenizer.decode(model.generate(**inputs, **OPTIONS)[0], skip_special_tokens=True)
@@ -156,9 +152,7 @@ def test_a_streamer_in_a_thread(
         ps.detach(model)
 
 
-def test_a_streamer_ends_with_an_error(
-    model: Any, chain: ps.Chain, inputs: dict[str, Any], tokenizer: Any
-) -> None:
+def test_a_streamer_ends_with_an_error(model, chain, inputs, tokenizer) -> None:
     loop = {"custom_generate": ps.custom_generate, "chain": chain, "num_beams": 1}
     for more in (loop, {}):
         streamer = TextIteratorStreamer(tokenizer, timeout=60, skip_prompt=True)

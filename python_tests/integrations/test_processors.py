@@ -240,8 +240,7 @@ def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("committed", "first", "raises"),
-    [([3, 5], 5, True), ([3, 5], 6, False), ([3, 6], 6, True)],
+    ("committed", "first", "raises"), [([3, 5], 5, True), ([3, 5], 6, False), ([3, 6], 6, True)]
 )
 def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: bool) -> None:
     """A draft level goes on with its own logits; the target's own block fails with a note."""
@@ -562,9 +561,7 @@ BAN, TYPICAL, NORM = (
         ([NORM, T], [NORM], Sampling(0.7)),
     ],
 )
-def test_what_the_operators_take_over(
-    given: list[Any], left: list[Any] | None, sampling: Sampling
-) -> None:
+def test_what_the_operators_take_over(given, left, sampling) -> None:
     parts = take_apart(given, True)
     assert parts.processors == (given if left is None else left)
     assert parts.sampling == sampling

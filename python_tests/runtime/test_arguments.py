@@ -263,7 +263,7 @@ def test_texts_are_to_be_read_by_a_tokenizer() -> None:
      ("earlyexit:2", "early-exit:K"), ("early-exit:two", "early-exit:K"), ("eagle:", "eagle:")],
 )  # fmt: skip
 def test_a_word_near_a_drafters_is_told_before_the_network_is_asked(
-    word: str, meant: str, monkeypatch: pytest.MonkeyPatch
+    word, meant, monkeypatch
 ) -> None:
     for loader in (hf.AutoConfig, hf.AutoModelForCausalLM):
         monkeypatch.setattr(loader, "from_pretrained", lambda *a, **o: pytest.fail(str(a)))
@@ -494,9 +494,7 @@ def test_places_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         ps.Chain(["some/model"], pack=pack)
 
 
-def test_without_a_network_an_id_is_cached_or_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_an_id_is_cached_or_refused_at_once(tmp_path, monkeypatch) -> None:
     """The hub is asked once, and not by transformers, which tries again and again."""
     asked: list[str] = []
 

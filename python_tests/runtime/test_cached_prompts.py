@@ -121,9 +121,7 @@ def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any
 @invariant
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_conversation_is_what_it_is_when_all_is_read(
-    kind: str, temperature: float, tmp_path: Path
-) -> None:
+def test_a_conversation_is_what_it_is_when_all_is_read(kind, temperature, tmp_path) -> None:
     levels = KINDS[kind](tmp_path)
     wanted = conversation(levels, temperature, cache=False)
     alone = [level.read for level in levels if isinstance(level, Counting)]
@@ -148,26 +146,6 @@ def test_a_conversation_is_what_it_is_when_all_is_read(
         assert counting[1].read == alone[1]
     elif len(counting) > 1:
         assert counting[1].read <= 0.4 * alone[1]
-
-
-@invariant
-def test_rows_go_on_each_with_its_own() -> None:
-    chain = ps.Chain([packed(3)])
-    texts = [[4, 5, 6], [9] * 12, [1, 2, 3, 4, 5]]
-
-    def answers(cache: bool) -> list[Any]:
-        rows, found = [list(text) for text in texts], []
-        for turn in range(2):
-            batch = chain.batch(rows, 12, 1.0, seed=turn, eos_token_id=[], cache_prompt=cache)
-            batch.complete()
-            found.append(([row.logprobs for row in batch.rows], batch.stats.num_cached_tokens))
-            rows = [[*row.tokens, 5, turn] for row in batch.rows]
-        return found
-
-    (first, _), (second, none) = answers(False)
-    (again, _), (cached, some) = answers(True)
-    assert (again, cached, none) == (first, second, 0)
-    assert some == sum(len(text) + 11 for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -128,13 +128,11 @@ def test_what_is_shared_stays_shared() -> None:
 
 def test_a_copy_captures_steps_of_its_own() -> None:
     chain, graphs = captured_chains.make([4, 2], True)
-    assert graphs is not None
     wanted = [generate(chain).sequences for _ in range(2)][1]
     assert graphs.num_captures
     again = copy.deepcopy(chain)
     own = again.engine.graphs
     assert own is not graphs
-    assert own is not None
     assert (len(own), own.num_captures, own.num_replays) == (0, 0, 0)
     before = (len(graphs), graphs.num_captures, graphs.num_replays)
     for _ in range(2):

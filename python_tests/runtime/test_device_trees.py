@@ -118,9 +118,7 @@ def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -
 
 
 @some("first tree", "medusa")
-def test_a_tree_below_a_4_bit_copy_is_captured(
-    heads: Heads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_below_a_4_bit_copy_is_captured(heads, monkeypatch) -> None:
     """The paper's chain: a target, its 4-bit copy, EAGLE-2's tree. Every step of its rounds."""
     graphs = captured_texts(heads, monkeypatch, shared=True)
     assert {key[0] for key in graphs.keys} == {1, 2, 3}
@@ -164,9 +162,7 @@ def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) 
 
 
 @some("first tree", "first chain", "third chain")
-def test_a_text_of_900_tokens_has_two_captures_a_step(
-    heads: Heads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> None:
     """Count captures of a draft and of a verification, in spans of 512 and 1024 slots. Caches grow
     once at most."""
 
@@ -192,9 +188,7 @@ def test_a_text_of_900_tokens_has_two_captures_a_step(
 
 @pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)
 @some("first tree", "third chain", "medusa")
-def test_rounds_that_the_host_follows_in_between(
-    heads: Heads, window: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> None:
     """Windows of a row's own: what is not told yet goes to the host, and comes back. With graphs
     drafted pairs are on the device alone."""
     texts = []

@@ -82,7 +82,6 @@ def test_a_policy_captures_few_sizes() -> None:
 def test_a_key_names_all_memory_that_the_step_used(window: list[int], temperature: float) -> None:
     recorder = Recorder()
     chain, graphs = make(window, True, recorder)
-    assert graphs is not None
     with keys_of_captures(graphs, recorder) as seen:
         chain.generate(PROMPTS, 40, temperature, seed=1, eos_token_id=[])
     assert {key[0] for key, _ in seen} == set(range(1, len(window) + 2))  # every step of the round
@@ -111,7 +110,6 @@ def test_equal_keys_are_equal_steps(window: list[int], tail: int, temperature: f
     """Operator by operator, in the memory and the numbers that they are called with: nothing that a
     step reads is missing from its key, whatever windows come and go."""
     chain, graphs = make(window, True, policy=Wandering(*window), tail=tail)
-    assert graphs is not None
     with traces_of_keys(graphs) as traces:
         for seed in (1, 2):
             chain.generate(PROMPTS[:2], 30, temperature, seed=seed, eos_token_id=[])
@@ -176,7 +174,6 @@ def test_random_windows_with_a_tail(window: list[int], largest: tuple[int, ...])
     """Among them [W, 0, k], where the tail is all that is drafted for the target."""
     eager, _ = make(window, False, policy=ByText(*largest), tail=2)
     chain, graphs = make(window, True, policy=ByText(*largest), tail=2)
-    assert graphs is not None
     for temperature in (0.0, 1.0):
         options: dict[str, Any] = {"temperature": temperature, "seed": 7, "eos_token_id": []}
         wanted = eager.generate(PROMPTS, [40, 25, 3], **options)
@@ -190,7 +187,6 @@ def test_random_windows_with_a_tail(window: list[int], largest: tuple[int, ...])
 def test_batches_of_other_sizes_in_the_same_memory() -> None:
     """Lengths and status are where they were when a size comes again, and its graphs serve it."""
     eager, (chain, graphs) = make([3], False)[0], make([3], True)
-    assert graphs is not None
     places: dict[int, set[tuple[int, ...]]] = {1: set(), 2: set()}
     captures = 0
     for i, count in enumerate((2, 1, 2, 1, 2, 1)):
@@ -215,7 +211,6 @@ def test_rows_that_end_stay_where_the_graphs_are(window: list[int]) -> None:
     """The graphs of the batch serve to its end: what it has captured, it replays, though all rows
     but one have ended, by their lengths, an EOS and `stop`."""
     eager, (chain, graphs) = make(window, False)[0], make(window, True)
-    assert graphs is not None
     prompts = [*PROMPTS, [1, 2], [3, 4]]
     eos: list[list[int]] = [[], [], list(range(0, 40, 3)), [], []]
     for _ in range(3):
@@ -286,7 +281,6 @@ def test_what_moves_is_found(what: str, place: int) -> None:
     """In the middle of a text, and what was there before is overwritten; a weight between texts."""
     wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[])
     chain, graphs = make([4, 2], True)
-    assert graphs is not None
     moving = models(chain)[place]
 
     def move() -> None:
@@ -330,7 +324,6 @@ def test_what_moves_is_found(what: str, place: int) -> None:
 
 def test_a_cache_s_graphs_go_when_it_goes() -> None:
     chain, graphs = make([3], True)
-    assert graphs is not None
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     chain.generate(PROMPTS[:1], 30, **options)
     old = weakref.ref(chain.levels[0].cache)  # type: ignore[attr-defined]
@@ -354,7 +347,6 @@ def test_a_cache_s_graphs_go_when_it_goes() -> None:
 def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
     """The engine keeps those of a few sizes; the caches, made for the largest, stay."""
     chain, graphs = make([3], True)
-    assert graphs is not None
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     made = []
     caches = None
@@ -396,7 +388,6 @@ def test_the_same_address_of_another_owner_is_another_place() -> None:
 
     for expected in (1, 2, 3):
         (out,) = graphs.run("k", [Place(one, [memory])], step)
-        assert out is not None
         assert out.tolist() == memory.tolist() == [expected] * 3
     assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (1, 1, 1)
     graphs.run("k", [Place(two, [memory])], step)
@@ -442,7 +433,6 @@ def test_a_row_of_nans_in_a_replay(faulty: int) -> None:
     """It names request, level and position, and the graphs are unharmed."""
     wanted = make([4, 2], False)[0].generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[]).sequences
     chain, graphs = make([4, 2], True)
-    assert graphs is not None
     assert chain.generate(PROMPTS, 60, 1.0, seed=3, eos_token_id=[]).sequences.equal(wanted)
     captures, replays = graphs.num_captures, graphs.num_replays
     weight = models(chain)[faulty].model.lm_head.weight.data
@@ -469,7 +459,6 @@ def test_a_row_of_nans_in_a_replay(faulty: int) -> None:
 def test_a_capture_that_fails_is_a_warning_and_the_eager_path(at: int) -> None:
     recorder = Recorder(fails_at=at)
     eager, (chain, graphs) = make([4, 2], False)[0], make([4, 2], True, recorder)
-    assert graphs is not None
     options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     wanted = eager.generate(PROMPTS, 60, **options).sequences
     with pytest.warns(RuntimeWarning, match="cannot be captured as a CUDA graph") as caught:
@@ -654,7 +643,6 @@ def test_positions_that_are_read_on_the_host(kind: str) -> None:
     rope = {"rope_theta": 10000.0, **ROPES[kind]}
     eager = make([4, 2], False, rope_parameters=rope)[0]
     chain, graphs = make([4, 2], True, rope_parameters=rope)
-    assert graphs is not None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         for _ in range(2):
@@ -693,7 +681,6 @@ def test_cuda_graphs_give_the_tokens_of_eager_rounds(window: list[int], count: i
             assert eager.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
             assert captured.generate(PROMPTS[:count], 60, **options).sequences.equal(wanted)
     graphs = captured.engine.graphs
-    assert graphs is not None
     assert graphs.num_replays > 2 * graphs.num_captures > 0
 
 

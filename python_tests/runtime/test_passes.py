@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import dflash_heads
@@ -81,7 +80,6 @@ def test_texts_are_those_of_passes_that_run_as_they_are(name: str) -> None:
     levels, window, options = CHAINS[name]
     eager, chain, recorder = pair(levels, window, **options)
     graphs = chain.engine.graphs
-    assert graphs is not None
     with keys_of_captures(graphs, recorder) as seen:
         for prompts in (REPEATING, PROMPTS, REPEATING):
             for temperature in (0.0, 1.0):
@@ -105,7 +103,6 @@ def test_texts_are_those_of_passes_that_run_as_they_are(name: str) -> None:
 def test_processors_change_the_logits_of_captured_passes() -> None:
     eager, chain, _ = pair(lambda device: [one(0, device), one(1, device)], [4])
     graphs = chain.engine.graphs
-    assert graphs is not None
     texts = []
     for either in (eager, chain):
         model = either.levels[0].model  # type: ignore[attr-defined]
@@ -128,9 +125,7 @@ def test_processors_change_the_logits_of_captured_passes() -> None:
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 @pytest.mark.parametrize("middle", ["smaller", "copy", "none"])
-def test_a_head_that_the_host_follows(
-    middle: str, tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_the_host_follows(middle, tree, tmp_path, monkeypatch) -> None:
     """Below a smaller model, which has no states for it; below a copy, and the target itself. Its
     network is in graphs as well."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
@@ -145,7 +140,6 @@ def test_a_head_that_the_host_follows(
 
     eager, chain, _ = pair(levels, [3] if middle == "none" else [5, 3])
     graphs = chain.engine.graphs
-    assert graphs is not None
     kinds: Counter[str] = Counter()
     run = graphs.run
 
@@ -169,9 +163,7 @@ def test_a_head_that_the_host_follows(
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "dflash"])
-def test_drafts_in_one_pass_that_the_host_follows(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_in_one_pass_that_the_host_follows(kind, tmp_path, monkeypatch) -> None:
     """Trees of Medusa's and Hydra's heads, and DFlash's blocks. A replay counts as many passes."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
 
@@ -193,7 +185,6 @@ def test_drafts_in_one_pass_that_the_host_follows(
 
     eager, chain, _ = pair(levels, [3])
     graphs = chain.engine.graphs
-    assert graphs is not None
     for prompts in (REPEATING, PROMPTS):
         for temperature in (0.0, 1.0):
             wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
@@ -210,9 +201,7 @@ def test_drafts_in_one_pass_that_the_host_follows(
 @pytest.mark.parametrize(
     ("name", "uploads", "launches"), [("lookup", 0, 14), ("three levels", 1, 15), ("a copy", 2, 30)]
 )
-def test_a_pass_is_one_replay_one_upload_and_one_read(
-    name: str, uploads: int, launches: int
-) -> None:
+def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -> None:
     """Beside these a verification launches a dozen small operators, and what it hands up is one
     upload more. A copy in another level's cache is told that level's length."""
     levels, window, options = CHAINS[name]
@@ -240,9 +229,7 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(
 
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-def test_a_head_s_draft_is_few_replays_and_reads(
-    tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) -> None:
     """Count a replay and a read for each token of a chain. A tree has a replay for what it reads,
     one for the tree, and one read. The verification has one of each more. (The window of states
     lies on the host, and counts as the device's here once it has met that.)"""
@@ -287,7 +274,6 @@ def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
 
     _, chain, _ = pair(levels, [4])
     graphs = chain.engine.graphs
-    assert graphs is not None
     out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)
     assert 0 < graphs.num_captures <= 4
     passes = out.stats.levels[0].num_forward_passes

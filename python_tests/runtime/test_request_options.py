@@ -71,14 +71,7 @@ RULES = st.fixed_dictionaries(
     st.integers(1, V),
     st.integers(0, 2**20),
 )
-def test_rules_are_what_each_position_asks_for(
-    rules: dict[str, Any],
-    penalties: dict[str, Any],
-    prompt: list[int],
-    text: list[int],
-    width: int,
-    seed: int,
-) -> None:
+def test_rules_are_what_each_position_asks_for(rules, penalties, prompt, text, width, seed) -> None:
     """Several rows at once against transformers' processors, position by position, also of a level
     with fewer ids."""
     prefix = prompt + text
@@ -205,9 +198,7 @@ LAWS: list[dict[str, Any]] = [
     [((3, 3), [2], 3), ((3, 3, 3), [2, 1], 3), ((3, 2), [2], 3), ("tree", [2], 3)],
     ids=str,
 )
-def test_the_law_is_the_targets_under_its_rules(
-    shape: Any, window: list[int], length: int, rules: dict[str, Any], rule: str
-) -> None:
+def test_the_law_is_the_targets_under_its_rules(shape, window, length, rules, rule) -> None:
     """Every draw enumerated: two and three levels, a smaller draft vocabulary, a tree."""
     levels: list[Any]
     if shape == "tree":
@@ -318,9 +309,7 @@ STOPS = ["ab", "é", "bc", "a b", "abca", " x", SMILE, "xa", "ba c", "c\n"]
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("levels", "runs"), [(1, False), (1, True), (2, False), (3, True)])
-def test_stop_strings_cut_the_text_that_would_be(
-    levels: int, runs: bool, temperature: float, rule: str
-) -> None:
+def test_stop_strings_cut_the_text_that_would_be(levels, runs, temperature, rule) -> None:
     """Rows of a batch, each in front of its stop string, whatever the others do; streams too."""
     chain = ps.Chain(spelled(levels, runs), [5, 2][: levels - 1], rule=rule)
     prompts = [[1], [4, 2, 7], [8, 9], [0, 1, 2]]
@@ -448,10 +437,7 @@ def test_alternatives_end_with_the_text() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [
-        ("stop_strings", r"here stop=\.\.\."),
-        ("num_return_sequences", r"here n=\.\.\."),
-    ],
+    [("stop_strings", r"here stop=\.\.\."), ("num_return_sequences", r"here n=\.\.\.")],
 )
 def test_names_of_transformers_have_a_hint(name: str, hint: str) -> None:
     chain = ps.Chain(toy.make_levels(1))

@@ -13,12 +13,7 @@ from toy import ToyLevel
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
 from polyspec_ext.levels import RowCounts
-from polyspec_ext.levels.base import (
-    InputBlock,
-    LevelCapabilities,
-    LevelOutput,
-    PromptBatch,
-)
+from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from polyspec_ext.policies import RoundReport
 
 V = 5
@@ -156,7 +151,6 @@ class HiddenDrafter(CountingDrafter):
         return DrafterCapabilities(hidden_layers=(LAYER,), hidden_size=self._size)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        assert inputs.text is not None
         self._requests = inputs.requests
         hidden = inputs.hidden
         assert isinstance(hidden, HiddenStates)

@@ -193,9 +193,7 @@ def test_a_collector_can_be_registered_before_the_first_request() -> None:
     assert get("polyspec_num_requests_total") == 8
 
 
-def test_without_prometheus_client_the_error_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch) -> None:
     from polyspec_ext.integrations import prometheus as metrics
 
     real = builtins.__import__

@@ -135,9 +135,7 @@ class OnDevice(SideStreams):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_level_below_the_target_prefills_in_a_side_stream(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_level_below_the_target_prefills_in_a_side_stream(count, monkeypatch) -> None:
     chain = ps.Chain([level(i, 1, f"level {i}") for i in range(3)], [4, 2])
     cuda = Cuda()
     seen: dict[str, set[str]] = {}

@@ -76,9 +76,7 @@ def agreeing(kind: type[toy_rows.Rows], count: int) -> list[toy_rows.Rows]:
 
 
 @pytest.mark.parametrize("sync", [None, False])
-def test_a_round_that_commits_nothing_is_an_error(
-    sync: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
     """And not the end of the text; the request is named."""
     if sync is None:
         monkeypatch.setattr(StateRows, "next", lambda self, unread: None)

@@ -63,9 +63,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(("count", "window", "widths", "length"), SHAPES, ids=str)
-def test_the_distribution_is_the_targets(
-    count: int, window: list[int], widths: list[int], length: int, rule: str
-) -> None:
+def test_the_distribution_is_the_targets(count, window, widths, length, rule) -> None:
     assert enumerated(count, window, widths, length, rule=rule) < 1e-12
 
 
@@ -75,9 +73,7 @@ def test_the_distribution_is_the_targets(
     [(1, [2], [2, 1], 3), (1, [1], [2], 2), (2, [1, 1], [2], 2)],
     ids=str,
 )
-def test_the_distribution_with_independent_children(
-    count: int, window: list[int], widths: list[int], length: int, rule: str
-) -> None:
+def test_the_distribution_with_independent_children(count, window, widths, length, rule) -> None:
     distance = enumerated(count, window, widths, length, drawn=True, vocab=2, rule=rule)
     assert distance < 1e-12
 
@@ -138,9 +134,7 @@ def rows_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(TreeEnumerator, "verify_tree", wrong)
     patch.setattr(
-        TreeEnumerator,
-        "_statistics",
-        lambda self, target, made, options: made.statistics,
+        TreeEnumerator, "_statistics", lambda self, target, made, options: made.statistics
     )
     # (Statistics of the right rows would show the mistake as an error.)
     take = PendingRows.take
@@ -175,9 +169,7 @@ def rows_of_other_parents(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
-def test_mistakes_are_seen(
-    monkeypatch: pytest.MonkeyPatch, mistake: Any, given: Any, options: Any
-) -> None:
+def test_mistakes_are_seen(monkeypatch, mistake, given, options) -> None:
     with monkeypatch.context() as patch:
         mistake(patch)
         assert enumerated(*given, **options) > 1e-3

@@ -40,9 +40,7 @@ def chat_text(chunks: Iterable[Any]) -> str:
 
 @pytest.mark.parametrize("request_", REQUESTS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_texts_are_those_of_the_chain_alone(
-    served: Served, client: Any, request_: dict[str, Any], stream: bool
-) -> None:
+def test_texts_are_those_of_the_chain_alone(served, client, request_, stream) -> None:
     ids = served.tokenizer(PROMPT)["input_ids"]
     alone = served.alone.generate(ids, 64, **request_, **EXTRAS)
     wanted = alone.text[0]
@@ -163,9 +161,7 @@ def test_speculation_is_a_choice_of_the_request(served: Served, client: Any) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_are_those_of_the_chain(
-    served: Served, client: Any, stream: bool
-) -> None:
+def test_log_probabilities_are_those_of_the_chain(served, client, stream) -> None:
     ids = served.tokenizer(PROMPT)["input_ids"]
     alone = served.alone.generate(ids, 24, temperature=0.9, seed=3)
     options = {"model": "tiny", "temperature": 0.9, "seed": 3, "max_tokens": 24, "stream": stream}
@@ -300,9 +296,7 @@ LARK = 'start: "rolls: " NUMBER\nNUMBER: /[1-9][0-9]{0,2}/'
         ({"response_format": {"type": "text"}}, r"[^{]+"),
     ],
 )
-def test_answers_have_the_form_that_was_asked_for(
-    client: Any, fields: dict[str, Any], pattern: str | None
-) -> None:
+def test_answers_have_the_form_that_was_asked_for(client, fields, pattern) -> None:
     if fields.get("response_format") != {"type": "text"}:
         pytest.importorskip("llguidance")
     answer = client.chat.completions.create(

@@ -24,7 +24,6 @@ IDLE = "state.abort === null && document.querySelectorAll('.question').length ==
 
 @pytest.fixture(scope="module")
 def tab(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
-    assert PROGRAM is not None
     with browser.page(PROGRAM, tmp_path_factory.mktemp("browser")) as one:
         one.call("Page.navigate", url=f"{served.url}/")
         one.wait_for(READY)

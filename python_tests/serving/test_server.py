@@ -14,7 +14,7 @@ import torch
 import toy_rows
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from random_chains import Row, Shape, rows, run, shapes
+from random_chains import Row, rows, run, shapes
 from recorder import Recorder
 from small_models import V, make, rough
 from transformers import AutoModelForCausalLM
@@ -97,13 +97,10 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
     st.sampled_from(["join", "anew", "mixed", "lookup"]),
 )
 def test_texts_do_not_depend_on_who_shares_the_steps(
-    shape: Shape, batch: list[Row], joins: list[int], slots: int, cached: int, kind: str
+    shape, batch, joins, slots, cached, kind
 ) -> None:
     count = len(shape.window) + 1
-    kinds: dict[str, list[Any]] = {
-        "anew": [Anew],
-        "mixed": [Admitting, Anew],
-    }
+    kinds: dict[str, list[Any]] = {"anew": [Anew], "mixed": [Admitting, Anew]}
     chosen = kinds.get(kind, [Admitting])
     levels: list[Any] = [chosen[i % len(chosen)](VOCAB, 11 + i, 1.2) for i in range(count)]
     if kind == "lookup" and count > 1:
@@ -123,7 +120,6 @@ def test_texts_do_not_depend_on_who_shares_the_steps(
         ended = bool(tokens_of(events)) and tokens_of(events)[-1] in row.eos
         assert events[-1].finish_reason == ("stop" if ended else "length")
         stats = events[-1].stats
-        assert stats is not None
         assert stats.num_new_tokens == len(wanted.logprobs)
         assert [x.num_accepted_tokens for x in stats.levels] == [
             x.num_accepted_tokens for x in wanted.stats.levels
@@ -599,7 +595,6 @@ def test_captured_rounds_serve_on_while_rows_join_and_leave(made: Any) -> None:
     plain, _ = made(False)
     wanted = [alone(plain, one).new_tokens[0] for one in requests]
     chain, graphs = made(True)
-    assert graphs is not None
     server = ps.Server(chain, 3)
     first = serve(server, requests[:7], [0, 0, 0, 1, 2, 3, 4])
     captures = graphs.num_captures

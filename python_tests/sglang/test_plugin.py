@@ -76,7 +76,6 @@ V, K, LENGTH = 3, 2, 3
 def test_sglang_has_these_names(line: str) -> None:
     module, name, *parameters = line.split()
     wanted = plugin.PARAMETERS if parameters == ["PARAMETERS"] else " ".join(parameters)
-    assert ROOT is not None
     assert wanted in ("", signature(ROOT, module, name))
 
 
@@ -326,9 +325,7 @@ def test_nothing_is_registered_unless_asked(monkeypatch: pytest.MonkeyPatch) -> 
         ('{"levels": ["a"], "window": [4, 2]}', "window: expected 1 integers"),
     ],
 )
-def test_wrong_settings_end_the_process(
-    text: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_settings_end_the_process(text, message, monkeypatch) -> None:
     monkeypatch.setenv("POLYSPEC", text)
     with pytest.raises(SystemExit, match=message):
         sglang.register()
@@ -345,9 +342,7 @@ def test_another_signature_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> 
         sglang.register()
 
 
-def test_the_algorithm_is_the_n_gram_one_but_for_its_drafts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_algorithm_is_the_n_gram_one_but_for_its_drafts(monkeypatch) -> None:
     monkeypatch.setenv("POLYSPEC", '{"levels": ["prompt-lookup"], "window": [5]}')
     sglang.register()
     algorithm, factory, overlaps = stand_in.REGISTERED["POLYSPEC"]

@@ -280,7 +280,6 @@ class Reference:
             return False
         if not sliding:
             return True
-        assert v.window is not None
         return abs(query - key) < v.window + (v.kind == "assistant")
 
     def rotate(self, x: torch.Tensor, begin: int) -> torch.Tensor:

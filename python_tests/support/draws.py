@@ -38,14 +38,7 @@ def injected(bits: Words) -> Draw:
 
 
 def one_round(
-    seed: int,
-    n: int,
-    vocab: int,
-    k: int,
-    sampling: Sampling,
-    rule: str,
-    *,
-    leak: float = 0.0,
+    seed: int, n: int, vocab: int, k: int, sampling: Sampling, rule: str, *, leak: float = 0.0
 ) -> float:
     """p-value of the first k+1 tokens of n requests: drafted, verified, and completed from p.
 

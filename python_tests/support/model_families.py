@@ -63,12 +63,7 @@ TABLE = [
         "camembert data2vec-text falcon[alibi] gpt_neo moshi roberta roberta-prelayernorm "
         "xlm-roberta xlm-roberta-xl",
     ),
-    Verdict(
-        "one prompt",
-        "attention in chunks",
-        "a RollbackCache is needed",
-        "llama4_text",
-    ),
+    Verdict("one prompt", "attention in chunks", "a RollbackCache is needed", "llama4_text"),
     Verdict(
         "one prompt",
         "encoder and decoder, with `encoder_input_ids`",

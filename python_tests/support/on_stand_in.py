@@ -17,8 +17,6 @@ NAME = "polyspec_ext._C"
 
 def _load() -> None:
     spec = importlib.util.spec_from_file_location(NAME, os.environ["POLYSPEC_MODULE"])
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[NAME] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[NAME])
 

@@ -362,7 +362,6 @@ def verify_tree(
         if rule == "block" and q is not None and p.temperature > 0 and children:
             paths = Paths(target, nodes, parents, draft, draw, ids)
             found = paths.below(row, depth, 1.0, root=True)
-            assert found is not None
             for node in found[0]:
                 logprobs.append(target[parents[node] + 1].logprob(nodes[node]))
             tokens += [nodes[node] for node in found[0]]

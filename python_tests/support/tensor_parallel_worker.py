@@ -64,9 +64,7 @@ def main() -> None:
 
     place = Path(sys.argv[1])
     target = AutoModelForCausalLM.from_pretrained(
-        place / "target",
-        dtype=torch.float32,
-        distributed_config=DistributedConfig(tp_plan="auto"),
+        place / "target", dtype=torch.float32, distributed_config=DistributedConfig(tp_plan="auto")
     ).eval()
     rank = torch.distributed.get_rank()
     keep_own_time(place, rank)

@@ -63,9 +63,7 @@ def draft_input(
 
 def drawn_from(head: ps.Eagle, block: DraftBlock, row: int) -> torch.Tensor:
     """What the tokens of a row were drawn from, ``[N, V]`` float64: -inf for ids without entry."""
-    assert block.rows is not None
     id_map = head.capabilities.id_map
-    assert id_map is not None
     return id_map.spread(block.rows.logits[row], head.vocab_size).double()
 
 

@@ -185,7 +185,6 @@ class TreeDrafter:
     def _tree(
         self, inputs: DraftInput, b: int
     ) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
-        assert inputs.text is not None
         text = inputs.text(b).tolist()
         depth = int(inputs.lengths[b]) - (self.shorter and inputs.requests[b] % 2)
         of, seed = inputs.parameters.sampling[b], inputs.parameters.seeds[b]
@@ -213,7 +212,6 @@ class TreeDrafter:
         return tokens, parents, drawn
 
     def _check_states(self, inputs: DraftInput) -> None:
-        assert inputs.text is not None
         if inputs.hidden is None:
             return
         for states in inputs.hidden.layers.values():
@@ -281,7 +279,6 @@ class TreeEnumerator(Enumerator):
                 children = [i for i in range(int(counts[b])) if parents[b, i] == at - 1]
                 q = None
                 if pool is not None and children and sampling["temperature"] > 0:
-                    assert draft_rows is not None
                     row = int(draft_rows[b, at])  # -1: the children are deterministic
                     q = None if row < 0 else distribution(pool[row], **sampling)
                 token, node = self._step(p[at], q, children, tokens[b].tolist())

@@ -96,7 +96,6 @@ def test_public_names_exist_or_say_what_is_missing() -> None:
 def test_version_is_the_builds() -> None:
     text = (ROOT / "CMakeLists.txt").read_text()
     found = re.search(r"project\(polyspec VERSION ([0-9.]+)", text)
-    assert found is not None
     assert ps.__version__ == found.group(1)
 
 
@@ -171,9 +170,7 @@ def build_with(tmp_path: Path, blocked: str = "", tools: str = "") -> str:
     ("missing", "install"),
     [("torch", "'torch>=2.11'"), ("pybind11", "pybind11"), ("cmake", "cmake"), ("ninja", "ninja")],
 )
-def test_a_missing_tool_is_named_with_the_remedy(
-    missing: str, install: str, tmp_path: Path
-) -> None:
+def test_a_missing_tool_is_named_with_the_remedy(missing, install, tmp_path) -> None:
     tools = " ".join({"cmake", "ninja"} - {missing})
     text = build_with(tmp_path, blocked=missing, tools=tools)
     assert f"polyspec_ext cannot be built: {missing} not found" in text, text
@@ -226,7 +223,6 @@ def test_an_old_setuptools_is_named_with_the_remedy() -> None:
 
 def test_pages_name_what_an_installation_needs() -> None:
     required = re.search(r"requires = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
-    assert required is not None
     names = re.findall(r'"([^"]+)"', required.group(1))
     for page in ("README.md", "docs/installation.md"):
         command = re.search(r"^pip install (.*)\n(?=pip install --no-build-isolation)", (
@@ -238,7 +234,6 @@ def test_pages_name_what_an_installation_needs() -> None:
 def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
     cmake = (ROOT / "csrc" / "cmake" / "PolyspecCuda.cmake").read_text()
     enforced = re.search(r"CMAKE_CUDA_COMPILER_VERSION VERSION_LESS ([0-9.]+)\)", cmake)
-    assert enforced is not None
     wanted = enforced.group(1)
     assert set(re.findall(r"CUDA(?: toolkit)? >= ([0-9.]+[0-9])", cmake)) == {wanted}
     assert re.findall(r"nvcc ([0-9.]+[0-9])", (ROOT / "README.md").read_text()) == [wanted]
@@ -290,7 +285,6 @@ def cmake_stub(code: int = 0, configures: int = 0) -> str:
 def log_of(out: Path, step: str) -> str:
     with tarfile.open(out / "logs.tar.gz") as archive:
         log = archive.extractfile(f"logs/{step.replace(' ', '-')}.log")
-        assert log is not None
         return log.read().decode()
 
 
@@ -316,9 +310,7 @@ def test_gpu_script_builds_for_the_steps_that_are_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_gpu_script_asks_the_device_after_a_step_that_is_late(
-    tmp_path: Path, answers: bool
-) -> None:
+def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers) -> None:
     """Goes on where it answers; else synccheck runs on one tiny case and nothing behind it."""
     python = (
         f'case "$*" in *preflight*) exit 124 ;; *torch.ones*) exit {1 - answers} ;; esac; echo "$*"'

@@ -51,10 +51,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, 
 
 
 def talk(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    lines: str,
-    *words: object,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lines: str, *words: object
 ) -> tuple[int, str, list[str]]:
     """What ``chat`` prints, and the prompts that it made."""
     seen: list[str] = []
@@ -86,9 +83,7 @@ def test_the_shipped_template_is_the_form_that_the_models_know() -> None:
 
 
 @pytest.mark.parametrize("level", tiny.LEVELS)
-def test_the_shipped_models_have_the_template_of_training(
-    monkeypatch: pytest.MonkeyPatch, level: str
-) -> None:
+def test_the_shipped_models_have_the_template_of_training(monkeypatch, level) -> None:
     monkeypatch.delenv("POLYSPEC_TINY")
     tokenizer = AutoTokenizer.from_pretrained(tiny.path(level))
     assert tokenizer.chat_template == tiny.CHAT_TEMPLATE
@@ -105,9 +100,7 @@ def test_the_shipped_models_have_the_template_of_training(
         ([{"role": "system", "content": "x"}], ValueError, "refuses: the shipped models take"),
     ],
 )
-def test_what_is_no_conversation_is_refused(
-    messages: Any, error: type[Exception], text: str
-) -> None:
+def test_what_is_no_conversation_is_refused(messages, error, text) -> None:
     with pytest.raises(error, match=text):
         chat.chat_prompt(tiny.tokenizer(), messages)
 
@@ -120,9 +113,7 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         chat.chat_prompt(tokenizer, [{"role": "user", "content": "x"}])
 
 
-def test_generate_applies_the_template_of_the_target(
-    capsys: pytest.CaptureFixture[str], instruct: Path
-) -> None:
+def test_generate_applies_the_template_of_the_target(capsys, instruct) -> None:
     words = ("generate", "Hi", "--target", instruct, *SHORT)
     prompts = {
         (): "[user]Hi<|eos|>[assistant]",
@@ -146,11 +137,7 @@ def test_generate_applies_the_template_of_the_target(
 
 @pytest.mark.parametrize("template", [TEMPLATE, None], ids=["template", "none"])
 def test_a_plan_is_made_for_the_prompts_that_generate_reads(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    untrained: Path,
-    tmp_path: Path,
-    template: str | None,
+    capsys, monkeypatch, untrained, tmp_path, template
 ) -> None:
     target = with_template(untrained, tmp_path, template)
     planned: list[list[int]] = []
@@ -176,9 +163,7 @@ def test_a_plan_is_made_for_the_prompts_that_generate_reads(
     assert call(capsys, "plan", " ", "--target", target)[2].startswith("error: ")
 
 
-def test_a_target_without_a_template_continues_text(
-    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path
-) -> None:
+def test_a_target_without_a_template_continues_text(capsys, untrained, tmp_path) -> None:
     base = with_template(untrained, tmp_path, None)
     _, out, _ = call(capsys, "generate", "Hi", "--target", base, *SHORT, "--json")
     assert json.loads(out)["prompt"] == "Hi"
@@ -200,9 +185,7 @@ def test_a_system_prompt_that_the_template_refuses(capsys: pytest.CaptureFixture
     assert "--system: expected no --raw" in err
 
 
-def test_a_conversation_is_read_again_with_every_turn(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
-) -> None:
+def test_a_conversation_is_read_again_with_every_turn(capsys, monkeypatch, instruct) -> None:
     lines = "one\n\n/what\ntwo\n/reset\nthree\n/quit\nfour\n"
     words = ("--target", instruct, "--draft", "prompt-lookup", "--system", "S", *SHORT)
     status, shown, prompts = talk(capsys, monkeypatch, lines, *words)
@@ -218,9 +201,7 @@ def test_a_conversation_is_read_again_with_every_turn(
     assert "forgotten" in shown
 
 
-def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(capsys, monkeypatch) -> None:
     status, shown, prompts = talk(
         *(capsys, monkeypatch, "one\ntwo", *SHORT, "--stats", "--verbose")
     )
@@ -230,12 +211,7 @@ def test_a_conversation_ends_with_stdin_and_shows_what_is_asked_for(
     assert shown.count("ms/pass") == 2
 
 
-def test_commands_of_a_conversation(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    instruct: Path,
-    tmp_path: Path,
-) -> None:
+def test_commands_of_a_conversation(capsys, monkeypatch, instruct, tmp_path) -> None:
     files = [tmp_path / name for name in ("first.json", "second.json", "none/third.json")]
     lines = [
         "/retry", "/help", "/reset now", "/save", "/sytem S", f"/save {files[2]}",
@@ -270,9 +246,7 @@ def test_commands_of_a_conversation(
     assert shown.count("\n--seed ") == 1
 
 
-def test_a_system_prompt_that_the_template_refuses_changes_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_prompt_that_the_template_refuses_changes_nothing(capsys, monkeypatch) -> None:
     status, shown, prompts = talk(capsys, monkeypatch, "one\n/system S\ntwo\n", *SHORT)
     assert status == 0
     assert "error: system: expected a conversation that the chat template takes" in shown
@@ -315,9 +289,7 @@ def test_pasted_lines_are_one_message(before: str, tmp_path: Path) -> None:
     assert json.loads(file.read_text())[0]["content"] == "first line\nsecond line"
 
 
-def test_ctrl_c_ends_an_answer_and_not_the_conversation(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, instruct: Path
-) -> None:
+def test_ctrl_c_ends_an_answer_and_not_the_conversation(capsys, monkeypatch, instruct) -> None:
     """What was said until then is part of it; a question without any answer is not. The first
     waits for the end of a round, whose tokens the next answers do not read again."""
     stops = iter([(3, 1), (0, 2), (100, 0)])
@@ -346,9 +318,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
     assert f"prompt of {third} tokens, {third - after} read" in shown
 
 
-def test_ctrl_c_between_answers_says_how_to_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_between_answers_says_how_to_end(capsys, monkeypatch) -> None:
     class Keys(io.StringIO):
         def readline(self, *_: Any) -> str:
             line = super().readline()
@@ -364,9 +334,8 @@ def test_ctrl_c_between_answers_says_how_to_end(
 
 
 def test_turns_that_the_context_has_no_room_for_are_left_out(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, untrained: Path,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    capsys, monkeypatch, untrained, tmp_path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(untrained / "target")
     model.config.max_position_embeddings = 48
     place = with_template(untrained, tmp_path, TEMPLATE)
@@ -384,9 +353,7 @@ def test_turns_that_the_context_has_no_room_for_are_left_out(
 
 
 @pytest.mark.parametrize("words", [["generate", "-"], ["chat"]])
-def test_bytes_that_are_no_text_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
+def test_bytes_that_are_no_text_are_refused(capsys, monkeypatch, words) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
     status, out, err = call(capsys, *words)
     assert (status, out) == (2, "")
@@ -479,9 +446,7 @@ STRICT = (
 
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "S"}]])
 @pytest.mark.parametrize("context", [40, 200, 900, 10**6])
-def test_whole_exchanges_are_left_out_by_halving(
-    monkeypatch: pytest.MonkeyPatch, context: int, system: list[dict[str, str]]
-) -> None:
+def test_whole_exchanges_are_left_out_by_halving(monkeypatch, context, system) -> None:
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = STRICT
     messages = [*system]
@@ -543,9 +508,7 @@ def test_the_tokenizers_end_ends_an_answer(instruct: Path) -> None:
     assert other.ends == {9}
 
 
-def test_the_tokenizers_end_ends_an_answer_to_a_text(
-    untrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tokenizers_end_ends_an_answer_to_a_text(untrained, tmp_path, capsys) -> None:
     """In `generate_text` and `generate`, where the chat template reads the prompt."""
     place = with_template(untrained, tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
     drawn: dict[str, Any] = {"temperature": 1.0, "seed": 3}

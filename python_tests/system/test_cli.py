@@ -84,9 +84,7 @@ def test_options_of_a_text_are_those_of_a_chain(capsys: pytest.CaptureFixture[st
     assert (status, error) == (2, "error: --stop: expected at least 1 character, given ''\n")
 
 
-def test_a_streamed_text_ends_in_front_of_a_stop_string(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_streamed_text_ends_in_front_of_a_stop_string(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("generate", "x", "--max-new-tokens", "9")
     whole = call(capsys, *command)[1].removesuffix("\n")
     stop = whole[len(whole) // 2 :][:2]
@@ -94,9 +92,7 @@ def test_a_streamed_text_ends_in_front_of_a_stop_string(
 
 
 @pytest.mark.parametrize("prompts", [("x",), ("x", "y")])
-def test_without_a_seed_the_command_says_which_it_drew(
-    prompts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_seed_the_command_says_which_it_drew(prompts, capsys) -> None:
     command = ("generate", *prompts, "--max-new-tokens", "12", "--temperature", "1.5")
 
     def rows(*options: str) -> list[dict[str, Any]]:
@@ -131,9 +127,7 @@ def test_generate_streams_the_text_that_json_has(capsys: pytest.CaptureFixture[s
     assert [line.split()[1] for line in table[6:9]] == [*tiny.LEVELS]
 
 
-def test_answers_of_the_shipped_models_say_what_they_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, untrained: Path
-) -> None:
+def test_answers_of_the_shipped_models_say_what_they_are(capsys, monkeypatch, untrained) -> None:
     def says(*words: str) -> bool:
         monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
         _, out, err = call(capsys, *words)
@@ -148,9 +142,7 @@ def test_answers_of_the_shipped_models_say_what_they_are(
         assert not says(*words, *own)
 
 
-def test_generate_with_a_chain_of_ones_own(
-    capsys: pytest.CaptureFixture[str], untrained: Path
-) -> None:
+def test_generate_with_a_chain_of_ones_own(capsys, untrained) -> None:
     target, middle, drafter = (str(untrained / level) for level in tiny.LEVELS)
     request = ("--raw", "--json", "--max-new-tokens", "10")
     plain = json.loads(call(capsys, "generate", "x", "--target", target, *request)[1])
@@ -190,18 +182,14 @@ def uncounted(options: list[str]) -> int:
 
 @pytest.mark.parametrize("options", [["--raw"], [], ["--system", "x"]])
 @pytest.mark.parametrize(("text", "shown"), [("", "''"), (" \n", "' \\n'")])
-def test_a_prompt_without_text_is_refused(
-    capsys: pytest.CaptureFixture[str], options: list[str], text: str, shown: str
-) -> None:
+def test_a_prompt_without_text_is_refused(capsys, options, text, shown) -> None:
     found = call(capsys, "generate", text, *options)
     assert found == (2, "", f"error: prompt: expected text, given {shown}\n")
     status, _, err = call(capsys, "generate", "x", text, *options)
     assert (status, err) == (2, f"error: prompt: expected text, given {shown} as prompt 2 of 2\n")
 
 
-def test_several_prompts_are_one_batch_with_values_for_each(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_several_prompts_are_one_batch_with_values_for_each(capsys) -> None:
     options = ("--max-new-tokens", "4,7", "--temperature", "0,1", "--seed", "1,5")
     status, out, _ = call(capsys, "generate", "3 apples", "4 apples", *options, "--json")
     assert status == 0
@@ -249,13 +237,7 @@ def test_several_prompts_are_one_batch_with_values_for_each(
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
-def test_bad_input_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    untrained: Path,
-    tmp_path: Path,
-    options: list[str],
-    text: str,
-) -> None:
+def test_bad_input_is_one_line(capsys, untrained, tmp_path, options, text) -> None:
     places = {"{empty}": str(tmp_path), "{model}": str(untrained / "target")}
     prompt = [] if options[0] == "-" else ["x"]
     status, out, err = call(
@@ -267,9 +249,7 @@ def test_bad_input_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_an_error_of_many_lines_is_shown_in_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_many_lines_is_shown_in_one(capsys, monkeypatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:
         raise OSError("no such model\nCheck your connection.")
 
@@ -279,9 +259,7 @@ def test_an_error_of_many_lines_is_shown_in_one(
 
 
 @pytest.mark.parametrize("words", [("generate", "x"), ("plan",)])
-def test_a_command_runs_on_as_many_threads_as_it_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_a_command_runs_on_as_many_threads_as_it_is_told(capsys, monkeypatch, words) -> None:
     before, seen = torch.get_num_threads(), []
 
     def noted(*_: Any, **__: Any) -> Any:
@@ -298,9 +276,7 @@ def test_a_command_runs_on_as_many_threads_as_it_is_told(
     assert seen == [before + 1]
 
 
-def test_stdin_is_a_prompt(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stdin_is_a_prompt(capsys, monkeypatch) -> None:
     options = ("--raw", "--json", "--max-new-tokens", "3")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("3 äpfel".encode()), "utf-8"))
     status, out, _ = call(capsys, "generate", "-", *options)
@@ -313,9 +289,7 @@ def test_a_missing_word_shows_the_help(capsys: pytest.CaptureFixture[str]) -> No
     assert "usage: " in err
 
 
-def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(capsys, monkeypatch) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -338,8 +312,6 @@ def python(*words: str, **more: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("words", [["generate", "x", "--max-new-tokens", "9"], ["--help"]])
 def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
     with python(*words) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         err = process.stderr.read()
         assert process.wait() == 141
@@ -382,9 +354,7 @@ def test_the_module_runs_as_a_command() -> None:
     )
 
 
-def test_the_console_script_is_the_same_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_console_script_is_the_same_command(capsys, monkeypatch) -> None:
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"polyspec": "polyspec_ext.cli:main"}
@@ -404,9 +374,7 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 @pytest.mark.parametrize("columns", ["40", "100"])
-def test_every_help_renders(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
-) -> None:
+def test_every_help_renders(capsys, monkeypatch, columns) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     found = [*commands(entry.make_parser()), *commands(benchmarks_parser())]
     found += [*commands(training_parser()), tiny_models.make_parser()]

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +93,7 @@ def generate(program: Path, text: Path, *flags: object) -> Report:
     ("orders", "windows"),
     [("5,3,2", "8,3"), ("5,3,1", "1,1"), ("4,2", "5"), ("6,4,3,2", "9,4,2"), ("5,3,2", "0,0")],
 )
-def test_greedy_is_plain_greedy(
-    program: Path, text: Path, rule: str, orders: str, windows: str
-) -> None:
+def test_greedy_is_plain_greedy(program, text, rule, orders, windows) -> None:
     flags = ["--orders", orders, "--windows", windows, "--rule", rule, "--tokens", 200]
     report = generate(program, text, *flags, "--temperature", 0)
     assert "identical tokens" in report.output
@@ -110,15 +107,10 @@ def test_greedy_is_plain_greedy(
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     "filters",
-    [
-        ["--temperature", 1],
-        ["--temperature", 0.8, "--top-k", 12, "--top-p", 0.9, "--min-p", 0.01],
-    ],
+    [["--temperature", 1], ["--temperature", 0.8, "--top-k", 12, "--top-p", 0.9, "--min-p", 0.01]],
     ids=["plain", "filters"],
 )
-def test_sampled_distribution_is_the_targets(
-    program: Path, text: Path, prompt: str, rule: str, filters: list[object]
-) -> None:
+def test_sampled_distribution_is_the_targets(program, text, prompt, rule, filters) -> None:
     flags = ["--rule", rule, "--windows", "3,2", "--prompt", prompt, "--trials", 8000, "--seed", 5]
     report = generate(program, text, *flags, *filters)
     found = re.search(r"distributions: chain and plain agree .*\((\d+) cells", report.output)
@@ -126,9 +118,7 @@ def test_sampled_distribution_is_the_targets(
     assert int(found[1]) > 20
 
 
-def test_comparison_sees_a_lossy_chain(
-    prefix: Path, text: Path, prompt: str, tmp_path: Path
-) -> None:
+def test_comparison_sees_a_lossy_chain(prefix, text, prompt, tmp_path) -> None:
     """The middle level hands up the drafter's distribution in place of its own (papers: TV
     0.22)."""
     lossy = tmp_path / "lossy"
@@ -229,9 +219,7 @@ def test_help(program: Path) -> None:
         ),
     ],
 )
-def test_bad_input(
-    program: Path, text: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_bad_input(program, text, tmp_path, arguments, message) -> None:
     (tmp_path / "empty").touch()
     places = {
         "missing": tmp_path / "missing",
@@ -389,9 +377,7 @@ def test_the_package_is_found_and_of_its_version_only(tmp_path: Path, prefix: Pa
     shutil.which("pkg-config") is None or shutil.which("cc") is None, reason="needs pkg-config, cc"
 )
 @pytest.mark.parametrize("kind", ["static", "shared"])
-def test_pkg_config_serves_a_c_program(
-    kind: str, tmp_path: Path, installed: Callable[[str], Path]
-) -> None:
+def test_pkg_config_serves_a_c_program(kind, tmp_path, installed) -> None:
     """As docs/installation.md has it; the C compiler does not know that C++ is inside."""
     libraries = installed(kind) / "lib"
     path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
@@ -414,9 +400,7 @@ def test_pkg_config_serves_a_c_program(
 @pytest.mark.skipif(
     shutil.which("nm") is None or shutil.which("readelf") is None, reason="needs nm, readelf"
 )
-def test_shared_library_has_a_version_and_exports_the_public_interface(
-    installed: Callable[[str], Path],
-) -> None:
+def test_shared_library_has_a_version_and_exports_the_public_interface(installed) -> None:
     prefix = installed("shared")
     library = prefix / "lib" / "libpolyspec.so"
     assert library.resolve().name == f"libpolyspec.so.{ps.__version__}"

@@ -94,13 +94,7 @@ def plain(program: Path, smollm2: Path) -> list[dict[str, Any]]:
     ],
     ids=["lookup", "two levels", "llama.cpp", "three levels and a tail", "four levels"],
 )
-def test_greedy_text_is_the_plain_one(
-    program: Path,
-    smollm2: Path,
-    plain: list[dict[str, Any]],
-    levels: list[str],
-    options: list[str],
-) -> None:
+def test_greedy_text_is_the_plain_one(program, smollm2, plain, levels, options) -> None:
     below = [level.format(smollm2) for level in levels]
     texts = generate(program, smollm2, *below, *options, *ASKED)
     assert ids(texts) == ids(plain)
@@ -115,9 +109,7 @@ def test_greedy_text_is_the_plain_one(
         assert last["verifications"] == 0
 
 
-def test_streams_the_text_that_json_has(
-    program: Path, smollm2: Path, plain: list[dict[str, Any]]
-) -> None:
+def test_streams_the_text_that_json_has(program, smollm2, plain) -> None:
     done = run(program, "--threads", 1, smollm2, "prompt-lookup", "--windows", 4, *ASKED)
     assert done.stdout == "".join(text["text"] + "\n" for text in plain)
     assert "tokens per verification" in done.stderr
@@ -168,9 +160,7 @@ def law_of(target: Any, prompt: list[int], count: int, temperature: float) -> to
         (1, ["prompt-lookup", "--windows", "2"]),
     ],
 )
-def test_distribution_is_the_targets(
-    program: Path, small: tuple[Any, list[Path]], levels: int, options: list[str]
-) -> None:
+def test_distribution_is_the_targets(program, small, levels, options) -> None:
     """6000 texts with fixed seeds; alpha = 1e-6."""
     target, files = small
     prompt, count, temperature = [1, 2, 3, 1, 2], 2, 0.9
@@ -220,8 +210,6 @@ def test_overlap_of_two_models(program: Path, small: tuple[Any, list[Path]]) -> 
 @pytest.fixture
 def compare() -> Any:
     spec = importlib.util.spec_from_file_location("compare", EXAMPLE / "compare.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["compare"] = module  # where its dataclasses look for their types
     spec.loader.exec_module(module)
@@ -240,9 +228,7 @@ for prompt in range(2):
 """
 
 
-def test_an_interrupted_comparison_keeps_what_was_measured(
-    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_comparison_keeps_what_was_measured(compare, tmp_path, monkeypatch) -> None:
     for name in ("program", "large.gguf", "small.gguf"):
         (tmp_path / name).write_text(STOPS.format(python=sys.executable))
     (tmp_path / "program").chmod(0o755)
@@ -308,9 +294,7 @@ def test_seed_decides(program: Path, small: tuple[Any, list[Path]]) -> None:
 # Failures.
 
 
-def test_failures_end_with_a_message_and_a_usable_chain(
-    engine: Path, prefix: Path, small: tuple[Any, list[Path]], tmp_path: Path
-) -> None:
+def test_failures_end_with_a_message_and_a_usable_chain(engine, prefix, small, tmp_path) -> None:
     source = Path(native_builds.__file__).with_name("llama_failures.cpp")
     libraries = [engine / "lib" / f"lib{name}.so" for name in ("llama", "ggml", "ggml-base")]
     includes = ["-I", prefix / "include", "-isystem", engine / "include"]
@@ -368,18 +352,14 @@ def test_full_context_ends_the_text(program: Path, small: tuple[Any, list[Path]]
         (["{0}", "--frequency", "1"], "unknown option --frequency"),
     ],
 )
-def test_bad_input(
-    program: Path, small: tuple[Any, list[Path]], arguments: list[str], message: str
-) -> None:
+def test_bad_input(program, small, arguments, message) -> None:
     words = [word.format(*small[1]) for word in arguments]
     done = run(program, "--threads", 1, *words, check=False)
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_another_vocabulary_is_refused(
-    program: Path, smollm2: Path, small: tuple[Any, list[Path]]
-) -> None:
+def test_another_vocabulary_is_refused(program, smollm2, small) -> None:
     done = run(program, "--threads", 1, smollm2, small[1][0], "--prompt", "a", check=False)
     assert done.returncode == 2
     assert "expected the target's vocabulary, but id 0 is ''" in done.stderr

@@ -43,9 +43,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[io.String
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_captured_graph_is_told_to_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
-) -> None:
+def test_a_captured_graph_is_told_to_a_terminal_only(monkeypatch, capsys, terminal) -> None:
     graphs = Graphs(Recorder())
     with shown(monkeypatch, terminal) as stream:
         for _ in range(2):
@@ -56,9 +54,7 @@ def test_a_captured_graph_is_told_to_a_terminal_only(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_models_load_with_a_bar_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_models_load_with_a_bar_on_a_terminal_only(monkeypatch, terminal) -> None:
     seen: list[bool] = []
 
     def note(*_: Any, **__: Any) -> Any:
@@ -93,9 +89,7 @@ def test_the_callers_choice_of_no_bars_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_phases_stand_in_a_log_and_notes_do_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
-) -> None:
+def test_phases_stand_in_a_log_and_notes_do_not(monkeypatch, capsys, terminal) -> None:
     with shown(monkeypatch, terminal) as stream:
         progress.phase("measuring")
         progress.note("by the way")
@@ -107,9 +101,7 @@ OVERHEAD = ["overhead", "--levels", "2", "--batch", "1", "--turns", "1", "--json
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_benchmark_shows_a_bar_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
-) -> None:
+def test_a_benchmark_shows_a_bar_on_a_terminal_only(monkeypatch, capsys, terminal) -> None:
     with shown(monkeypatch, terminal) as stream:
         assert benchmarks.main(OVERHEAD) == 0
     assert ("overhead" in stream.getvalue()) == terminal

@@ -104,9 +104,7 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs_and_prints_what_it_shows(
-    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_runs_and_prints_what_it_shows(path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", ""))  # one sets it
     runpy.run_path(str(path), run_name="__main__")
@@ -260,8 +258,6 @@ def test_sentences_are_short(page: str) -> None:
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
     spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["tables"] = module
     spec.loader.exec_module(module)
@@ -282,9 +278,7 @@ def test_a_number_that_somebody_typed_is_found(tables: ModuleType) -> None:
     assert tables.filled(typed) == page
 
 
-def test_the_table_of_llama_cpp_is_its_programs(
-    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_llama_cpp_is_its_programs(tables, tmp_path, monkeypatch) -> None:
     """Of a report as csrc/examples/llama_cpp/compare.py writes it; empty where there is none."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     assert tables.made("llama") == ""
@@ -325,9 +319,7 @@ def test_the_table_of_llama_cpp_is_its_programs(
     assert whole.count("| another program | - | - | 10.0 | - | 1.00 | 0.00 | - | - |") == 2
 
 
-def test_the_front_page_has_the_real_models(
-    tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_front_page_has_the_real_models(tables, tmp_path, monkeypatch) -> None:
     """Of a report as ``demo --json`` prints it."""
     generate = tables.result(tables.GENERATE)
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
@@ -337,10 +329,7 @@ def test_the_front_page_has_the_real_models(
     rows = [{"label": "plain decoding", "window": [], **row}]
     rows += [{"label": "three levels", "window": [9, 5], **row}]
     table = {"prompts": 3, "repeats": 2, "max_new_tokens": 64, "temperature": 0.0}
-    report = {
-        "machine": generate["machine"],
-        "tables": [{**table, "configurations": rows}],
-    }
+    report = {"machine": generate["machine"], "tables": [{**table, "configurations": rows}]}
     (tmp_path / tables.REAL_DEMO).parent.mkdir()
     (tmp_path / tables.REAL_DEMO).write_text(json.dumps(report))
     found = tables.made("front")
