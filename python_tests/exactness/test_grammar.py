@@ -352,7 +352,7 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
 
 
 def test_texts_of_random_schemas_are_valid() -> None:
-    """A thousand of them, in batches of chains of the shipped models, greedy and sampled. A text
+    """300 of them, in batches of chains of the shipped models, greedy and sampled. A text
     that ends is valid; one that was cut off is the beginning of one."""
     jsonschema = pytest.importorskip("jsonschema")
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
@@ -360,7 +360,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
     rng = random.Random(7)
     prompt = tokenizer("2 + 2 =")["input_ids"]
     ended = 0
-    for begin in range(0, 1000, 50):
+    for begin in range(0, 300, 50):
         schemas = [random_schema(rng) for _ in range(50)]
         grammars = [ps.Grammar.json_schema(s, tokenizer, whitespace=False) for s in schemas]
         rules = [ps.LogitsRules(grammar=grammar) for grammar in grammars]
@@ -374,7 +374,7 @@ def test_texts_of_random_schemas_are_valid() -> None:
                 jsonschema.validate(json.loads(text), schema)
             else:
                 assert grammar.for_request(0).masks(tokens, 1)[0] is not None
-    assert ended > 990
+    assert ended > 295
 
 
 # ---- the interface -------------------------------------------------------------------------------

@@ -48,10 +48,10 @@ class Checkpoints(toy_rows.Rows):
 
     every = 3
 
-    def rollback(self, lengths: Sequence[int]) -> list[int]:  # type: ignore[override]
+    def rollback(self, lengths: Sequence[int]) -> Any:
         kept = [length // self.every * self.every for length in lengths]
         super().rollback(kept)
-        return kept
+        return (kept, tuple(kept), torch.tensor(kept))[sum(kept) // self.every % 3]  # any form
 
 
 def same_tokens(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import reference as ref
 import reference_rules as reference
 import torch
+from bitwise import equal
+from draws import injected, tensor_of
 from reference_rules import Distribution, philox_draws
 
 import polyspec_ext as ps
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+RULES = pytest.mark.parametrize("rule", ["token", "block"])
+BAD = {torch.nan: ref.NAN, torch.inf: ref.INF, -torch.inf: ref.EMPTY_ROW}
 VOCABULARIES = (1, 2, 3, 5, 31, 33, 100, 1000, 1025, 2049)
 HEADERS = Path(__file__).parents[2] / "csrc" / "include" / "polyspec"
 
@@ -56,13 +62,21 @@ def lay_out(rows: np.ndarray, dtype: torch.dtype, rng: np.random.Generator) -> t
     return view
 
 
+def words_of(allowed: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+    """Pack allowed ids [..., V] into words, whose bits behind the vocabulary mean nothing."""
+    vocab = allowed.shape[-1]
+    bits = rng.random((*allowed.shape[:-1], -(-vocab // 32) * 32)) < 0.5
+    bits[..., :vocab] = allowed
+    return torch.from_numpy(np.packbits(bits, -1, "little").view(np.int32))
+
+
 class Case:
     """Random arguments of ps.verify for up to three requests, and the reference's rows."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = np.random.default_rng(seed)
         b, k = int(rng.integers(0 if seed % 10 == 0 else 1, 4)), int(rng.integers(0, 6))
-        vocab = int(rng.choice(VOCABULARIES)) if seed % 100 else 50257
+        vocab = int(rng.choice(VOCABULARIES)) if seed % 50 else (50257, 128256)[seed // 50 % 2]
         draft_vocab = vocab if rng.random() < 0.6 else int(rng.integers(1, vocab + 1))
         filters = rng.random() < 0.7
         self.parameters: dict[str, np.ndarray] = {
@@ -97,7 +111,16 @@ class Case:
             above[..., 0] = np.where((above == -np.inf).all(-1), 0.0, above[..., 0])
         self.target = lay_out(rows, DTYPES[rng.integers(3)], rng)
         self.draft = lay_out(above + noise, DTYPES[rng.integers(3)], rng)
-        self.p, self.q = self.distributions(self.target), self.distributions(self.draft)
+        masked = self.target.float().numpy()
+        self.masks: torch.Tensor | None = None
+        if rng.random() < 0.3:
+            allowed = rng.random(rows.shape) < rng.choice([0.3, 0.9])
+            allowed[..., 0] |= ~(allowed & (rows > -np.inf)).any(-1)
+            self.masks = words_of(allowed, rng)
+            masked = np.where(allowed, masked, -np.inf).astype(np.float32)
+            self.target[torch.from_numpy(~allowed)] = torch.nan  # harmless where it is forbidden
+        self.p = self.distributions(masked)
+        self.q = self.distributions(self.draft.float().numpy())
         self.tokens = np.array(
             [
                 [
@@ -109,13 +132,16 @@ class Case:
             np.int64,
         ).reshape(b, k)
         self.lengths = rng.integers(0, k + 1, b)
+        self.bits = ref.random_bits((b, k + 1), rng)
+        self.bits[rng.random((b, k + 1)) < 0.1] = 0
+        self.bits[rng.random((b, k + 1)) < 0.1] = ref.ALL_ONES
 
-    def distributions(self, logits: torch.Tensor) -> list[list[Distribution]]:
+    def distributions(self, logits: np.ndarray) -> list[list[Distribution]]:
         names = ("temperature", "top_k", "top_p", "min_p")
         values = list(zip(*(self.parameters[name] for name in names), strict=True))
         return [
             [reference.distribution(row, t, int(k), p, m) for row in rows]
-            for rows, (t, k, p, m) in zip(logits.float().numpy(), values, strict=True)
+            for rows, (t, k, p, m) in zip(logits, values, strict=True)
         ]
 
     def options(self) -> dict[str, Any]:
@@ -133,9 +159,28 @@ class Case:
             "level": self.level,
         }
 
-    def draw(self, b: int) -> reference.Draw:
+    def draw(self, b: int, given: bool = False) -> reference.Draw:
+        if given:
+            return injected(self.bits[b])
         seed, position, round_ = self.keys[b]
         return philox_draws(seed, position, self.level, round_)
+
+    def sample(self, **options: Any) -> ps.SampleResult:
+        masks = {} if self.masks is None else {"allowed": self.masks[:, 0]}
+        return ps.sample(self.target[:, 0], **self.options(), **masks, **options)
+
+    def verify(self, rule: str, deterministic: bool = False, **changes: Any) -> ps.VerifyResult:
+        call = {
+            "target_logits": self.target,
+            "draft_tokens": torch.from_numpy(self.tokens),
+            "draft_lengths": torch.from_numpy(self.lengths),
+            "allowed": self.masks,
+            **self.options(),
+        }
+        if not deterministic:
+            call["draft_logits"] = self.draft
+            call["target_to_draft"] = torch.from_numpy(self.ids) if self.mapped else None
+        return ps.verify(**{**call, **changes}, rule=rule)
 
 
 def same_bits(got: torch.Tensor, want: list[float]) -> bool:
@@ -144,51 +189,102 @@ def same_bits(got: torch.Tensor, want: list[float]) -> bool:
 
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_every_token_is_recomputed(first: int) -> None:
+    """With Philox's draws, and with those of a caller."""
     for seed in range(first, first + 25):
         case = Case(seed)
-        options = case.options()
-        drawn = ps.sample(case.target[:, 0], **options)
-        assert not drawn.status.any(), seed
-        for b, (row, *_) in enumerate(case.p):
-            token = reference.sample(row, case.draw(b))
-            assert int(drawn.tokens[b]) == token, (seed, b)
-            assert same_bits(drawn.logprobs[b], [row.logprob(token)]), (seed, b)
-            edges = drawn.statistics[b].numpy().view(np.float32)[:2].tolist()
-            assert [*edges, int(drawn.statistics[b, 1])] == [row.max, row.threshold, row.mass], (
-                seed,
-                b,
-            )
         k = case.draft.shape[1]
-        for rule in ("token", "block"):
-            for deterministic in (False, True):
-                proposal: dict[str, Any] = {}
-                if not deterministic:
-                    proposal["draft_logits"] = case.draft
-                    if case.mapped:
-                        proposal["target_to_draft"] = torch.from_numpy(case.ids)
-                r = ps.verify(
-                    case.target,
-                    torch.from_numpy(case.tokens),
-                    draft_lengths=torch.from_numpy(case.lengths),
-                    rule=rule,
-                    **proposal,
-                    **options,
-                )
+        for given in (False, True):
+            draws = tensor_of(case.bits) if given else None
+            drawn = case.sample(draws=None if draws is None else draws[:, -1:])
+            assert not drawn.status.any(), seed
+            for b, (row, *_) in enumerate(case.p):
+                token = reference.sample(row, case.draw(b, given))
+                assert int(drawn.tokens[b]) == token, (seed, b)
+                assert same_bits(drawn.logprobs[b], [row.logprob(token)]), (seed, b)
+                found = drawn.statistics[b].numpy().view(np.float32)[:2].tolist()
+                found.append(int(drawn.statistics[b, 1]))
+                assert found == [row.max, row.threshold, row.mass], (seed, b)
+            for rule, deterministic in itertools.product(("token", "block"), (False, True)):
+                r = case.verify(rule, deterministic, draws=draws)
                 for b, p in enumerate(case.p):
                     where = (seed, b, rule, deterministic)
                     assert int(r.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), where
                     block = case.tokens[b, : case.lengths[b]].tolist()
-                    q = None if deterministic else case.q[b]
-                    tokens, logprobs = reference.verify(
-                        p, block, q, case.draw(b), rule, case.ids if case.mapped else None
+                    q, ids = (
+                        (None if deterministic else case.q[b]),
+                        case.ids if case.mapped else None,
                     )
+                    tokens, logprobs = reference.verify(p, block, q, case.draw(b, given), rule, ids)
                     n = len(tokens)
                     assert r.tokens[b].tolist() == tokens + [-1] * (k + 1 - n), where
                     assert int(r.num_accepted[b]) == n - 1, where
                     assert same_bits(r.logprobs[b, :n], logprobs), where
+                    assert r.logprobs[b, n:].isnan().all(), where
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@RULES
+@pytest.mark.parametrize("value", BAD)
+def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
+    stopped = 0
+    for seed in range(1, 50):
+        case = Case(seed)
+        rng = case.rng
+        if case.masks is not None or not case.lengths.any():
+            continue
+        b, in_draft = int(rng.choice(np.flatnonzero(case.lengths))), bool(rng.random() < 0.5)
+        i = int(rng.integers(case.lengths[b] + (not in_draft)))
+        options = {"deterministic": not in_draft and bool(rng.random() < 0.3)}
+        options["draws"] = tensor_of(case.bits)
+        clean = case.verify(rule, **options)
+        bad = (case.draft if in_draft else case.target).clone()
+        whole = value == -torch.inf or rng.random() < 0.5
+        bad[b, i, slice(None) if whole else int(rng.integers(bad.shape[2]))] = value
+        options["draft_logits" if in_draft else "target_logits"] = bad
+        got = case.verify(rule, **options)
+        others = torch.arange(len(bad)) != b
+        assert equal([x[others] for x in got], [x[others] for x in clean]), seed
+        greedy = case.parameters["temperature"][b] == 0
+        by_token = greedy or rule == "token"
+        if (in_draft and greedy) or (
+            int(clean.num_accepted[b]) < i and (by_token or not got.status[b])
+        ):
+            assert equal([x[b] for x in got], [x[b] for x in clean]), seed  # it was not needed
+            continue
+        stopped += 1
+        assert int(got.status[b]) == BAD[value] | (ref.DRAFT_ROW if in_draft else 0), seed
+        assert int(got.num_accepted[b]) == i
+        stands = i if by_token else 0  # a block verified as a whole has no prefix that stands
+        tokens = case.tokens[b, :stands].tolist()
+        assert got.tokens[b].tolist() == tokens + [-1] * (bad.shape[1] + in_draft - stands)
+        assert got.logprobs[b, :stands].isfinite().all()
+        assert got.logprobs[b, stands:].isnan().all()
+    assert stopped > 5
+
+
+@RULES
+def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
+    for seed in range(1, 50):
+        case = Case(seed)
+        rng, vocab = case.rng, case.target.shape[2]
+        if not case.lengths.any():
+            continue
+        b = int(rng.choice(np.flatnonzero(case.lengths)))
+        i = int(rng.integers(case.lengths[b]))
+        clean = case.verify(rule)
+        case.tokens[b, i] = rng.choice([-1, -(2**40), vocab, vocab + 1, 2**31, 2**62])
+        got = case.verify(rule)
+        if rule == "token" and int(clean.num_accepted[b]) < i:
+            assert got.tokens.equal(clean.tokens), seed
+            continue
+        assert int(got.status[b]) & ref.TOKEN_OUT_OF_RANGE or rule == "block"
+        assert (got.tokens < vocab).all()
+        assert (got.tokens >= -1).all()
+        if rule == "token":
+            assert got.num_accepted[b] == i
+            assert (got.tokens[b, i:] == -1).all()
+
+
+@RULES
 def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
     """Trees whose children are drawn, deterministic, or both, from one row to the next."""
     longest, rejected = 0, 0
@@ -235,6 +331,7 @@ def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
             torch.from_numpy(nodes),
             torch.tensor(parents, dtype=torch.int64).expand(batch, n),
             depth=n,
+            allowed=case.masks,
             rule=rule,
             **options,
         )
@@ -255,7 +352,7 @@ def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
     assert rejected > 20
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@RULES
 def test_siblings_of_a_tree_are_recomputed(rule: str) -> None:
     """Five children drawn from one flat row: later ones stand as well."""
     rng = np.random.default_rng(0)

@@ -1,12 +1,9 @@
 """The product with GGUF blocks through torch's dispatcher: against weights that the package gguf
-dequantises, within the bound of polyspec/blocks.hpp; the same bytes whatever the number of rows,
-the threads and the instruction set; refusals, opcheck."""
+dequantises, within the bound of polyspec/blocks.hpp; the same bytes whatever the number of rows;
+refusals, opcheck. (Threads and instruction sets: csrc/tests/core/blocks_test.cpp.)"""
 
 from __future__ import annotations
 
-import hashlib
-
-import instruction_sets
 import pytest
 import torch
 
@@ -52,23 +49,6 @@ def test_no_weight_is_rounded(name: str) -> None:
     packed, weights, kind = packed_of(name, 16, 512)
     product = blocks.product(torch.eye(512), packed, 16, kind)
     assert torch.allclose(product.double(), weights.T, rtol=2**-20, atol=1e-8)
-
-
-def digest() -> str:
-    """Of products of every type."""
-    found = hashlib.sha256()
-    for name in TYPES:
-        packed, _, kind = packed_of(name, 100, 512)
-        for tokens in (1, 2, 5, 8, 16, 20):
-            random = torch.Generator().manual_seed(tokens)
-            x = torch.randn(tokens, 512, generator=random)
-            found.update(blocks.product(x, packed, 100, kind).numpy().tobytes())
-    return found.hexdigest()
-
-
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avxvnni", "avx512vnni"])
-def test_same_with_every_instruction_set(isa: str) -> None:
-    assert instruction_sets.printed(isa, "test_blocks", "digest()") == digest()
 
 
 def test_refusals() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import instruction_sets
 import pytest
 import torch
-from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from polyspec_ext.ops.kv import CacheStatus, append
 from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary, rotary_append
@@ -57,6 +56,8 @@ def test_is_the_norm(width: int, dtype: torch.dtype) -> None:
 
 @DTYPES
 def test_heads_are_turned_as_transformers_turns_them(dtype: torch.dtype) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb  # slow to load
+
     for batch, tokens, rows in ((1, 1, 1), (3, 4, 1), (2, 5, 2)):
         x, bias = product(batch * tokens, dtype), product(1, dtype)[0]
         cosine, sine = turns(rows, tokens, dtype)

@@ -14,7 +14,6 @@ from polyspec_ext.ops.schedule import HostStep, Plan, RoundShape
 from polyspec_ext.runtime.rows import Report, Row, StateRows, Step
 from polyspec_ext.sampling import Sampling
 from polyspec_ext.stats import LevelStats, Stats
-from polyspec_ext.tensors import RowCounts
 
 SHAPE = RoundShape(levels=3, steps=4, capacity=40)
 WINDOWS, ROUNDS = (6, 2), (2, 0)
@@ -157,127 +156,15 @@ def due(state: StateRows) -> tuple[Step, HostStep]:
     return step, step.host
 
 
-def test_rows_are_written_as_the_operators_read_them() -> None:
-    state = written()
-    assert [state.cached(level) for level in range(1, 4)] == [[2, 0, 0]] * 3
-    # A draft of two, a row that is complete, and one whose second level drafts alone.
-    step, host = due(state)
-    assert (step.level, host.group, step.most) == (3, [0], 2)
-    assert (host.counts, host.lengths) == ([1, 0, 0], [2, 0, 0])
-    assert (host.positions[0], host.rounds) == (3, [3, 3, 3])
-    assert step.input_ids.tolist() == [[7], [0], [0]]
-    assert step.table.tolist()[1:3] == [host.counts, host.first]
-    assert (step.lag, step.tail, host.even) == (0, False, False)
-    assert state.eos.tolist() == [[4, 9], [-1, -1], [2, -1]]
-    assert state.text(0).tolist() == [5, 6, 7]
-    assert state.fits(1, 40)
-    assert not state.fits(2, 40)
-    assert not state.fits(1, 41)
-
-
 def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Report:
     """The step that is due for all rows, each of which has brought `tokens`."""
     return state.report(due(state)[0], torch.tensor([tokens] * 3), *given, **options)
-
-
-def test_a_step_by_hand() -> None:
-    state = written()
-    made = entered(state, [3, 9], None, None, 2)
-    assert list(RowCounts(*made.kept[2])) == [4, 0, 0]
-    assert made.slots.tolist() == [[0, 1], [2, 2], [2, 2]]
-    idle = [-1, 0, 0, 0, 0, 0, 0]
-    assert made.entries == [[2, 3, 0, 2, 1, 0, 0], idle, idle]
-    assert state.text(0).tolist() == [5, 6, 7, 3, 9]
-    step, host = due(state)
-    assert (step.level, host.group, host.first) == (2, [0, 2], [0, 0, 0])
-    state.end(0)
-    step, host = due(state)
-    assert (step.level, host.group) == (2, [2])
-    state.end(2)
-    assert state.next() is None
-
-
-def test_tokens_to_verify_stand_behind_those_that_a_row_has_yet_to_read() -> None:
-    state = written()
-    entered(state, [3, 9], None, None, 2)
-    state.set_cached(2, [0, 0, 0])  # row 0 reads its prompt again, row 2 verifies nothing
-    step, host = due(state)
-    assert (host.group, host.lengths, host.first) == ([0, 2], [2, 0, 0], [2, 0, 0])
-    assert host.pending().shape == (3, step.most)
-    assert host.pending()[0].tolist() == [3, 9]
-    # Of a row with less to verify the others are ids as well.
-    assert set(host.pending()[1:].flatten().tolist()) <= set(step.input_ids.flatten().tolist())
-
-
-def test_a_step_is_what_the_operators_say() -> None:
-    one, other = written(), written()
-    mine, theirs = due(one)[0], other.step(3, 2, 1)
-    for a, b in ((mine.input_ids, theirs.input_ids), (mine.table, theirs.table)):
-        assert a.equal(b)
-    tokens = torch.tensor([[3, 9]] * 3)
-    made = one.report(mine, tokens, None, torch.zeros(3, 2, dtype=torch.int32), 7)
-    expected = other.report(theirs, tokens, None, None, 7)
-    assert made.slots.equal(expected.slots)
-    on_host = [list(RowCounts(*own)) for own in made.kept]
-    assert on_host == [list(RowCounts(*own)) for own in expected.kept]
-    other.words[:, other.shape.STEP] = 0
-    assert torch.equal(one.words, other.words)
-
-
-def test_which_caches_are_cut() -> None:
-    """Those that hold more than what stands, from the level of the step downwards."""
-    state = written()
-    state.set_windows(2, [6, 2, 2, 0])
-    assert entered(state, [3, 8], None, None, 6).cut == []
-    full, none = torch.tensor([2, 0, 2]), torch.tensor([0, 0, 0])
-    emitted = torch.tensor([[3, 8, 1], [-1] * 3, [3, 8, 1]])
-    zeros = torch.zeros(3, dtype=torch.int32)
-    words = state.words.clone()
-    assert state.report(due(state)[0], emitted, full, zeros, 6).cut == []
-    state.words.copy_(words)
-    emitted = torch.tensor([[1, -1, -1], [-1] * 3, [1, -1, -1]])
-    made = state.report(due(state)[0], emitted, none, zeros, 6)
-    assert made.cut == [2, 3]
-    assert state.cached(2) == list(RowCounts(*made.kept[1])) == [3, 0, 1]
-
-
-def test_where_the_levels_stand_is_taken_on() -> None:
-    state = written()
-    entered(state, [3, 8], None, None, 6)
-    chosen = state.select([2, 0])
-    assert [chosen.cached(level) for level in range(1, 4)] == [[0, 2], [0, 2], [0, 4]]
-    again = StateRows(3, 2, 1, 40, 2)
-    rows = [request(0, [1], 9, {2}), request(1, [5, 6, 7, 3, 8], 3, set())]
-    again.write(rows, chosen)
-    assert again.windows == [(6, 0, 2, 0), (6, 2, 2, 0)]
-    assert again.head[:, again.shape.level_at(3) + again.shape.ROUND].tolist() == [3, 4]
-    assert again.cached(3) == [0, 4]
 
 
 def test_tokens_that_end_no_text() -> None:
     """Of a tree, one path of which stands for the others."""
     entries = entered(written(), [9, 9], None, None, ends=False).entries
     assert entries[0] == [2, 3, 0, 2, 0, 0, 0]
-
-
-def test_windows_and_lengths_change_between_steps() -> None:
-    state = written()
-    state.set_windows(0, [0, 2, 1, 0])
-    state.set_windows(2, [6, 3, 2, 0])
-    step, host = due(state)
-    assert (step.level, host.group, host.lengths) == (3, [2], [0, 0, 3])
-    state.set_windows(2, [0, 3, 1, 0])
-    state.set_cached(1, [1, 0, 0])
-    step, host = due(state)
-    assert (step.level, host.group, host.counts) == (1, [0, 2], [2, 0, 1])
-
-
-def test_a_row_that_stopped_takes_no_part() -> None:
-    state = written()
-    status = torch.tensor([[0, 1], [0, 0], [0, 0]], dtype=torch.int32)
-    entries = entered(state, [3, -1], None, status).entries
-    assert (entries[0][5], entries[0][3]) == (1, 1)  # status, emitted
-    assert due(state)[1].group == [2]
 
 
 @pytest.mark.parametrize(
@@ -293,23 +180,6 @@ def test_wrong_reports_are_errors(tokens: Any, counts: Any, status: Any) -> None
     with pytest.raises(ValueError, match="expected"):
         state.report(due(state)[0], tokens, counts, status)
     assert state.next() is not None
-
-
-def test_a_record_has_all_that_the_host_is_told() -> None:
-    state = written(steps=2)
-    state.report(state.step(3, 2, 1), torch.tensor([[3, 9]] * 3), None, None, 2)
-    tokens = torch.tensor([[3, 9, 1], [-1] * 3, [7, -1, -1]])
-    counts = torch.tensor([1, 0, 0])
-    status = torch.zeros(3, dtype=torch.int32)
-    state.report(state.step(2, 3, 4), tokens, counts, status, 6)
-    logprobs = torch.tensor([[-0.5, -1.5, 0.0], [0.0] * 3, [-2.25, 0.0, 0.0]])
-    record = state.read(state.record(tokens, logprobs))
-    assert [own[0] for own in record.entries[0]] == [2, -1, -1]
-    assert [tuple(own[2:4]) for own in record.entries[1]] == [(1, 2), (0, 0), (0, 1)]
-    assert record.tokens == tokens.tolist()
-    assert record.logprobs == logprobs.tolist()
-    assert state.text(0).tolist() == [5, 6, 7, 3, 9]
-    assert state.text(2).tolist() == [1, 7]
 
 
 def host(batch: int = 2) -> tuple[schedule.HostRounds, np.ndarray]:

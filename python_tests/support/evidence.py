@@ -99,16 +99,3 @@ def law_of_texts(table: torch.Tensor, length: int) -> torch.Tensor:
     for _ in range(length - 1):
         law = (law.view(-1, len(table))[:, :, None] * steps).flatten()
     return law
-
-
-def assert_stratified(tokens: npt.ArrayLike, probs: Floats, slack: float = 0.0) -> None:
-    """Tokens of n stratified draws by inverse CDF: every token, and every run of tokens from 0, has
-    n p within 2; `slack` is the total variation allowed besides."""
-    drawn = np.asarray(tokens)
-    counts = np.bincount(drawn, minlength=probs.size)
-    assert drawn.size * slack < 1, "too many draws for a distribution known so badly"
-    assert not counts[probs == 0].any(), "a token of probability 0 was drawn"
-    off = counts - drawn.size * probs
-    bound = 2 + drawn.size * slack + 1e-6
-    assert np.abs(off).max() < bound, f"token {np.abs(off).argmax()}: {np.abs(off).max()} off"
-    assert np.abs(np.cumsum(off)).max() < bound, "the cumulative distribution is off"

@@ -394,6 +394,27 @@ def chain_distribution(
     return texts
 
 
+def chain_gap(
+    enumerator: Enumerator,
+    chain: Any,
+    target: ToyLevel,
+    prompt: list[int],
+    length: int,
+    eos: Sequence[int] = (),
+    **sampling: float,
+) -> float:
+    """Total variation of a chain's text, every draw enumerated, to the target's."""
+    options = {"temperature": 1.0, "eos_token_id": list(eos), **sampling}
+
+    def text() -> list[int]:
+        tokens: list[int] = chain.generate(prompt, length, **options).sequences[0].tolist()
+        return tokens[len(prompt) :]
+
+    found = chain_distribution(enumerator, text)
+    assert abs(sum(found.values()) - 1) < 1e-9
+    return total_variation(found, text_distribution(target, prompt, length, eos, **sampling))
+
+
 def text_of(
     chain: Any,
     number: int,
@@ -413,3 +434,14 @@ def text_of(
 def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel]:
     """`count` levels with different distributions over the same tokens."""
     return [ToyLevel(vocab, seed=11 + i, scale=scale) for i in range(count)]
+
+
+def of_sizes(*vocabs: int) -> list[ToyLevel]:
+    """Return a level of each of these vocabularies."""
+    return [ToyLevel(vocab, 1 + i) for i, vocab in enumerate(vocabs)]
+
+
+def with_lookup() -> list[Any]:
+    """Return two levels above a drafter that gives fewer tokens than asked for, or none."""
+    drafter = FixedDrafter(lambda tokens, k: [(tokens[-1] + 1) % 3, 0][: min(k, tokens[-1])])
+    return [*make_levels(2), drafter]

@@ -1,0 +1,65 @@
+"""Heads of every kind with random weights, for toy levels with hidden states of `SIZE` numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dflash_heads
+import last_state_heads
+import mtp_heads
+import torch
+from eagle_heads import Variant, save, weights_of
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import polyspec_ext as ps
+from polyspec_ext.drafters.dflash import load_dflash
+from polyspec_ext.drafters.eagle import load_head
+from polyspec_ext.drafters.mtp import load_mtp
+
+SIZE = 8
+SIZES: dict[str, Any] = {"hidden": SIZE, "inner": 12, "heads": 2, "kv_heads": 2, "own_head": True}
+KINDS = ["eagle", "eagle 3", "eagle dynamic", "medusa", "hydra", "mtp", "dflash", "dspark"]
+
+
+def head_of(
+    kind: str, vocab: int, place: Path, trees: dict[str, Any], drawn: int | None = None, **draw: Any
+) -> Any:
+    """Return a head for a target whose embeddings it reads.
+
+    Args:
+        trees: those of "eagle dynamic" and "eagle static", Medusa's and Hydra's.
+        drawn: ids that "eagle 3" and heads of blocks draw; None: all.
+        draw: what stands in for the operator.
+    """
+    torch.manual_seed(0)
+    sizes = {"hidden_size": SIZE, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    target = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **sizes, **heads))
+    if kind == "medusa":
+        weights = last_state_heads.medusa(2, hidden=SIZE, vocab=vocab)
+        place = last_state_heads.save_medusa(weights, place)
+        return ps.Medusa.from_pretrained(place, target, tree=trees["dynamic"])
+    if kind == "hydra":
+        weights = last_state_heads.hydra(2, hidden=SIZE, vocab=vocab)
+        place = last_state_heads.save_hydra(weights, place)
+        return ps.Hydra.from_pretrained(place, target, tree=trees["static"])
+    if kind.startswith("mtp"):
+        few = {"vocab_size": vocab, "hidden_size": SIZE, "num_attention_heads": 2}
+        model = mtp_heads.target_of("mimo", **few)
+        tensors = mtp_heads.Reference("mimo", model, int(kind[3:] or 1), **few).tensors()
+        return ps.MTP(load_mtp(mtp_heads.save(model, tensors, place), model), **draw)
+    if kind in ("dflash", "dspark"):
+        spark = kind == "dspark"
+        blocks = dflash_heads.Variant(
+            kind, f"speculators {kind}", hidden=SIZE, vocab=vocab, mask=1, own=True,
+            block=5 - spark if drawn else 3, target_layers=(0, 1), rank=2 * spark,
+            draft_vocab=drawn and drawn + spark,
+        )  # fmt: skip
+        place = dflash_heads.save(blocks, dflash_heads.weights_of(blocks), place)
+        return ps.DFlash(load_dflash(place, target), **draw)
+    variant = Variant("first", vocab=vocab, **SIZES)
+    if kind == "eagle 3":
+        variant = Variant("third", version=3, vocab=vocab, draft_vocab=drawn, aux=(0, 1), **SIZES)
+    head = load_head(save(variant, weights_of(variant, 2), place), target)
+    return ps.Eagle(head, trees.get(kind.removeprefix("eagle ")), **draw)
