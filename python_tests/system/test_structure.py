@@ -279,11 +279,11 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (36_297, 150),
+    "polyspec_ext": (35_889, 136),
     "polyspec_ext/integrations/vllm": (1_000, 7),
-    "benchmarks": (7_735, 29),
-    "training": (1_919, 13),
-    "python_tests": (49_594, 218),
+    "benchmarks": (7_730, 28),
+    "training": (1_844, 8),
+    "python_tests": (47_842, 217),
 }
 
 
@@ -330,7 +330,7 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
     names, lines = loaded("generate", "2 + 2 =", "--max-new-tokens", "2")
     assert "polyspec_ext.chain" in names
     assert not {"polyspec_ext.planning", "polyspec_ext.integrations"} & names
-    assert lines <= 20_110
+    assert lines <= 19_760
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
