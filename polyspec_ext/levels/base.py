@@ -556,6 +556,16 @@ class CheckedLevel(_Wrapper):
         asked = PromptBatch(tokens, hidden_layers=layers)
         return self._states(self.level.extend(sequence, tokens, layers), asked)
 
+    def extend_together(
+        self,
+        sequences: Sequence[Any],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        layers: tuple[int, ...],
+    ) -> Hidden | None:
+        asked = PromptBatch(tokens, counts, hidden_layers=layers)
+        return self._states(self.level.extend_together(sequences, tokens, counts, layers), asked)
+
     def admit(
         self,
         sequences: Sequence[Any],

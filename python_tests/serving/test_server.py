@@ -361,12 +361,19 @@ def test_short_prompts_are_read_together_beside_others(kind: str) -> None:
 @pytest.mark.parametrize("joins", [[0, 0, 0, 0], [0, 1, 2, 3]])
 def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> None:
     """Read together with others, and beside a batch."""
+    together: list[int] = []
 
     class Refusing(Admitting):
         def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
             if tokens[0, 0] == 6:
                 raise MemoryError("no room")
             super().extend(sequence, tokens, layers)
+
+        def extend_together(self, sequences: Any, tokens: torch.Tensor, *more: Any) -> None:
+            together.append(len(sequences))
+            if 6 in tokens[:, 0]:
+                raise MemoryError("no room")
+            super().extend_together(sequences, tokens, *more)
 
         def prefill(self, prompts: Any) -> None:
             if prompts.tokens.numel() and 6 in prompts.tokens[:, 0]:
@@ -383,6 +390,7 @@ def test_a_request_whose_prompt_cannot_be_read_ends_alone(joins: list[int]) -> N
     first, broken, *others = serve(ps.Server(chain, 3), requests, joins)
     assert isinstance(broken[-1].error, MemoryError)
     assert [len(tokens_of(one)) for one in (first, *others)] == [9] * 3
+    assert together == ([] if joins[1] else [3])
 
 
 def test_a_request_that_cannot_join_ends_alone() -> None:

@@ -144,7 +144,7 @@ class Admitting(Staying):
     """A toy level whose batch rows can join."""
 
     capabilities = LevelCapabilities(
-        batches=True, device_lengths=True, keeps_lengths=True, admits=True
+        batches=True, device_lengths=True, keeps_lengths=True, admits=True, reads_together=True
     )
 
     most = 0
@@ -154,6 +154,13 @@ class Admitting(Staying):
 
     def extend(self, sequence: list[int], tokens: torch.Tensor, layers: Any) -> None:
         sequence += tokens[0].tolist()
+
+    def extend_together(
+        self, sequences: Sequence[list[int]], tokens: torch.Tensor, counts: Any, layers: Any
+    ) -> None:
+        for sequence, row, count in zip(sequences, tokens.tolist(), counts, strict=True):
+            assert not sequence
+            sequence += row[:count]
 
     def admit(
         self,
