@@ -69,6 +69,22 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
+def test_caches_hold_what_they_hold_step_by_step(window: list[int]) -> None:
+    """After every round, and the host knows it."""
+    pair = chains(window)
+    batches = [chain.batch(PROMPTS, 30, 1.0, seed=8, eos_token_id=[]) for chain in pair]
+    rounds = 0
+    while batches[0].advance() and batches[1].advance() and len(pair[1].engine.slots) == 3:
+        rounds += 1
+        assert [row.tokens for row in batches[0].rows] == [row.tokens for row in batches[1].rows]
+        for stepped, alone in zip(*map(models, pair), strict=True):
+            lengths = alone.cache.lengths.tolist()
+            assert lengths == alone.cache.rows.host == stepped.cache.lengths.tolist()
+            assert all(n < len(row.tokens) for n, row in zip(lengths, batches[1].rows, strict=True))
+    assert rounds > 3
+
+
 # ---- without host synchronisation ----------------------------------------------------------------
 
 
