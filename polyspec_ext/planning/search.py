@@ -82,6 +82,13 @@ class Candidate:
         """The chain, as `Chain` takes it."""
         return Setting(self.parts, self.windows, self.rounds, self.tail, self.rule)
 
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, less 1."""
+        if self.measured_tokens_per_second is None:
+            return None
+        return self.predicted_tokens_per_second / self.measured_tokens_per_second - 1
+
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
     """Yield every chain of at most `LONGEST` of the parts in their order: the target, any levels,
