@@ -205,6 +205,7 @@ class StateRows:
         head: ``[B, shape.log_at]`` int64, header and levels of each row as the host knows them: the
             rows themselves on the CPU, elsewhere as they were when it last read them.
         windows: of level 1 ... n-1, then their rounds, by row; as in `head`.
+        numbers: ``[capacity]`` int64, 1, 2, ...
         queue: planned steps that are left of the round; None: the rows say which step is due.
         log: entries of the round's steps, where the host reads each.
     """
@@ -222,7 +223,7 @@ class StateRows:
         self.batch, self.device = batch, device
         self.words = torch.zeros(batch, shape.words, dtype=torch.int64, device=device)
         self.eos = torch.full((batch, eos), -1, dtype=torch.int64, device=device)
-        self._numbers = torch.arange(1, capacity + 1, device=device)
+        self.numbers = torch.arange(1, capacity + 1, device=device)
         self.queue: Iterator[PlannedStep] | None = None
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
@@ -359,7 +360,7 @@ class StateRows:
             torch.minimum(cached, unread, out=cached)
         input_ids, table = schedule.next_step(self.words, self.shape, level, width)
         plan = Plan._make(table.unbind())
-        lag, numbers = width - most, self._numbers
+        lag, numbers = width - most, self.numbers
         return Step(level, most, lag, tail, input_ids, table, plan, None, numbers)
 
     def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
@@ -673,7 +674,7 @@ class Rows:
         the drafter `hidden` states."""
         pending, levels = self.pending, self.state.shape.levels
         parameters = self.parameters.on(self.state.device).values()
-        tensors = [self.state.words, self.state.eos]
+        tensors = [self.state.words, self.state.eos, self.state.numbers]
         tensors += [value for value in parameters if isinstance(value, torch.Tensor)]
         # Rows that it verifies, and that it appends; a tail goes to the target.
         for at in {level, level - 1, 1} if tail else {level, level - 1}:
