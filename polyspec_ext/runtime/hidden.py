@@ -49,7 +49,7 @@ class HiddenWindow:
     @property
     def tensors(self) -> list[torch.Tensor]:
         ring = [] if self._ring is None else [self._ring]
-        return [self.begin, self.end, *ring, *self._layers.values()]
+        return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
 
     def write(self, other: HiddenWindow) -> None:
         """Copy the states of `other`. Waits for the device where it is another."""
@@ -217,7 +217,7 @@ class HiddenWindow:
         fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
         self.begin = self.begin[index].masked_fill(fresh, 0)
         self.end = self.end[index].masked_fill(fresh, 0)
-        self._rows = torch.arange(len(index))[:, None]
+        self._rows = torch.arange(len(index), device=self.begin.device)[:, None]
         self._layers = {layer: states[index] for layer, states in self._layers.items()}
         self._ring = None if self._ring is None else self._ring[index]
 
