@@ -20,7 +20,7 @@ from ..validate import SEED_MAX
 
 
 class StepReport(NamedTuple):
-    """One step that a row took part in.
+    """Report of a step that a row took part in.
 
     Attributes:
         level: 1 ... n; n drafted, the others verified.
@@ -44,7 +44,7 @@ class StepReport(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """What a policy may look at when it chooses the windows of a row's next round of the target:
+    """Report by which a policy chooses the windows of a row's next round of the target:
     what is over, never the draws to come (contract C2).
 
     Attributes:
