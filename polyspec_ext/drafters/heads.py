@@ -133,6 +133,7 @@ class HeadNetwork(nn.Module):
         rows, slots = cache.rows, cache.begin_layers(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
+        x = x.contiguous()  # states of a verifier may be a part of more
         made, _, status = self.operators(
             x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
         )
