@@ -2,8 +2,7 @@
 there.
 
 Elsewhere: caches that cannot be rolled back (sliding window, recurrent) are refused by name in
-levels/test_hugging_face.py; samplers that leak 10 % of the draft's mass fail the counts of
-test_distribution.py.
+levels/test_hugging_face.py.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Sources: Leviathan et al. 2023 (rule "token"), Sun et al. 2024, arXiv 2403.10444
 Salmon et al., SC 2011 (Philox4x32-10).
 
 The library evaluates its exponential in float32 and may be off by `Distribution.error`; it promises
-that what it *emits* has the distribution it *samples* from to 1e-15 (test_lossless.py asks for
-that, distribution against distribution). What it does with a draw, bit for bit,
+that what it *emits* has the distribution it *samples* from to 1e-15 (the enumerations
+of csrc/tests/exactness ask for that). What it does with a draw, bit for bit,
 `reference_rules` says; here are the distributions.
 """
 
