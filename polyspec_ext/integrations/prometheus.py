@@ -91,7 +91,9 @@ class RequestCollector:
         names = tuple(level.name for level in stats.levels)
         with self._lock:
             known = self._sums.get(names)
-            self._sums[names] = merge([stats] if known is None else [known, stats])
+            self._sums[names] = total = merge([stats] if known is None else [known, stats])
+            for level in total.levels:
+                level.emitted_per_verification = None  # a list that grows with the texts
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that a scrape reads."""

@@ -44,13 +44,13 @@ def require_extra() -> None:
     Raises:
         ImportError: one is missing; says how to install them.
     """
-    for name in ("starlette", "uvicorn"):
+    for name in ("starlette", "uvicorn", "prometheus_client"):
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise ImportError(
-                "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer; install them "
-                "with: pip install polyspec_ext[server]"
+                "the endpoint needs Starlette and uvicorn, of Python 3.11 or newer, and "
+                "prometheus-client; install them with: pip install polyspec_ext[server]"
             ) from error
 
 
@@ -111,7 +111,7 @@ class Endpoint:
             min(128, server.slots + server.max_waiting),
         )
         self._server, self._engine = server, AsyncServer(server)
-        self._metrics = Metrics(name, chain.names)
+        self._metrics = Metrics(name, server)
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
         self._reader = ThreadPoolExecutor(1, "polyspec reader")  # tokenizers are for one thread
         self._created = int(time.time())
@@ -172,8 +172,7 @@ class Endpoint:
 
     async def _counts(self, request: Request) -> Response:
         self._require_key(request)
-        text = self._metrics.text(self._server.running, self._server.waiting)
-        return _response(text, 200, "text/plain; version=0.0.4")
+        return _response(self._metrics.text(), 200, "text/plain; version=0.0.4")
 
     async def _models(self, request: Request) -> Response:
         self._require_key(request)

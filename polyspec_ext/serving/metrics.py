@@ -1,35 +1,39 @@
-"""Counts of an endpoint, as text for Prometheus in vLLM's names, and per answer in its format."""
+"""Metrics of the endpoint under vLLM's names, through `prometheus-client`, and the speculation of
+an answer in vLLM's format."""
 
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..stats import LevelStats, Stats, merge
+from ..integrations.prometheus import RequestCollector
+from ..stats import Stats, merge
+from .server import Server
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
-    "inter_token_latency_seconds": ("From tokens to the next, by the number of these.", _SECONDS),
-    "e2e_request_latency_seconds": ("From a request's arrival to its end.", _SECONDS),
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a request.", _SECONDS),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _SECONDS),
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("New tokens of a request.", _TOKENS),
 }
-_REASONS = ("stop", "length", "abort", "error")
-# Counters of levels: attribute of `LevelStats` and what it counts.
-_LEVEL = (
-    ("num_drafts", "Blocks verified that had at least one token."),
-    ("num_draft_tokens", "Draft tokens verified."),
-    ("num_accepted_tokens", "Draft tokens accepted."),
-)
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of finished requests.",
+    "generation_tokens": "New tokens.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Blocks verified by the target that had at least one token.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified by the target.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted by the target.",
+}
 
 
 def speculative_decoding(requests: Sequence[Stats]) -> dict[str, Any]:
-    """Return what the target accepted in the requests of an answer, in vLLM's format. Means of no
-    draft are None."""
+    """Return what the target accepted in the requests of an answer, in vLLM's format. Means over
+    no drafts are None."""
     target = merge(requests).levels[0]
     return {
         "mean_acceptance_length": _defined(target.mean_acceptance_length),
@@ -46,119 +50,91 @@ def _defined(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-class _Histogram:
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def add(self, value: float, times: int = 1) -> None:
-        self.counts[bisect.bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    def lines(self, name: str, labels: str) -> Iterator[str]:
-        below = 0
-        for bound, count in zip([*self.bounds, "+Inf"], self.counts, strict=True):
-            below += count
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {below}'
-        yield f"{name}_sum{{{labels}}} {self.sum}"
-        yield f"{name}_count{{{labels}}} {below}"
-
-
 class Metrics:
-    """Counts of the requests of an endpoint.
+    """Metrics of an endpoint: vLLM's, and those of `RequestCollector` for each level.
 
     Args:
-        model: name that labels every series.
-        names: of the chain's levels.
+        model: name that labels every series of vLLM's.
+        server: that runs the requests.
     """
 
-    def __init__(self, model: str, names: Sequence[str]) -> None:
-        self._labels = f'model_name="{_escaped(model)}"'
-        self._reasons = dict.fromkeys(_REASONS, 0)
-        self._tokens = {"prompt": 0, "generation": 0}
-        self._histograms = {name: _Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
-        self._sum = Stats([LevelStats(name) for name in names])
+    def __init__(self, model: str, server: Server) -> None:
+        import prometheus_client as client  # of the extra `server`
+
+        self._registry = client.CollectorRegistry()
+        self._levels = RequestCollector()
+        self._registry.register(self._levels)
+
+        def series(kind: Any, name: str, text: str, label: str = "", **more: Any) -> Any:
+            labels = ["model_name", label] if label else ["model_name"]
+            family = kind(f"vllm:{name}", text, labels, registry=self._registry, **more)
+            return family if label else family.labels(model)
+
+        for name, text in (("running", "Requests that run."), ("waiting", "Requests that wait.")):
+            gauge = series(client.Gauge, f"num_requests_{name}", text)
+            gauge.set_function(lambda name=name: getattr(server, name))
+        self._model = model
+        self._counters = {
+            name: series(client.Counter, name, text) for name, text in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: series(client.Histogram, name, text, buckets=bounds)
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        text, label = "Requests that ended.", "finished_reason"
+        self._reasons = series(client.Counter, "request_success", text, label)
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position in a draft."
+        self._positions = series(client.Counter, name, text, "position")
 
     def tokens(self, count: int, seconds: float, first: bool) -> None:
-        """Count tokens that came so many seconds after those before them, or, the first of a
-        request, after its arrival."""
-        self._tokens["generation"] += count
+        """Count tokens that arrived together.
+
+        Args:
+            count: >= 1.
+            seconds: since the tokens before, or, of the `first`, since the request's arrival.
+            first: of the request.
+        """
+        self._counters["generation_tokens"].inc(count)
         if first:
-            self._histograms["time_to_first_token_seconds"].add(seconds)
-        else:
-            self._histograms["inter_token_latency_seconds"].add(seconds / count, count)
+            self._histograms["time_to_first_token_seconds"].observe(seconds)
+            return
+        for _ in range(count):
+            self._histograms["inter_token_latency_seconds"].observe(seconds / count)
 
     def finished(
         self, reason: str, prompt: int, new: int, seconds: float, stats: Stats | None
     ) -> None:
-        """Count a request that has ended, with tokens of its prompt and its answer."""
-        self._reasons[reason] += 1
-        self._tokens["prompt"] += prompt
+        """Count a request that has ended.
+
+        Args:
+            reason: `Event.finish_reason`.
+            prompt, new: tokens of the prompt and of the answer.
+            seconds: from arrival to end.
+            stats: None where the request did not run to its end.
+        """
+        self._reasons.labels(self._model, reason).inc()
         for name, value in (
             ("e2e_request_latency_seconds", seconds),
             ("request_prompt_tokens", prompt),
             ("request_generation_tokens", new),
         ):
-            self._histograms[name].add(value)
+            self._histograms[name].observe(value)
+        counts = {"prompt_tokens": prompt}
         if stats is not None:
-            self._sum = merge([self._sum, stats])
-            for level in self._sum.levels:
-                level.emitted_per_verification = None  # which grows with the text
+            target = stats.levels[0]
+            counts["prefix_cache_queries"] = stats.num_prompt_tokens
+            counts["prefix_cache_hits"] = stats.num_cached_tokens
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+                counts[f"spec_decode_{name}"] = getattr(target, name)
+            for position, accepted in enumerate(target.num_accepted_tokens_per_pos):
+                self._positions.labels(self._model, position).inc(accepted)
+            self._levels.add(stats)
+        for name, count in counts.items():
+            self._counters[name].inc(count)
 
-    def text(self, running: int, waiting: int) -> str:
-        """Return all in Prometheus's text format."""
-        return "\n".join([*self._lines(running, waiting), ""])
+    def text(self) -> str:
+        """Return all series in Prometheus's text format."""
+        from prometheus_client import generate_latest
 
-    def _lines(self, running: int, waiting: int) -> Iterator[str]:
-        label, total = self._labels, self._sum
-        plain = ((label, running),)
-        yield from _family("num_requests_running", "gauge", "Requests that run.", plain)
-        plain = ((label, waiting),)
-        yield from _family("num_requests_waiting", "gauge", "Requests that wait.", plain)
-        for kind, count in self._tokens.items():
-            text = f"Tokens of {'prompts' if kind == 'prompt' else 'answers'}."
-            yield from _family(f"{kind}_tokens_total", "counter", text, ((label, count),))
-        reasons = [
-            (f'{label},finished_reason="{reason}"', count)
-            for reason, count in self._reasons.items()
-        ]
-        yield from _family("request_success_total", "counter", "Requests that ended.", reasons)
-        for name, count, text in (
-            ("prefix_cache_queries_total", total.num_prompt_tokens, "Prompt tokens looked up."),
-            ("prefix_cache_hits_total", total.num_cached_tokens, "Of these, in the caches."),
-        ):
-            yield from _family(name, "counter", text, ((label, count),))
-        target = total.levels[0]
-        for name, text in _LEVEL:
-            values = [(label, getattr(target, name))]
-            yield from _family(f"spec_decode_{name}_total", "counter", text, values)
-            levels = [
-                (f'{label},level="{number}",name="{_escaped(level.name)}"', getattr(level, name))
-                for number, level in enumerate(total.levels, 1)
-            ]
-            yield from _family(f"level_{name}_total", "counter", text, levels, "polyspec")
-        positions = [
-            (f'{label},position="{position}"', count)
-            for position, count in enumerate(target.num_accepted_tokens_per_pos)
-        ]
-        name, text = "spec_decode_num_accepted_tokens_per_pos_total", "Accepted, by position."
-        yield from _family(name, "counter", text, positions)
-        for name, histogram in self._histograms.items():
-            yield from _family(name, "histogram", _HISTOGRAMS[name][0], ())
-            yield from histogram.lines(f"vllm:{name}", label)
-
-
-def _family(
-    name: str,
-    kind: str,
-    text: str,
-    values: Iterable[tuple[str, float]],
-    prefix: str = "vllm",
-) -> Iterator[str]:
-    yield f"# HELP {prefix}:{name} {text}"
-    yield f"# TYPE {prefix}:{name} {kind}"
-    for labels, value in values:
-        yield f"{prefix}:{name}{{{labels}}} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        text: bytes = generate_latest(self._registry)
+        return text.decode()
