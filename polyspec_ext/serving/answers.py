@@ -1,4 +1,4 @@
-"""Answers of the endpoint while their tokens come, and the objects that OpenAI's API shows."""
+"""Answers of the endpoint: tokens to text, and the JSON objects of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .metrics import speculative_decoding
 from .protocol import Model, Refusal, Wanted
 from .server import Event
 
-_LEAST = -9999.0  # stands for -inf, which JSON has not
+_LEAST = -9999.0  # instead of -inf, which JSON cannot express
 
 
 @dataclass
 class Token:
-    """A token of an answer, with the text that is shown since it came."""
+    """A token of an answer, and the text that it completes."""
 
     id: int
     text: str
@@ -34,9 +34,9 @@ class Piece:
     """New text of a choice.
 
     Attributes:
-        text: to show.
-        tokens: that have come.
-        finish_reason, stop_reason: as of vLLM; None while the choice goes on.
+        text: new text.
+        tokens: new tokens.
+        finish_reason, stop_reason: as in vLLM; None while the choice goes on.
     """
 
     text: str = ""
@@ -49,9 +49,9 @@ class Choice:
     """A choice of an answer: its tokens as text, up to a stop string.
 
     Attributes:
-        ended: nothing more is shown of it.
-        count: of its tokens.
-        stats: of its request, once that has ended with some.
+        ended: whether the text is complete.
+        count: number of tokens.
+        stats: statistics of the request, after its end.
     """
 
     def __init__(self, wanted: Wanted, model: Model) -> None:
@@ -62,7 +62,7 @@ class Choice:
         self._last: int | None = None
 
     def add(self, event: Event) -> Piece:
-        """Return what an event adds.
+        """Return the new text of an event.
 
         Raises:
             Refusal: the request has failed.
@@ -72,7 +72,7 @@ class Choice:
         if self.ended:
             return piece
         if event.finish_reason in ("error", "abort"):
-            # An error of values is of this request, and comes again with it.
+            # A ValueError is the client's: the same request would fail again.
             status = 422 if isinstance(event.error, ValueError) else 500
             status = 503 if event.finish_reason == "abort" else status
             raise Refusal(status, f"the request has failed: {event.error or 'aborted'}")
@@ -108,11 +108,11 @@ def _token(event: Event, number: int, text: str) -> Token:
 
 
 class Answers:
-    """The objects of an answer: as a whole, or in chunks.
+    """JSON objects of an answer: whole, or in chunks.
 
     Args:
         wanted: the request.
-        model: that answers.
+        model: the served model.
     """
 
     def __init__(self, wanted: Wanted, model: Model) -> None:
@@ -140,7 +140,7 @@ class Answers:
         return made
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the chunk in front of a choice, if it has one."""
+        """Return the chunk before the text of a choice; None: no such chunk."""
         if self._wanted.chat:
             shown = {"index": index, "delta": {"role": "assistant", "content": ""}}
             return self._chunk({**shown, "logprobs": None, "finish_reason": None})
@@ -149,12 +149,13 @@ class Answers:
         return self._chunk(self._choice(index, Piece()))
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return the chunk of what is new."""
+        """Return the chunk with the new text of a choice."""
         return self._chunk(self._choice(index, piece))
 
     def last(self, chunk: dict[str, Any], choices: Sequence[Choice]) -> list[dict[str, Any]]:
-        """Return the last choice's last chunk, and what tells of the whole answer: in a chunk
-        behind it where the usage is asked for, else in it, since clients expect a choice."""
+        """Return the last chunk of the last choice with the usage and statistics of the answer: in
+        a separate chunk if the client asked for the usage, else in the same one, because clients
+        expect a choice in every chunk."""
         measured = self._measured(choices)
         if not self._wanted.include_usage:
             return [{**chunk, **measured}]
@@ -213,7 +214,7 @@ class Answers:
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
-        # Of a token that is part of a character the bytes are not known.
+        # The bytes of a partial character are unknown.
         found = None if "\ufffd" in text else list(text.encode())
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": found}
 

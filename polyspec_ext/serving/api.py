@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint", "Limits", "require_extra"]
 
 _LOOPBACK = ("127.0.0.1", "localhost")
-_BODY_SECONDS = 30.0  # in which a request's body has to come
-# The page needs nothing from anywhere else, and no text of a model can make it ask for it.
+_BODY_SECONDS = 30.0  # limit of receiving a body
+# The page loads nothing from other hosts, whatever text a model writes.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
 _Receive = Callable[[], Awaitable[Any]]
@@ -56,12 +56,12 @@ def require_extra() -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a request.
+    """Limits of a request.
 
     Attributes:
-        body: bytes of its body.
-        prompt: tokens of a prompt; None: as many as the context has.
-        seconds: from its arrival to its end.
+        body: maximum size of the HTTP body in bytes.
+        prompt: maximum tokens of a prompt; None: the model's context.
+        seconds: maximum time from arrival to end.
     """
 
     body: int = 2 * 2**20
@@ -70,20 +70,21 @@ class Limits:
 
 
 class Endpoint:
-    """Serves the requests of clients.
+    """OpenAI's HTTP API over a server.
 
     Args:
-        server: nobody else uses it.
-        tokenizer: of the target.
-        name: by which clients ask for the model.
-        api_key: clients show it as a bearer token; None: none is asked for.
-        limits: of a request.
-        hosts: names of this machine that clients may use; None: any.
+        server: for the exclusive use of the endpoint.
+        tokenizer: the target's.
+        name: model name in the API.
+        api_key: bearer token that clients must send; None: no authentication.
+        limits: limits of a request.
+        hosts: accepted Host headers; None: any.
 
     Attributes:
-        model, limits: as above.
+        model: the served model.
+        limits: limits of a request.
         app: the ASGI application. Its lifespan starts and stops the server's thread.
-        ending: no more requests are taken.
+        ending: whether new requests are refused.
         active: number of requests that are being answered.
     """
 
@@ -113,15 +114,15 @@ class Endpoint:
         self._server, self._engine = server, AsyncServer(server)
         self._metrics = Metrics(name, server)
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
-        self._reader = ThreadPoolExecutor(1, "polyspec reader")  # tokenizers are for one thread
+        self._reader = ThreadPoolExecutor(1, "polyspec reader")  # tokenizers are not thread-safe
         self._created = int(time.time())
         self.ending, self.active, self._failed = False, 0, False
-        self._complete: set[int] = set()  # requests that a stop string has ended
+        self._complete: set[int] = set()  # requests ended by a stop string
         hosts = None if hosts is None else list(hosts)
         self.app = self._application(hosts)
 
     def _application(self, hosts: list[str] | None) -> Any:
-        """Return the ASGI application, which answers at these names of the machine."""
+        """Return the ASGI application for the accepted Host headers."""
         require_extra()
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -215,15 +216,15 @@ class Endpoint:
             )
 
     async def _reply(self, request: Request, chat: bool) -> _Reply:
-        """Read a request.
+        """Read and check a request, and return its answer as an ASGI application.
 
         Raises:
-            Refusal: it is not answered.
+            Refusal: the request is invalid, or the endpoint is full or ending.
         """
         began = time.perf_counter()
         self._require_key(request)
         self._require_running()
-        # Twice, for those whose answers are complete and not yet read.
+        # Twice the requests of the server: complete answers may wait for slow clients.
         most = 2 * (self._server.slots + self._server.max_waiting)
         if self.active >= most:
             raise _full(f"expected at most {most} requests at a time, given more")
@@ -250,7 +251,7 @@ class Endpoint:
     async def _body(self, request: Request) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            # Pages of other hosts can send what is no JSON without asking.
+            # Browsers let pages of other hosts send other types without a preflight request.
             raise Refusal(415, f"content-type: expected application/json, given {kind!r}")
         too_long = Refusal(413, f"body: expected at most {self.limits.body} bytes, given more")
         size = request.headers.get("content-length", "")
@@ -264,11 +265,11 @@ class Endpoint:
         return bytes(found)
 
     async def events(self, wanted: Wanted, began: float) -> AsyncGenerator[tuple[int, Event], None]:
-        """Run the requests of all choices, and yield their events with the number of the choice.
-        Close it to abort what still runs.
+        """Run the requests of all choices, and yield (index of the choice, event). Closing the
+        iterator aborts running requests.
 
         Raises:
-            Refusal: the server is full, or takes none of the requests.
+            Refusal: the server is full, or refuses a request.
         """
         queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue()
         tasks = [
@@ -295,7 +296,7 @@ class Endpoint:
         index: int,
         began: float,
     ) -> None:
-        """Add the request of a choice, and pass its events on, counted."""
+        """Add the request of a choice, count its events and put them in the queue."""
         prompt = wanted.prompts[wanted.of(index)]
         last, count, number = began, 0, -1
         reason: str | None = "abort"
@@ -312,7 +313,7 @@ class Endpoint:
                         reason, stats = event.finish_reason, event.stats
                     queue.put_nowait((index, event))
         except Exception as error:
-            reason = None  # it has not run
+            reason = None  # the request did not run
             queue.put_nowait((index, self._refusal(error)))
         finally:
             if number in self._complete:
@@ -331,7 +332,7 @@ class Endpoint:
         return Refusal(503, f"the server takes no requests: {error}", retry_after=5)
 
     def abort(self, request: int) -> None:
-        """End a request whose answer is complete; its last event still comes."""
+        """End a request at a stop string; its last event follows."""
         self._complete.add(request)
         self._server.abort(request)
 
@@ -340,19 +341,19 @@ class _Reply:
     """The answer to a request, as an ASGI application.
 
     Args:
-        endpoint: it came to.
+        endpoint: that received the request.
         wanted: the request.
-        began: when it came.
+        began: time of arrival, of `time.perf_counter`.
     """
 
     def __init__(self, endpoint: Endpoint, wanted: Wanted, began: float) -> None:
         self._endpoint, self._wanted, self._began = endpoint, wanted, began
         self._answers = Answers(wanted, endpoint.model)
         self._choices = [Choice(wanted, endpoint.model) for _ in wanted.options]
-        self._started = False  # the head of the response has been sent
+        self._started = False  # whether the response headers have been sent
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
-        """Answer, until all is sent, the client has left or the time is over."""
+        """Answer until the text is complete, the client disconnects or the time limit passes."""
         endpoint, seconds = self._endpoint, self._endpoint.limits.seconds
         endpoint.active += 1
         answer = self._stream(send) if self._wanted.stream else self._whole(scope, receive, send)
@@ -480,7 +481,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return JSONResponse(content, status, headers)
 
 
-# Handlers of Starlette, which calls those that are no coroutines in threads.
+# Exception handlers: coroutines, because Starlette runs plain functions in threads.
 
 
 async def _refused(request: Request, refusal: Refusal) -> Any:

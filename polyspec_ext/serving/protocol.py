@@ -1,4 +1,4 @@
-"""Request bodies of OpenAI's API, with the fields that vLLM adds: read and checked."""
+"""Read and check request bodies of OpenAI's API, with vLLM's additional fields."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..validate import SEED_MAX
 T = TypeVar("T")
 
 MOST_ALTERNATIVES = 20
-_LONGEST = 600  # characters of a message
-MOST_TEXTS = 64  # stop strings, and bad words
+_LONGEST = 600  # characters of an error message
+MOST_TEXTS = 64  # stop strings, or bad words
 _NOTHING: dict[str, Any] = {}
-_UNBOUNDED = 4096  # new tokens of a chat answer where neither request nor context bounds them
-# Fields that clients send and that change no answer.
+_UNBOUNDED = 4096  # new tokens of a chat answer without a limit by request or context
+# Accepted fields without an effect.
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "tool_choice", "parallel_tool_calls",
 )  # fmt: skip
-# Fields by the options of `Server.add` that they set.
+# Options of `Server.add` whose fields have other names.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
@@ -40,13 +40,13 @@ RULES = (
 
 
 class Refusal(Exception):
-    """A request that gets an error instead of an answer.
+    """The HTTP error that answers a request.
 
     Args:
-        status: of HTTP.
-        message: what was expected and what came.
-        param: the field; None: that in front of the message's first colon.
-        code: a word for programs.
+        status: HTTP status.
+        message: "field: expected ..., given ...".
+        param: name of the field; None: the field that the message begins with.
+        code: OpenAI's error code.
         retry_after: seconds.
     """
 
@@ -72,24 +72,23 @@ class Refusal(Exception):
 
 
 def wrong(error: TypeError | ValueError) -> Refusal:
-    """Return the refusal of a request with a value that `Server.add` or a class of options does not
-    take, by the name of the field."""
+    """Return the refusal for an error of `Server.add`, with the field's name for the option's."""
     name, colon, rest = str(error).partition(": ")
     return Refusal(400, f"{_FIELDS.get(name, name)}{colon}{rest}")
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model that is served.
+    """The served model.
 
     Attributes:
-        name: by which clients ask for it.
-        tokenizer: of transformers.
+        name: model name in the API.
+        tokenizer: tokenizer of transformers.
         ends: ids that end a chat answer (`chat.ends_of_turn`).
-        eos: ids that end other texts.
-        context: tokens that prompt and answer may have; None: any number.
-        prompt_limit: tokens that a prompt may have.
-        choices: that a request may have, its prompts times its `n`.
+        eos: ids that end a completion.
+        context: maximum tokens of prompt and answer; None: no limit.
+        prompt_limit: maximum tokens of a prompt; None: no limit.
+        choices: maximum choices of a request, prompts times `n`.
     """
 
     name: str
@@ -103,17 +102,17 @@ class Model:
 
 @dataclass
 class Wanted:
-    """A request, checked but for what `Server.add` checks.
+    """A parsed request. `Server.add` checks the values of `options`.
 
     Attributes:
-        chat: of the chat endpoint.
-        prompts: token ids of each.
+        chat: whether it is for the chat endpoint.
+        prompts: token ids of each prompt.
         options: keyword arguments of `Server.add` for each choice, prompt by prompt.
         stop: strings that end an answer.
-        logprobs: number of alternatives to show of each token; None: no log-probabilities either.
-        echoes: text in front of the answers to each prompt.
-        stream, include_usage: as of the API.
-        levels: also tell the level of each token, as the page asks.
+        logprobs: number of alternatives for each token; None: no log-probabilities.
+        echoes: for each prompt the text to repeat before its answers.
+        stream, include_usage: as in the API.
+        levels: add the level of each token to the answer, for the page.
     """
 
     chat: bool
@@ -132,10 +131,10 @@ class Wanted:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Read a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        Refusal: something else.
+        Refusal: the body is no JSON object in UTF-8.
     """
     wanted = "body: expected a JSON object in UTF-8"
     try:
@@ -156,7 +155,7 @@ def _no_number(text: str) -> float:
 
 
 class _Body:
-    """Fields of a body that have not been read yet. A field that is null is as one left out."""
+    """Unread fields of a body. A null field counts as absent."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
@@ -167,9 +166,9 @@ class _Body:
         return read(name, self._left.pop(name)) if name in self._left else default
 
     def end(self) -> None:
-        """Refuse the fields that nobody has read."""
+        """Refuse unread fields."""
         for name, value in self._left.items():
-            if name in _IGNORED or value in ([], {}, "") or value is False:  # asks for nothing
+            if name in _IGNORED or value in ([], {}, "") or value is False:  # without an effect
                 continue
             near = difflib.get_close_matches(name, self._names, 1, 0.8)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -234,7 +233,7 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
     """Read a request of the chat or the completions endpoint.
 
     Raises:
-        Refusal: a field that is wrong or unknown, and what the model has no room for.
+        Refusal: a field is invalid or unknown, or the model's context is too short.
     """
     fields = _Body(body)
     try:
@@ -277,7 +276,7 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
 
 
 def _message(number: int, message: Any) -> dict[str, str]:
-    """Return a message with its text parts joined."""
+    """Return a chat message, its text parts joined."""
     name = f"messages[{number}]"
     given = _object(name, message)
     content = given.get("content")
@@ -321,7 +320,7 @@ def _prompt(given: Any, model: Model) -> list[int]:
 
 
 def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
-    """Read what both endpoints take."""
+    """Read the options of both endpoints."""
     wanted.stream = fields.take("stream", arguments.flag, False)
     extras = _Body(fields.take("stream_options", _object, _NOTHING))
     wanted.include_usage = extras.take("include_usage", arguments.flag, False)
@@ -356,7 +355,7 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
 
 
 def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
-    """Return the new tokens that each prompt may have."""
+    """Return the maximum number of new tokens for each prompt."""
     name = "max_tokens"
     limit = fields.take(name, _count(1, 2**31 - 1), None)
     if wanted.chat:
@@ -408,7 +407,7 @@ def _id(text: str) -> int:
 
 
 def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    # At the beginning of a text and behind a space.
+    # A word has one tokenization at the start of a text and another after a space.
     found = []
     for text in texts:
         for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
@@ -416,12 +415,12 @@ def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return found
 
 
-# Kinds of grammar by field of "structured_outputs"; "guided_" in front of each is a field as well.
+# Fields of "structured_outputs"; "guided_" + name is a field of the body as well.
 GRAMMARS = ("json", "regex", "choice", "grammar")
 
 
 def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
-    """Return the one grammar that a request may have."""
+    """Return the grammar of a request; None: no grammar."""
     asked: list[tuple[str, str, Any]] = []
     form = fields.take("response_format", _object, _NOTHING)
     kind = form.get("type", "text")

@@ -27,32 +27,32 @@ from ..runtime.rows import Row
 from ..sampling import Alternatives, likeliest
 from ..stats import Stats
 
-_CHUNK = 512  # tokens of prompts that one step reads at most
-_LEAST = 64  # and beside other requests at least: fewer take about as long
-_TOGETHER = 1024  # and while no request runs
-_WEIGHT = 0.2  # of the latest measurement in the mean of a time
+# Prompt tokens that a step reads: at most beside running requests, at least (fewer take about as
+# long), and at most while no request runs.
+_CHUNK, _LEAST, _TOGETHER = 512, 64, 1024
+_WEIGHT = 0.2  # of the latest measurement in a moving average
 
 
 class ServerFull(PolyspecError):
-    """As many requests wait as the server lets wait."""
+    """The queue of waiting requests is full."""
 
 
 @dataclass(slots=True)
 class Event:
-    """New tokens of one request, or its end.
+    """New tokens of a request, or its end.
 
     Attributes:
-        request: its id.
-        tokens: new ones, committed by the target.
-        logprobs: of each, under the target's processed distribution.
-        levels: number of the level that proposed each: n for the drafter, 1 for the target.
-        corrected: whether the level that proposed each did so in place of a rejected token.
-        alternatives: of each token the likeliest ids with their log-probabilities, as many as
-            `logprobs` of `Server.add` asked for.
+        request: id of the request.
+        tokens: new tokens, committed by the target.
+        logprobs: log-probability of each token under the target's processed distribution.
+        levels: level that proposed each token: n for the drafter, 1 for the target.
+        corrected: whether each token replaced a rejected one.
+        alternatives: for each token the likeliest ids with their log-probabilities, as many as
+            the `logprobs` of `Server.add`.
         finish_reason: None while the request runs; "stop" at an end-of-text id, "length",
             "abort", "error".
-        error: why it failed, with "error".
-        stats: of the whole request, once it has finished.
+        error: cause of an "error".
+        stats: statistics of the whole request, with its last event.
     """
 
     request: int
@@ -67,22 +67,22 @@ class Event:
 
 
 class Server:
-    """Serves requests with one chain. `step` runs one round of the target for all of them; requests
-    join and leave between steps. The text of a request does not depend on the others.
+    """Serve requests with one chain. `step` runs one round of the target for all running requests;
+    requests join and leave between steps. The text of a request does not depend on the others.
 
     Args:
-        chain: nobody else uses it meanwhile.
-        slots: requests that run at a time.
-        max_waiting: requests that wait for a slot at most, beside those for which one is free.
-        max_tokens: tokens that the running requests may have together, prompts and answers; a
-            request waits until there is room. None: as many as the slots take.
-        cache_tokens: tokens of finished and running requests whose keys and values are kept for
-            requests that begin alike; of levels with a state that cannot be cut, the states at the
-            ends of prompts and answers, two for each slot. 0: none.
+        chain: for the exclusive use of the server.
+        slots: maximum number of running requests.
+        max_waiting: maximum number of requests that wait for a slot.
+        max_tokens: maximum number of tokens of all running requests, prompts and answers; a
+            request waits until there is room. None: no limit but the slots.
+        cache_tokens: size of the prefix cache in tokens, of running and finished requests. A level
+            whose state cannot be truncated keeps states at the ends of prompts and answers, two
+            for each slot. 0: no prefix cache.
 
     Raises:
-        TypeError, ValueError: an argument is none of these; a level takes one request at a time,
-            and there are more slots; the target has an encoder.
+        TypeError, ValueError: an argument is of another type or out of range; `slots` > 1 with a
+            level that reads one request at a time; an encoder-decoder target.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class Server:
         self._waiting: list[tuple[int, int, Row]] = []  # a heap, by priority and id
         self._aborted: set[int] = set()
         self._readings: list[Reading] = []
-        self._running: dict[int, Row] = {}  # those that are read among them
-        self._numbers = list(range(slots))  # that no running request has, for the policy
-        # How many are wanted for each token, and those of the tokens since the last event.
+        self._running: dict[int, Row] = {}  # with the requests whose prompts are being read
+        self._numbers = list(range(slots))  # free numbers for the policy
+        # Alternatives asked for by token, and the alternatives since the last event.
         self._alternatives: dict[int, tuple[int, list[Alternatives]]] = {}
         self._round_seconds = 0.0  # as measured
         self._reading_time = _ReadingTime()
@@ -129,7 +129,7 @@ class Server:
 
     @property
     def running(self) -> int:
-        """Return the number of requests that have a slot."""
+        """Return the number of requests with a slot."""
         return len(self._running)
 
     @property
@@ -139,7 +139,7 @@ class Server:
 
     @property
     def stats(self) -> Stats:
-        """Return the statistics of all requests that have run."""
+        """Return the statistics of all running and finished requests."""
         return self._batch.stats
 
     def add(
@@ -159,21 +159,21 @@ class Server:
         logprobs: int = 0,
         **others: NoReturn,
     ) -> int:
-        """Add a request, which joins the batch in a step to come. Threads may call it.
+        """Queue a request; it joins the batch in a later step. Thread-safe.
 
         Args:
-            prompt: one, as of `Chain.stream`.
-            max_new_tokens ... eos_token_id, rules: as of `Chain.stream`.
+            prompt: a single prompt, as for `Chain.stream`.
+            max_new_tokens ... eos_token_id, rules: as for `Chain.stream`.
             speculation: False decodes with the target alone; a number bounds every window.
-            priority: requests of a higher one leave the queue first.
-            logprobs: how many of the likeliest ids `Event.alternatives` has for each token.
+            priority: requests of a higher priority leave the queue first.
+            logprobs: number of likeliest ids in `Event.alternatives` for each token.
 
         Returns:
-            The request's id.
+            The id of the request.
 
         Raises:
-            TypeError, ValueError: as of `Chain.stream`; more tokens than `max_tokens`.
-            ServerFull: too many requests wait.
+            TypeError, ValueError: as for `Chain.stream`; more tokens than `max_tokens`.
+            ServerFull: the queue is full.
         """
         inputs.refuse(self.add, others)
         bound = _window_bound(speculation)
@@ -203,24 +203,24 @@ class Server:
         return row.number
 
     def abort(self, request: int) -> None:
-        """End a request. Threads may call it. A request that has finished stays as it is."""
+        """End a request in the next step. Thread-safe; a finished request does not change."""
         with self._lock:
             self._aborted.add(request)
 
     def step(self) -> list[Event]:
-        """Give free slots to waiting requests, read a piece of their prompts, and run one round of
+        """Give free slots to waiting requests, read a chunk of their prompts, and run one round of
         the target.
 
         Returns:
-            An event for each request with new tokens or that has finished.
+            An event for each request that has new tokens or has finished.
 
         Raises:
-            RuntimeError: the chain has begun another batch since, or a step was interrupted.
+            RuntimeError: the chain has begun another batch, or an earlier step was interrupted.
         """
         try:
             return self._step()
         except BaseException:
-            # A request may be in no queue and no batch: the server does not go on.
+            # A request may be lost between queue and batch: the server stops.
             self.chain.owner.end(self._batch)
             raise
 
@@ -263,7 +263,7 @@ class Server:
         return [Event(row.number, finish_reason="abort", stats=row.stats) for row in gone]
 
     def _open(self, events: list[Event]) -> None:
-        """Give free slots to the requests that wait."""
+        """Give free slots to waiting requests."""
         rows: list[Row] = []
         while (row := self._next()) is not None:
             self._running[row.number] = row
@@ -282,7 +282,7 @@ class Server:
                 self._fail(row, error, events)
 
     def _next(self) -> Row | None:
-        """Return the next request that has room, and take it from the queue."""
+        """Pop the next request from the queue, if there is room for it."""
         with self._lock:
             if not self._waiting or not self._numbers:
                 return None
@@ -293,8 +293,8 @@ class Server:
             return heapq.heappop(self._waiting)[2]
 
     def _read(self, events: list[Event]) -> None:
-        """Read a piece of the prompts, of which the running requests wait for no longer than for a
-        round."""
+        """Read a chunk of the prompts that takes no longer than a round, so that the tokens of
+        running requests wait for at most one round."""
         budget = _TOGETHER
         if any(not row.ended for row in self._batch.rows):
             fitting = self._reading_time.tokens_in(self._round_seconds)
@@ -316,8 +316,8 @@ class Server:
             budget -= count
 
     def _read_together(self, budget: int) -> int:
-        """Read short prompts that nothing was read of, in the order in which they came. Returns
-        their tokens."""
+        """Read short unread prompts in one pass, in the order of arrival. Returns their number of
+        tokens."""
         chosen: list[Reading] = []
         count = 0
         for reading in self._readings:
@@ -330,7 +330,7 @@ class Server:
         began = time.perf_counter()
         try:
             self._batch.read_all(chosen)
-        except Exception:  # they are read one by one, so that the request at fault fails alone
+        except Exception:  # prompts are then read alone, so that only the failing request ends
             return 0
         self._reading_time.add(count, time.perf_counter() - began)
         return count
@@ -346,11 +346,11 @@ class Server:
         try:
             self._batch.join(rows, readings)
         except Exception as error:
-            for row in rows:  # none of them has joined
+            for row in rows:  # no row has joined
                 self._fail(row, error, events)
 
     def _event(self, row: Row, begin: int) -> Event:
-        """Return the event of a request whose tokens from `begin` on are new."""
+        """Return the event of a request whose new tokens begin at `begin`."""
         tokens = row.tokens[len(row.tokens) - len(row.logprobs) + begin :]
         origins = row.origins[begin:]
         event = Event(
@@ -389,21 +389,21 @@ def _size(row: Row) -> int:
 
 
 class _ReadingTime:
-    """The time of reading n tokens, a line through the latest measurements: a pass reads all
-    weights, whatever it has tokens."""
+    """Time of reading n tokens: a line fitted to the latest measurements, because a pass reads all
+    weights for any number of tokens."""
 
     def __init__(self) -> None:
         self._means = [0.0] * 4  # weighted: of x, y, x x and x y
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Add a measurement."""
+        """Add a measured pass."""
         values = tokens, seconds, tokens * tokens, tokens * seconds
         before = self._means if self._means[0] else values
         pairs = zip(before, values, strict=True)
         self._means = [(1 - _WEIGHT) * mean + _WEIGHT * value for mean, value in pairs]
 
     def tokens_in(self, seconds: float) -> int:
-        """Return how many tokens take so long; many, where nothing is known."""
+        """Return how many tokens can be read in that time; many before the first measurement."""
         x, y, xx, xy = self._means
         variance = xx - x**2
         slope = (xy - x * y) / variance if variance > 1 else 0.0
@@ -424,17 +424,17 @@ def _window_bound(speculation: bool | int) -> int | None:
 
 
 class AsyncServer:
-    """Steps a server in a thread of its own, for the tasks of event loops.
+    """Step a server in a background thread, for asyncio tasks.
 
         async with AsyncServer(ps.Server(chain)) as server:
             async for event in server.stream(prompt, max_new_tokens=64):
                 ...
 
     Args:
-        server: nobody else steps it meanwhile.
+        server: for the exclusive use of the thread; `Server.add` and `Server.abort` stay allowed.
 
     Raises:
-        RuntimeError: of `start`: the thread has been started already.
+        RuntimeError: by `start`: the thread has been started already.
     """
 
     def __init__(self, server: Server) -> None:
@@ -453,8 +453,11 @@ class AsyncServer:
         self._thread.start()
 
     def stop(self, finish: bool = True) -> None:
-        """Take no more requests, and stop the thread: behind the requests that run and wait, or,
-        without `finish`, behind the step under way, aborting them. Waits for the thread."""
+        """Refuse new requests, and wait for the thread to stop.
+
+        Args:
+            finish: complete running and waiting requests first; else abort them.
+        """
         with self._wake:
             self._accepting = False
             if not finish:
@@ -473,12 +476,12 @@ class AsyncServer:
         await asyncio.to_thread(self.stop, error[0] is None)
 
     async def stream(self, prompt: Tokenized, *args: Any, **options: Any) -> AsyncIterator[Event]:
-        """Add a request (`Server.add`) and yield its events. A consumer that leaves early, or whose
-        task is cancelled, aborts the request.
+        """Add a request (`Server.add`) and yield its events. Closing the iterator early, or
+        cancelling the task, aborts the request.
 
         Raises:
-            TypeError, ValueError, ServerFull: as of `Server.add`.
-            RuntimeError: the server has been stopped, or its thread has failed.
+            TypeError, ValueError, ServerFull: as for `Server.add`.
+            RuntimeError: the server has stopped, or its thread has failed.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
