@@ -1,9 +1,9 @@
-"""Policies that choose windows while a chain runs: the contract, and those of the library
-(``polyspec/policy.hpp``), by name and with their options.
+"""Policies that choose windows while a chain runs: the contract, and the policies of
+``polyspec/policy.hpp`` by name.
 
-All but `Fixed` fall back to plain decoding while speculation loses, by the seconds of the rounds:
-see `Adaptive`. Windows that follow measured times differ from run to run, and with them which of
-the equally distributed texts a seed gives; greedy texts stay.
+All but `Fixed` fall back to plain decoding while speculation loses time (`Adaptive`). Windows
+chosen by measured times differ between runs, and so does the text that a seed gives; its
+distribution does not, nor do greedy texts.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..validate import SEED_MAX
 
 
 class StepReport(NamedTuple):
-    """Report of a step that a row took part in.
+    """Report of one step of a row.
 
     Attributes:
-        level: 1 ... n; n drafted, the others verified.
-        tokens: verified or drafted in this row, without the tail of a block; of a tree, the depth
-            of its paths.
-        accepted: of those verified.
-        width: the most tokens of any row in the step, which its time depends on.
-        batch: rows that took part.
-        seconds: wall time of the step, for all its rows; 0: not measured.
-        repeated: the time was told with another row's report. Of a row alone: it passed while the
-            level read tokens that it had missed.
+        level: 1 ... n; level n drafts, the others verify.
+        tokens: draft tokens of this row, verified or drafted, without the tail of a block; for a
+            tree the depth of its paths.
+        accepted: accepted draft tokens.
+        width: maximum tokens of any row in the step, which determines its time.
+        batch: number of rows in the step.
+        seconds: wall time of the step for all rows; 0: not measured.
+        repeated: another row's report has the same time. In a batch of one: the level spent the
+            time reading committed tokens that it had missed.
     """
 
     level: int
@@ -44,17 +44,17 @@ class StepReport(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """Report by which a policy chooses the windows of a row's next round of the target:
-    what is over, never the draws to come (contract C2).
+    """Report of a row's last round, by which a policy chooses the windows of the next round of the
+    target. It has no information about draws to come (contract C2).
 
     Attributes:
         request: number of the row in its batch.
-        windows: of level 1 ... n-1 in the round that is over.
+        windows: windows of level 1 ... n-1 in the last round.
         text: prompt and committed tokens.
-        committed: tokens that the round has committed; 0 before the first.
-        steps: of that round in which the row took part, in order.
-        batch: rows that take the next round together, this one among them; each is told of once
-            before it, and a step takes as long as its widest row wants.
+        committed: tokens committed by the last round; 0 before the first.
+        steps: steps of the row in the last round, in order.
+        batch: number of rows in the next round. Each has a report, and the widest row determines
+            the time of a step.
     """
 
     request: int
@@ -70,34 +70,35 @@ class WindowPolicy(Protocol):
     """Chooses windows before each round of the target."""
 
     def next(self, report: RoundReport) -> Sequence[int]:
-        """Windows of level 1 ... n-1 for the row's next round, each >= 0. A window of 0 lets the
-        level decode alone; it may grow again."""
+        """Return the windows of level 1 ... n-1 for the row's next round, each >= 0. A level with
+        a window of 0 decodes plainly in that round."""
         ...
 
 
 @dataclass(eq=False)
 class Adaptive:
-    """What the policies share. It serves one chain, and goes on from one request to the next with
-    what it has learned; a copy begins anew.
+    """Base of the policies, with the fall-back to plain decoding. A policy serves one chain and
+    keeps its estimates from request to request; a copy has none.
 
-    The rows of a batch fall back to plain decoding together, by what such a batch takes: their
-    steps take as long as the widest row wants. `Online` and `Joint` choose the same windows for all
-    of them, by what their rows accept on average.
+    The rows of a batch fall back to plain decoding together, because the widest row determines the
+    time of a step. `Online` and `Joint` choose the same windows for all rows, by their mean
+    acceptance.
 
     Args:
-        max_windows: of level 1 ... n-1, never exceeded. None: 16 for the drafter, 32 above.
+        max_windows: upper bounds of the windows of level 1 ... n-1. None: 16 for the drafter, 32
+            above.
         guard: fall back to plain decoding once rounds have lost `guard_loss` plain passes of the
-            target against it, of what was won before twice that at most (a CUSUM with a floor),
-            and try again, for three rounds, after `guard_hold` tokens, twice as many after each
-            trial that loses, up to 32 times. `Online` and `Joint` decode one round plainly at
-            first, and then ask for two tokens of each level.
+            target against it; earlier gains count up to twice that (a CUSUM with a floor). Try
+            speculation again, for three rounds, after `guard_hold` tokens, and after twice as many
+            with each trial that loses, up to 32 times. `Online` and `Joint` begin with one plain
+            round and then a window of two tokens at each level.
         guard_loss: > 0, in plain passes.
         guard_hold: >= 1, in tokens.
-        guard_share: > 0. There is no trial before what speculation has lost, and what the next one
-            is likely to, are this share of the tokens decoded plainly since.
+        guard_share: > 0; the losses of speculation and of the next trial are at most this share of
+            the tokens decoded plainly since the fall-back.
 
     Raises:
-        TypeError, ValueError: an option of another kind or out of its range.
+        TypeError, ValueError: an option of another type or out of range.
     """
 
     name: ClassVar[str] = ""
@@ -111,7 +112,7 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         self._native: _Native | None = None
-        # Whatever is out of range is said here and not in the middle of a text.
+        # Options are checked here, so that no request fails by them.
         if self.max_windows is not None:
             self.max_windows = [
                 arguments.integer("max_windows", one, arguments.SIZE_MAX)
@@ -129,7 +130,7 @@ class Adaptive:
         return {**self.__dict__, "_native": None}
 
     def next(self, report: RoundReport) -> Sequence[int]:
-        """Choose windows (`WindowPolicy.next`). The windows of the first report are tried first."""
+        """Choose windows (`WindowPolicy.next`), beginning with the windows of the first report."""
         if self._native is None:
             self._native = _made(self, report.windows)
         begins = report.committed == 0 and not report.steps
@@ -137,7 +138,7 @@ class Adaptive:
         return self._native.next(report.request, begins, report.steps, text, report.batch)
 
     def reset(self) -> None:
-        """Forget what was learned."""
+        """Discard all estimates."""
         self._native = None
 
 
@@ -153,7 +154,7 @@ def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
 
 
 def _plain(name: str, value: Any, default: Any) -> Any:
-    """Return an option of the kind of its default; the library checks its range."""
+    """Return an option as the type of its default; the library checks its range."""
     if isinstance(default, bool):
         return arguments.flag(name, value)
     if isinstance(default, int):
@@ -165,7 +166,7 @@ def _plain(name: str, value: Any, default: Any) -> Any:
 
 @dataclass(eq=False)
 class Fixed(Adaptive):
-    """The chain's own windows. Without a guard it is the chain as it is."""
+    """Constant windows: the chain's. Without a guard the policy has no effect."""
 
     name, _kind = "fixed", PolicyKind.FIXED
     guard: bool = field(default=False, kw_only=True)
@@ -177,7 +178,7 @@ class Online(Adaptive):
     level by level from the drafter upwards.
 
     Args:
-        history: verifications of a level that its acceptance is estimated from (h), >= 1.
+        history: number of verifications in the acceptance estimate of a level (h), >= 1.
         max_acceptance: the estimate's cap (Acc_max), in (0, 1).
     """
 
@@ -188,8 +189,9 @@ class Online(Adaptive):
 
 @dataclass(eq=False)
 class CachedFsm(Adaptive):
-    """A table from the last tokens to the window that fitted there last; elsewhere one up after a
-    block that was accepted whole, one down after one of which less than half was.
+    """A table from the last tokens to the best window after the same tokens before. Without an
+    entry the window grows by 1 after a fully accepted block, and shrinks by 1 after a block of
+    which less than half was accepted.
 
     Args:
         ngram: tokens of a key, 1 to 8.
@@ -201,11 +203,11 @@ class CachedFsm(Adaptive):
 
 @dataclass(eq=False)
 class Joint(Adaptive):
-    """All windows together, by the renewal model of the chain, from estimates of every level's
+    """All windows jointly, by the renewal model of the chain and estimates of every level's
     acceptance at every position of a block.
 
     Args:
-        forgetting: weight of a verification relative to the one after it, in (0, 1].
+        forgetting: weight of a verification relative to the next, in (0, 1].
         max_acceptance: the estimates' cap, in (0, 1).
     """
 
@@ -220,10 +222,10 @@ POLICIES: dict[str, type[Adaptive]] = {
 
 
 def named(name: str) -> Adaptive:
-    """Return the policy of that name with its default options.
+    """Return the policy of a name with its default options.
 
     Raises:
-        TypeError, ValueError: there is none.
+        TypeError, ValueError: no policy has the name.
     """
     if not isinstance(name, str) or name not in POLICIES:
         wrong = ValueError if isinstance(name, str) else TypeError

@@ -1,4 +1,4 @@
-"""Which of several drafters drafts, chosen while a chain runs, together with the windows."""
+"""Choose among several drafters while a chain runs, together with the windows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .adaptive import Joint, RoundReport, WindowPolicy
 
 @runtime_checkable
 class Switch(Protocol):
-    """What is switched (`drafters.SwitchingDrafter`)."""
+    """A drafter with interchangeable members (`drafters.SwitchingDrafter`)."""
 
     active: int
 
@@ -22,24 +22,24 @@ class Switch(Protocol):
 
 
 class DrafterChoice:
-    """A window policy that also sets which drafter is active: of the highest throughput, tokens per
-    second of its latest rounds, with the bonus of an upper confidence bound for what was tried
-    seldom, so that all are tried and a drafter that has become better is found. Each drafter has a
-    window policy of its own, which is told of the rounds with that drafter.
+    """A window policy that also chooses the active drafter: the one with the highest upper
+    confidence bound of its throughput, in tokens per second of its latest rounds, so that every
+    drafter is tried and improvements are noticed. Each drafter has a separate window policy, which
+    sees only the rounds of that drafter.
 
-    For a batch there is one active drafter; it may change before each `stay`-th round.
+    A batch has one active drafter; it may change before each `stay`-th round.
 
     Args:
-        drafter: of the chain.
-        policy: makes the window policy of one drafter. Default: `Joint`.
+        drafter: the drafter of the chain.
+        policy: creates the window policy of a drafter. Default: `Joint`.
         stay: rounds of the target between choices, >= 1.
-        forgetting: weight of a round relative to the one after it, in (0, 1].
-        confidence: weight of the bonus, >= 0; as a share of the throughput. (The tokens of a round
-            deviate from their mean by about half of it, so with much less a drafter whose first
-            rounds were unlucky is not tried again.)
+        forgetting: weight of a round relative to the next, in (0, 1].
+        confidence: weight of the bound's bonus, >= 0, as a share of the throughput. (The tokens of
+            a round deviate from their mean by about half of it; with a much smaller bonus an
+            unlucky start would exclude a drafter.)
 
     Raises:
-        TypeError, ValueError: an argument is none of these.
+        TypeError, ValueError: an argument of another type or out of range.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class DrafterChoice:
             arguments.instance("policy", one, WindowPolicy, none=False)
         self._rounds, self._tokens, self._seconds = ([0.0] * count for _ in range(3))
         self._left = stay
-        self._first: int | None = None  # the request that reports first of its batch
-        self._at_work: dict[int, int] = {}  # the drafter of each request's latest round
-        self._windows: dict[int, Sequence[int]] = {}  # of each request's first round
+        self._first: int | None = None  # the request that reports first in its batch
+        self._at_work: dict[int, int] = {}  # by request: drafter of the latest round
+        self._windows: dict[int, Sequence[int]] = {}  # by request: windows of the first round
 
     def throughput(self) -> list[float]:
-        """Tokens per second of each drafter; NaN where none is known."""
+        """Return tokens per second of each drafter; NaN before its first round."""
         pairs = zip(self._tokens, self._seconds, strict=True)
         return [tokens / seconds if seconds > 0 else math.nan for tokens, seconds in pairs]
 
@@ -89,8 +89,8 @@ class DrafterChoice:
             self._left -= 1
             if self._left <= 0:
                 self.drafter.active, self._left = self._best(), self.stay
-        # The rounds of another drafter are not told to the policy of the one at work, which takes
-        # the request as one that begins.
+        # The policy of the active drafter does not see rounds of another drafter: after a change
+        # the request begins anew for it.
         at, number = self.drafter.active, report.request
         if self._at_work.get(number) != at:
             windows = self._windows.get(number, report.windows)
@@ -107,7 +107,7 @@ class DrafterChoice:
         at = self.drafter.active
         seconds = sum(step.seconds for step in report.steps)
         if seconds <= 0 or len(report.steps) < 2:
-            return  # plain decoding says nothing of a drafter
+            return  # plain decoding has no information about a drafter
         for table in (self._rounds, self._tokens, self._seconds):
             table[:] = [self.forgetting * value for value in table]
         self._rounds[at] += 1

@@ -1,4 +1,4 @@
-"""What the steps of a round were, row by row, out of what the statistics are told."""
+"""Record the steps of a round by row, from the events that statistics count."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .adaptive import StepReport
 
 
 class RoundRecorder(StatsRecorder):
-    """Statistics, and beside them the steps of the round under way.
+    """Statistics of a batch, and the steps of the current round.
 
     Args:
-        total: of the batch.
-        timed: the steps' seconds are told; else they are 0, as not measured.
+        total: statistics of the batch.
+        timed: report the seconds of steps; else 0, as not measured.
     """
 
     def __init__(self, total: Stats, timed: bool = True) -> None:
@@ -23,7 +23,7 @@ class RoundRecorder(StatsRecorder):
         self._steps: dict[int, list[StepReport]] = {}
 
     def take(self, row: Stats) -> Sequence[StepReport]:
-        """Take the steps of a row, by its statistics, since the last call."""
+        """Return and clear the steps of a row, identified by its statistics."""
         return self._steps.pop(id(row), [])
 
     def drafted(
@@ -41,7 +41,7 @@ class RoundRecorder(StatsRecorder):
         super().verified(index, entries, seconds)
         found = []
         for tokens, _, accepted, _, _, _, of_tail in entries:
-            # A tail's tokens say nothing of the level below, whose acceptance policies estimate.
+            # Policies estimate the acceptance of the level below, which did not see a tail.
             own = tokens - of_tail
             found.append((own, min(accepted, own), tokens))
         self._note(index + 1, entries, found, seconds)
@@ -53,8 +53,8 @@ class RoundRecorder(StatsRecorder):
         found: Sequence[tuple[int, int, int]],
         seconds: float,
     ) -> None:
-        """Note a step of each row that took part: tokens and accepted tokens without a tail, and
-        tokens with the tail."""
+        """Record a step of each active row: tokens and accepted tokens without a tail, and tokens
+        with the tail."""
         seconds = seconds if self._timed else 0.0
         took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
         width = max((found[at][2] for at in took), default=0)
