@@ -106,7 +106,8 @@ class DrafterChoice:
     def _learn(self, report: RoundReport) -> None:
         at = self.drafter.active
         seconds = sum(step.seconds for step in report.steps)
-        if seconds <= 0 or len(report.steps) < 2:
+        drafted = any(step.level > 1 and step.tokens for step in report.steps)
+        if seconds <= 0 or not drafted:
             return  # plain decoding has no information about a drafter
         for table in (self._rounds, self._tokens, self._seconds):
             table[:] = [self.forgetting * value for value in table]

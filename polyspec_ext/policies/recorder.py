@@ -21,10 +21,29 @@ class RoundRecorder(StatsRecorder):
         self._timed = timed
         self._levels = len(total.levels)
         self._steps: dict[int, list[StepReport]] = {}
+        # By level below the target: seconds of reading prompts and missed tokens since the last
+        # round, which all rows wait for.
+        self._reading: dict[int, float] = {}
 
     def take(self, row: Stats) -> Sequence[StepReport]:
         """Return and clear the steps of a row, identified by its statistics."""
         return self._steps.pop(id(row), [])
+
+    def prefilled(self, index: int, seconds: float) -> None:
+        super().prefilled(index, seconds)
+        self._add_reading(index, seconds)
+
+    def read_beside(self, row: Stats, index: int, seconds: float) -> None:
+        super().read_beside(row, index, seconds)
+        self._add_reading(index, seconds)
+
+    def spent(self, index: int, seconds: float, passes: int) -> None:
+        super().spent(index, seconds, passes)
+        self._add_reading(index, seconds)
+
+    def _add_reading(self, index: int, seconds: float) -> None:
+        if index > 0 and self._timed:
+            self._reading[index + 1] = self._reading.get(index + 1, 0.0) + seconds
 
     def drafted(
         self,
@@ -62,3 +81,10 @@ class RoundRecorder(StatsRecorder):
             tokens, accepted, _ = found[at]
             step = StepReport(level, tokens, accepted, width, len(took), seconds, place > 0)
             self._steps.setdefault(id(self._rows[at]), []).append(step)
+        if level == 1:  # the round ends
+            reading = [
+                StepReport(n, 0, 0, 0, 1, s, True) for n, s in self._reading.items() if s > 0
+            ]
+            for at in took:
+                self._steps[id(self._rows[at])][:0] = reading
+            self._reading.clear()

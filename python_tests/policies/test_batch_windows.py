@@ -82,6 +82,67 @@ class Rows:
         return spent / alone / (tokens / batch)
 
 
+@dataclass
+class Served:
+    """Rows whose texts end after 16 tokens, when another with a long prompt takes their place: the
+    drafter reads a prompt as it comes, or, behind plain decoding, with all that it has missed."""
+
+    policy: policies.WindowPolicy
+    accept: float
+    read: float  # passes of a token of a prompt
+    rows: int = 4
+    prompt: int = 200
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(4)
+        self.left, self.missed = [16 + 4 * n for n in range(self.rows)], [0] * self.rows
+        self.reports = [RoundReport(n, [4], [1] * self.prompt, 0, (), self.rows)
+                        for n in range(self.rows)]  # fmt: skip
+        self.missed = [self.prompt] * self.rows
+
+    def rounds(self, count: int) -> float:
+        """Return the passes of these rounds per token of a row; plain decoding takes 1."""
+        spent, tokens = 0.0, 0
+        for _ in range(count):
+            windows = [self.policy.next(report)[0] for report in self.reports]
+            width = max(windows)
+            reading, drafted = 0.0, draft(self.rows, width)
+            if width:
+                reading, self.missed = self.read * sum(self.missed), [0] * self.rows
+            verified = verify(self.rows, width)
+            spent += reading + drafted + verified
+            for n in range(self.rows):
+                misses = (k for k in range(width) if self.random.random() >= self.accept)
+                run = min(next(misses, width), self.left[n] - 1)
+                tokens += run + 1
+                self.left[n] -= run + 1
+                self.missed[n] += 0 if width else run + 1
+                if self.left[n] == 0:
+                    self.left[n], self.missed[n] = 16, self.prompt
+                    self.reports[n] = RoundReport(n, [4], [1] * self.prompt, 0, (), self.rows)
+                    continue
+                steps = [StepReport(1, width, run, width, self.rows, 0.01 * verified, n > 0)]
+                if width:
+                    seconds, again = 0.01 * drafted, n > 0
+                    steps.insert(0, StepReport(2, width, 0, width, self.rows, seconds, again))
+                if reading:
+                    steps.insert(0, StepReport(2, 0, 0, 0, 1, 0.01 * reading, True))
+                self.reports[n] = RoundReport(n, [width], [1] * 9, run + 1, steps, self.rows)
+        return spent / (tokens / self.rows)
+
+
+@pytest.mark.parametrize("name", [*BY_TIMES, "cached-fsm", "fixed"])
+def test_prompts_that_the_drafter_reads_count(name: str) -> None:
+    """Rounds of drafting gain, and lose more where the drafter reads prompts of short answers."""
+    if name in BY_TIMES:
+        gains = Served(policies.named(name), 0.8, 0.0)
+        gains.rounds(100)
+        assert gains.rounds(1000) < 0.75
+    loses = Served(policies.POLICIES[name](guard=True), 0.8, 0.01)
+    loses.rounds(100)
+    assert loses.rounds(3000) < 1.03
+
+
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_windows_shrink_as_rows_become_more(name: str) -> None:
     """6 tokens are best for one row, 3 for two, 2 for three, 0 for eight."""

@@ -110,7 +110,7 @@ AdaptivePolicy::Over AdaptivePolicy::told_of(const Row& row, const RoundReport& 
   for (int64_t i = 0; i < report.num_steps; ++i) {
     const StepReport& step = report.steps[i];
     // Medians, on both sides of the comparison: one slow step is not what such a step costs.
-    if (step.repeated && step.batch == 1) {
+    if (catches_up(step)) {
       over.catch_up += step.seconds;
     } else if (step.seconds > 0) {
       over.seconds += times_.at(step.level, step.batch).measured(step.width);
@@ -152,13 +152,12 @@ void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
   ++turn_.number;
   turn_.left = report.batch;
   turn_.over = Over{};
+  if (over.rows > 0) account(together_, over);
   if (begins || together_.windows.empty()) {
     together_ = Unit{latest_, options_.windows, 0, report.batch};
-    if (begins) together_.guard.begin(report.num_tokens);
-  } else {
-    if (over.rows > 0) account(together_, over);
-    together_.batch = report.batch;
   }
+  together_.batch = report.batch;
+  if (begins) together_.guard.begin(report.num_tokens);
   if (begins || turn_.rows.empty()) turn_.rows.assign(1, report.row);
   turn_.first.assign(static_cast<size_t>(count()), 0);
   const bool done = decided(together_, turn_.first.data());

@@ -104,6 +104,9 @@ std::unique_ptr<WindowPolicy> make_cached_fsm(PolicyOptions options);
 std::unique_ptr<WindowPolicy> make_q_learning(PolicyOptions options);
 std::unique_ptr<WindowPolicy> make_joint(PolicyOptions options);
 
+// Whether a step's time passed while its level read tokens that it had missed.
+inline bool catches_up(const StepReport& step) { return step.repeated && step.batch == 1; }
+
 // Rows of a policy's own, made when first asked for.
 template <class T>
 T& at_row(std::vector<T>& rows, int64_t row) {

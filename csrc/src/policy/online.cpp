@@ -62,7 +62,7 @@ class Online final : public AdaptivePolicy {
     std::vector<bool> alone(own.size(), false);
     for (int64_t i = 0; i < report.num_steps; ++i) {
       const StepReport& step = report.steps[i];
-      if (step.level == levels()) continue;
+      if (step.level == levels() || catches_up(step)) continue;
       const size_t at = static_cast<size_t>(step.level - 1);
       if (step.tokens > 0) {
         own[at].add(options().history, step.tokens, step.accepted);
