@@ -13,7 +13,7 @@ import torch
 from mtp_heads import FAMILIES, LAYERS, Reference, V, change_config, save, target_of
 from safetensors.torch import load_file, save_file
 from small_models import make, plain_greedy, rough
-from told import draft_input, drawn_from, prompts, told
+from told import draft_input, drawn_from, prompts, rounds_of, told
 from transformers import cache_utils, modeling_layers
 
 import polyspec_ext as ps
@@ -55,12 +55,8 @@ def test_drafts_are_those_of_the_plain_forward_pass(
     if pack:
         head = ps.MTP.from_pretrained(tmp_path, ps.Level(target, pack=True))
     assert (head._head._runs.longest > 0) == (family == "mimo" and pack)
-    generator = torch.Generator().manual_seed(1)
-    texts = [torch.randint(V, (n,), generator=generator).tolist() for n in (9, 5)]
-    states = [torch.randn(n - 1, 32, generator=generator) for n in (9, 5)]
-    head.prefill(prompts(2))
-
-    def check(hidden: HiddenStates, *lengths: int) -> None:
+    drafts = ((3, heads + 1), (2, 1), (heads + 2, 2))
+    for lengths, (texts, states, hidden) in zip(drafts, rounds_of(head, V, 32), strict=True):
         block = head.draft(draft_input(texts, lengths, hidden))
         for b, count in enumerate(lengths):
             tokens = block.tokens[b, :count].tolist()
@@ -68,19 +64,6 @@ def test_drafts_are_those_of_the_plain_forward_pass(
             found = drawn_from(head, block, b)[:count]
             assert (found - rows).abs().max() < 1e-4 * rows.abs().max()
             assert tokens == rows.argmax(-1).tolist()
-
-    check(told((-1,), states, [0, 0]), 3, heads + 1)
-    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
-    head.rollback([9, 4])
-    texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
-    new = [torch.randn(n, 32, generator=generator) for n in (3, 2)]
-    states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
-    check(told((-1,), new, [8, 3]), 2, 1)
-    # The target tells other states of the latest tokens, and of one more of row 1.
-    texts[1] = [*texts[1], 4]
-    better = [torch.randn(n, 32, generator=generator) for n in (2, 3)]
-    states = [torch.cat([states[0][:-2], better[0]]), torch.cat([states[1][:-2], better[1]])]
-    check(told((-1,), better, [9, 3]), heads + 2, 2)
 
 
 class Compared(ps.MTP):

@@ -7,7 +7,7 @@ arXiv 2401.06706 for independent ones), in double precision Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -327,3 +327,21 @@ class TreeEnumerator(Enumerator):
                     given = [of_row(options[name], b) for name in names]
                     out[b, j] = ps.sample(target[b, row][None], *given).statistics[0]
         return out
+
+
+def likeliest_tree(
+    logits: Callable[[tuple[int, ...]], torch.Tensor], k: int, depth: int, total: int
+) -> set[tuple[int, ...]]:
+    """Return EAGLE-2's tree by the logits behind a path: of every level the k likeliest nodes have
+    k children each; of all, the total - 1 likeliest."""
+    scores: dict[tuple[int, ...], float] = {}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        below: dict[tuple[int, ...], float] = {}
+        for path in level:
+            own = logits(path).double().log_softmax(0)
+            for token in own.topk(k).indices.tolist():
+                below[(*path, token)] = scores.get(path, 0.0) + float(own[token])
+        scores |= below
+        level = sorted(below, key=lambda path: -below[path])[:k]
+    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])
