@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import toy
+from toy_trees import TreeDrafter, TreeLevel, likeliest_tree
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.trees import Nodes
@@ -60,22 +64,6 @@ def paths_of(nodes: Nodes, row: int) -> list[Path]:
     return found
 
 
-def dynamic(table: Table, row: int, k: int, depth: int, total: int) -> set[Path]:
-    """EAGLE-2's tree: of every level the k likeliest nodes have k children each; of all, the
-    total - 1 likeliest."""
-    scores: dict[Path, float] = {}
-    level: list[Path] = [()]
-    for _ in range(depth):
-        below: dict[Path, float] = {}
-        for path in level:
-            own = table.logits(row, path).double().log_softmax(0)
-            for token in own.topk(k).indices.tolist():
-                below[(*path, token)] = scores.get(path, 0.0) + float(own[token])
-        scores |= below
-        level = sorted(below, key=lambda path: -below[path])[:k]
-    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])
-
-
 @pytest.mark.parametrize(("k", "depth", "total"), [(3, 4, 12), (2, 1, 9), (4, 3, 60), (1, 5, 4)])
 def test_dynamic_tree(k: int, depth: int, total: int) -> None:
     table = Table(2, depth)
@@ -85,7 +73,7 @@ def test_dynamic_tree(k: int, depth: int, total: int) -> None:
     for row in range(2):
         found = paths_of(nodes, row)
         assert len(set(found)) == len(found)
-        assert set(found) == dynamic(table, row, k, depth, total)
+        assert set(found) == likeliest_tree(partial(table.logits, row), k, depth, total)
         for i, path in enumerate(found):  # children of one parent from the likeliest on
             own = table.logits(row, path[:-1])
             rest = [other[-1] for other in found[i + 1 :] if other[:-1] == path[:-1]]
@@ -202,16 +190,113 @@ def test_static_tree() -> None:
     assert nodes.tokens.shape == (2, 6)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: ps.DynamicTree(0), r"top_k: expected an integer in \[1, .*, given 0"),
-        (lambda: ps.DynamicTree(total_tokens=1), r"total_tokens: expected .*\[2, .*given 1"),
-        (lambda: ps.StaticTree([]), "paths: expected 1 to .*, given none"),
-        (lambda: ps.StaticTree([[0], [1, 0]]), r"given \[1, 0\] without \[1\]"),
-        (lambda: ps.StaticTree([[-1]]), r"paths: expected ranks >= 0, given \[-1\]"),
-    ],
-)
-def test_trees_that_are_none(make: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
+# ---- trees of a drafter of one text --------------------------------------------------------------
+
+
+VOCAB = 3
+PROMPT = [0, 1]
+
+
+class Proposer:
+    """Proposes what it is given."""
+
+    name, trees = "proposer", True
+
+    def __init__(self, proposal: ps.Proposal | None = None) -> None:
+        self.proposal = proposal
+
+    def propose(self, context: ps.Context, k: int) -> Any:
+        return self.proposal
+
+
+def test_a_batched_drafter_drafts_what_its_capabilities_say() -> None:
+    class Straight(TreeDrafter):
+        def draft(self, inputs: Any) -> Any:
+            return replace(super().draft(inputs), parents=None)
+
+    chain = ps.Chain([TreeLevel(VOCAB, 1), Straight(toy.ToyLevel(VOCAB, 31), [1])], [1])
+    with pytest.raises(ValueError, match=r"^tree: expected a tree .* have `trees`, given a chain"):
+        chain.generate(PROMPT, 8)
+
+
+def test_rows_and_statistics_of_the_operators() -> None:
+    """Drawn with `ps.sample`; with its statistics handed up the tokens are the same."""
+    table, texts = toy.ToyLevel(VOCAB, 31), []
+
+    class Drawing(Proposer):
+        statistics = False
+
+        def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+            row = table.row(context.tokens)[None]
+            of, at = context.sampling, len(context.tokens)
+            drawn = [
+                ps.sample(row, of.temperature, position=at, level=context.level, seed=context.seed,
+                          round=context.round, node=node)
+                for node in range(2)
+            ]  # fmt: skip
+            tokens = [int(one.tokens) for one in drawn]
+            rows = torch.cat([row, torch.zeros(2, VOCAB)])[None]
+            known = torch.zeros(1, 3, 2, dtype=torch.int64)
+            known[0, 0] = drawn[0].statistics[0]
+            return ps.Proposal(tokens, rows, [-1, -1], known if self.statistics else None)
+
+    for known in (False, True):
+        drafter = Drawing()
+        drafter.statistics = known
+        chain = ps.Chain([TreeLevel(VOCAB, 11), drafter], [1])
+        out = chain.generate(PROMPT, 40, temperature=1.0, seed=0, eos_token_id=[])
+        texts.append(out.sequences)
+    assert texts[0].equal(texts[1])
+
+
+def test_ids_that_the_level_above_lacks_go_with_what_is_behind_them() -> None:
+    """The middle knows three ids, the target four."""
+
+    class Fixed:
+        name, trees = "fixed", True
+
+        def propose(self, context: ps.Context, k: int) -> ps.Proposal:
+            tokens, parents = [3, 0, 1, 2], [-1, -1, 0, 1]
+            shown = 4 if k > 1 else 2
+            return ps.Proposal(tokens[:shown], parents=parents[:shown])
+
+    for window in ([2, 2], [4, 2]):
+        levels = [TreeLevel(4, 11), TreeLevel(3, 12)]
+        out = ps.Chain([*levels, Fixed()], window).generate(PROMPT, 20, eos_token_id=[])
+        alone = ps.Chain([toy.ToyLevel(4, 11)]).generate(PROMPT, 20, eos_token_id=[])
+        assert out.sequences.equal(alone.sequences)
+        assert levels[1].most == 2  # nodes 0 and 2
+
+
+WRONG: list[tuple[Any, type[Exception], str]] = [
+    (ps.Proposal([0, 1], parents=[-1]), ValueError, "as many parents as tokens, 2, given 1"),
+    (ps.Proposal([0, 1], parents=[-1, 1]), ValueError, r"the parent of node 1 in \[-1, 1\), given"),
+    (ps.Proposal([0, 1], parents=[-1, -2]), ValueError, r"of node 1 in \[-1, 1\), given -2"),
+    (ps.Proposal([0, 1, 2], parents=[-1, 0, 1]), ValueError, "a tree of at most 2 levels, given 3"),
+    (ps.Proposal([1, 1], parents=[-1, -1]), ValueError, "the children of a node to differ"),
+    (ps.Proposal([0, 9], parents=[-1, 0]), ValueError, r"token ids in \[0, 3\), given 9"),
+    (ps.Proposal([0], parents=[0.5]), TypeError, r"parents: expected an integer, given 0\.5"),  # type: ignore[list-item]
+    (ps.Proposal([0], torch.zeros(1, 1, VOCAB), [-1]), ValueError, r"shape \[1, 2, Vd\]"),
+    (
+        ps.Proposal([0], torch.zeros(1, 2, VOCAB), [-1], torch.zeros(1, 1, 2).long()),
+        ValueError,
+        r"statistics of shape \[1, 2, 2\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("proposal", "error", "text"), WRONG, ids=[text for *_, text in WRONG])
+def test_wrong_trees_are_named(proposal: ps.Proposal, error: type[Exception], text: str) -> None:
+    chain = ps.Chain([TreeLevel(VOCAB, 1), Proposer(proposal)], [2])
+    with pytest.raises(error, match=f"^proposer: .*{text}"):
+        chain.generate(PROMPT, 8, temperature=1.0)
+
+
+def test_a_drafter_says_that_it_proposes_trees() -> None:
+    drafter = Proposer(ps.Proposal([0, 1], parents=[-1, -1]))
+    drafter.trees = False
+    chain = ps.Chain([TreeLevel(VOCAB, 1), drafter], [2])
+    with pytest.raises(ValueError, match=r"^proposer: expected a chain .* without `trees = True`"):
+        chain.generate(PROMPT, 8)
+    with pytest.raises(ValueError, match="expected a level that reads trees, as proposer drafts"):
+        ps.Chain([toy.ToyLevel(VOCAB, 1), Proposer()], [2])

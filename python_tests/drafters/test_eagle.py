@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from eagle_heads import Reference, Variant, save, weights_of
 from small_models import make, plain_greedy, rough
 from told import draft_input, drawn_from, prompts, told
-from transformers import LlamaConfig, LlamaForCausalLM
+from toy_trees import likeliest_tree
 
 import polyspec_ext as ps
 from polyspec_ext.tensors import RowCounts
@@ -29,11 +30,7 @@ def target() -> Any:
 
 def wide() -> Any:
     """A model whose hidden states have another width than the target's."""
-    torch.manual_seed(1)
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, **sizes)
-    ).eval()
+    return make("llama", 1, seed=1, vocab=64, hidden_size=64)
 
 
 class ToldOnce(ps.Eagle):
@@ -127,9 +124,7 @@ def test_trees_are_those_of_the_plain_forward_pass(
     drafter = ps.Eagle.from_pretrained(
         save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)
     )
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
+    reference = Reference(v, weights, target)
     layers = drafter.capabilities.hidden_layers
     generator = torch.Generator().manual_seed(2)
     texts = [[3, 9, 27, 17, 4], [5, 6, 40, *([8, 2] if even else [])]]
@@ -161,24 +156,15 @@ def test_trees_are_those_of_the_plain_forward_pass(
 def tree_of(
     reference: Reference, pairs: list[Any], k: int, depth: int, total: int
 ) -> set[tuple[int, ...]]:
-    scores: dict[tuple[int, ...], float] = {(): 0.0}
-    behind = {(): reference.behind(pairs)}
-    lines: dict[tuple[int, ...], list[Any]] = {(): pairs}
-    level: list[tuple[int, ...]] = [()]
-    for at in range(depth):
-        below = []
-        for path in level:
-            logits, state = behind[path]
-            own = logits.log_softmax(0)
-            for token in own.topk(k).indices.tolist():
-                scores[(*path, token)] = scores[path] + float(own[token])
-                lines[(*path, token)] = [*lines[path], (token, state)]
-                below.append((*path, token))
-        level = sorted(below, key=lambda path: -scores[path])[:k]
-        if at + 1 < depth:
-            behind = {path: reference.behind(lines[path]) for path in level}
-    del scores[()]
-    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])
+    @functools.cache
+    def behind(path: tuple[int, ...]) -> tuple[list[Any], torch.Tensor, torch.Tensor]:
+        line = pairs
+        if path:
+            above, _, state = behind(path[:-1])
+            line = [*above, (path[-1], state)]
+        return line, *reference.behind(line)
+
+    return likeliest_tree(lambda path: behind(path)[1], k, depth, total)
 
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
@@ -187,9 +173,7 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
     verifier has read it, behind that one's."""
     weights = weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
+    reference = Reference(v, weights, target)
     layers = drafter.capabilities.hidden_layers
     generator = torch.Generator().manual_seed(3)
 

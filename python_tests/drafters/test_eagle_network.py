@@ -6,31 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from eagle_heads import Reference, Variant, save, variants, weights_of
+from eagle_heads import Reference, Variant, save, target_of, variants, weights_of
 from small_models import make
-from told import draft_input, drawn_from, prompts, told
-from transformers import LlamaConfig, LlamaForCausalLM
+from told import draft_input, drawn_from, prompts, rounds_of, told
 
 import polyspec_ext as ps
-from polyspec_ext.drafters.base import HiddenStates
 from polyspec_ext.drafters.eagle import load_head
 from training.unrolled import States, Teacher, Unrolled
 
 LAYERS = 8  # of the target
-
-
-def target_for(v: Variant, layers: int = LAYERS) -> LlamaForCausalLM:
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=v.vocab, hidden_size=v.feature_width, intermediate_size=8,
-        num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        model.lm_head.weight.normal_()
-        model.model.embed_tokens.weight.normal_()
-    return model
 
 
 @pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)
@@ -38,22 +22,11 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
     """A draft behind a prompt, one behind tokens of which some stood, and one with states that
     replace earlier ones; two rows of different lengths."""
     weights = weights_of(v, LAYERS)
-    target = target_for(v)
+    target = target_of(v)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), target)
-    layers = v.aux_layers(LAYERS)
-    assert head.capabilities.hidden_layers == layers
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
-    generator = torch.Generator().manual_seed(1)
-    sizes = (9, 5)
-    texts = [torch.randint(v.vocab, (n,), generator=generator).tolist() for n in sizes]
-    features = [
-        torch.randn(n - 1, len(layers) * v.feature_width, generator=generator) for n in sizes
-    ]
-    head.prefill(prompts(2))
-
-    def check(hidden: HiddenStates) -> None:
+    assert head.capabilities.hidden_layers == v.aux_layers(LAYERS)
+    reference = Reference(v, weights, target)
+    for texts, features, hidden in rounds_of(head, v.vocab, v.feature_width):
         block = head.draft(draft_input(texts, [3, 2], hidden))
         for b, count in enumerate((3, 2)):
             rows = reference.draft(texts[b], features[b], count)
@@ -67,19 +40,6 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
                 v.draft_vocab is not None
             )
 
-    check(told(layers, features, [0, 0]))
-    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
-    head.rollback([9, 4])
-    texts = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]]
-    new = [torch.randn(n, features[0].shape[1], generator=generator) for n in (3, 2)]
-    features = [torch.cat([features[0], new[0]]), torch.cat([features[1][:3], new[1]])]
-    check(told(layers, new, [8, 3]))
-    # The target tells other states of the latest tokens, and of one more of row 1.
-    texts[1] = [*texts[1], 4]
-    better = [torch.randn(n, features[0].shape[1], generator=generator) for n in (2, 3)]
-    features = [torch.cat([features[0][:-2], better[0]]), torch.cat([features[1][:-2], better[1]])]
-    check(told(layers, better, [9, 3]))
-
 
 @pytest.mark.parametrize("kind", ["llama3", "linear", "dynamic"])
 def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
@@ -90,7 +50,7 @@ def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
         "original_max_position_embeddings": 64,
     }  # fmt: skip
     v = Variant("scaled", rope_scaling=scaled)
-    network = load_head(save(v, weights_of(v, LAYERS), tmp_path), target_for(v)).network
+    network = load_head(save(v, weights_of(v, LAYERS), tmp_path), target_of(v)).network
     generator = torch.Generator().manual_seed(1)
     embeds, states = torch.randn(2, 1, 3, v.hidden, generator=generator)
 
@@ -114,25 +74,15 @@ def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
         assert all(at(first).equal(plain[first]) for first in (0, 7, 90))
 
 
-def test_text_of_one_token(tmp_path: Path) -> None:
-    v = variants()[0]
-    head = ps.Eagle.from_pretrained(save(v, weights_of(v, LAYERS), tmp_path), target_for(v))
-    head.prefill(prompts(1))
-    block = head.draft(draft_input([[3]], [2], None))
-    assert block.tokens.shape == (1, 2)
-
-
 def test_many_pairs_behind_others(tmp_path: Path) -> None:
     """More at once than a cache has a mask ready for."""
     v = variants()[0]
-    weights, target = weights_of(v, LAYERS), target_for(v)
+    weights, target = weights_of(v, LAYERS), target_of(v)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(v.vocab, (50,), generator=generator).tolist()
     features = torch.randn(49, v.hidden, generator=generator)
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
+    reference = Reference(v, weights, target)
     head.prefill(prompts(1))
     for first, last in ((0, 5), (5, 50)):
         told_now = told((-1,), [features[max(first - 1, 0) : last - 1]], [max(first - 1, 0)])
@@ -140,32 +90,6 @@ def test_many_pairs_behind_others(tmp_path: Path) -> None:
         rows = reference.draft(text[:last], features[: last - 1], 1)
         assert block.rows is not None
         assert (drawn_from(head, block, 0) - rows).abs().max() < 1e-4 * rows.abs().max()
-
-
-def test_rows_may_leave(tmp_path: Path) -> None:
-    v = variants()[9]
-    weights, target = weights_of(v, LAYERS), target_for(v)
-    head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
-    layers = v.aux_layers(LAYERS)
-    generator = torch.Generator().manual_seed(1)
-    texts = [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12]]
-    features = [torch.randn(len(t) - 1, 48, generator=generator) for t in texts]
-    for _ in range(2):  # a batch begins in the memory of the one before
-        head.prefill(prompts(3))
-        head.draft(draft_input(texts, [2, 2, 2], told(layers, features, [0, 0, 0])))
-    head.select([2, 0])
-    texts = [[*texts[2], 1], [*texts[0], 2]]
-    new = [torch.randn(1, 48, generator=generator) for _ in texts]
-    block = head.draft(draft_input(texts, [2, 0], told(layers, new, [4, 3])))
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
-    rows = reference.draft(texts[0], torch.cat([features[2], new[0]]), 2)
-    assert block.tokens[0].tolist() == [int(row.argmax()) for row in rows]
-    # The row that had no part is told again.
-    block = head.draft(draft_input(texts, [0, 2], told(layers, new, [4, 3])))
-    rows = reference.draft(texts[1], torch.cat([features[0], new[1]]), 2)
-    assert block.tokens[1].tolist() == [int(row.argmax()) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -188,9 +112,7 @@ def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
     features = torch.randn(
         1, len(text), 32 * len(layers), generator=torch.Generator().manual_seed(1)
     )
-    reference = Reference(
-        v, weights, target.model.embed_tokens.weight.data, target.lm_head.weight.data
-    )
+    reference = Reference(v, weights, target)
     teacher = Teacher(target, head.config, None)
     if v.third:
         teacher.head = head.lm_head.weight
@@ -222,27 +144,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-class WideTarget(torch.nn.Module):
-    """What a head takes from its target, and no layer of it."""
-
-    device = torch.device("cpu")
-    dtype = torch.float32
-
-    def __init__(self, v: Variant) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        embeddings = torch.randn(v.vocab, v.hidden, generator=generator)
-        self.embed = torch.nn.Embedding.from_pretrained(embeddings)
-        self.head = torch.nn.Linear(v.hidden, v.vocab, bias=False).requires_grad_(False)
-        self.config = LlamaConfig(vocab_size=v.vocab, hidden_size=v.hidden, num_hidden_layers=2)
-
-    def get_input_embeddings(self) -> torch.nn.Embedding:
-        return self.embed
-
-    def get_output_embeddings(self) -> torch.nn.Linear:
-        return self.head
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("v", SHAPES.values(), ids=list(SHAPES))
 def test_published_widths(v: Variant, tmp_path: Path) -> None:
@@ -250,11 +151,11 @@ def test_published_widths(v: Variant, tmp_path: Path) -> None:
     vocabulary, for a target of two layers: states of layers 1 and 2 where three are read."""
     if v.third:
         v = Variant(**{**v.__dict__, "aux": (0, 1, 2)})
-    weights = weights_of(v, 2)
-    target = WideTarget(v)
+    weights, target = weights_of(v, 2), target_of(v, 1)
+    target.config.num_hidden_layers = 2
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     layers = v.aux_layers(2)
-    reference = Reference(v, weights, target.embed.weight, target.head.weight)
+    reference = Reference(v, weights, target)
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(v.vocab, (6,), generator=generator).tolist()
     features = torch.randn(5, len(layers) * v.hidden, generator=generator)

@@ -75,13 +75,15 @@ def model() -> Any:
     return make("llama", 4, vocab=V)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_below_a_level_with_fewer_ids(kind: str, model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "width"), [(kind, 32) for kind in KINDS] + [(kind, 48) for kind in [*KINDS][:6]]
+)
+def test_below_a_level_with_fewer_ids(kind: str, width: int, model: Any, tmp_path: Path) -> None:
+    """Also where the level's hidden states have another width than a head's: tokens that only this
+    level has read have no state."""
     target = ps.HuggingFaceLevel(model)
-    chain = ps.Chain(
-        [target, make("llama", 1, seed=3, vocab=FEWER), KINDS[kind](target, tmp_path)],
-        [4, 2],
-    )
+    middle = make("llama", 1, seed=3, vocab=FEWER, hidden_size=width)
+    chain = ps.Chain([target, middle, KINDS[kind](target, tmp_path)], [4, 2])
     for prompts in (PROMPTS, PROMPTS[:1]):
         out = chain.generate(prompts, 16, eos_token_id=[])
         for row, prompt in zip(out.sequences.tolist(), prompts, strict=True):

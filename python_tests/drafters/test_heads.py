@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from last_state_heads import Weights, hydra, medusa, save_hydra, save_medusa
-from small_models import make, plain_greedy
+from small_models import make
 from told import draft_input, told
-from transformers import LlamaConfig, LlamaForCausalLM
 from unsafe_code import Code
 
 import polyspec_ext as ps
@@ -103,26 +102,6 @@ def test_no_deeper_than_there_are_heads(target: Any, tmp_path: Path) -> None:
     block = heads.draft(draft_input([[3]], [5], None))
     assert block.counts is not None
     assert block.counts.tolist() == [0]
-
-
-def test_below_a_model_of_another_width(target: Any, tmp_path: Path) -> None:
-    """Tokens that only this model has read have no state: there is no draft until the target has
-    verified them."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-    torch.manual_seed(1)
-    wide = LlamaForCausalLM(
-        LlamaConfig(vocab_size=V, hidden_size=64, intermediate_size=96, **sizes)
-    ).eval()
-    heads = ps.Medusa.from_pretrained(save_medusa(medusa(), tmp_path), target)
-    levels = [ps.HuggingFaceLevel(target), ps.HuggingFaceLevel(wide)]
-    chain = ps.Chain([*levels, heads], [4, 2])
-    out = chain.generate(TEXTS, 10, eos_token_id=[])
-    for b, prompt in enumerate(TEXTS):
-        text = out.sequences[b][: len(prompt) + 10].tolist()
-        assert text == plain_greedy(target, prompt, 10)
-    assert out.stats.levels[2].num_proposed_tokens > 0
-    with pytest.raises(ValueError, match=r"^small: expected hidden states of 32 values.*given 64$"):
-        ps.Chain([ps.HuggingFaceLevel(wide, name="small"), heads])
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import toy
 from device_rounds import same
-from toy_trees import StayingTrees, TreeEnumerator
+from toy_trees import StayingTrees
 from transformers import LlamaConfig
 
 import polyspec_ext as ps
@@ -28,9 +27,8 @@ class OwnDrafter:
 
     name, max_length, device = "own", None, CPU
 
-    def __init__(self, vocab: int, sample: Any = ps.sample) -> None:
+    def __init__(self, vocab: int) -> None:
         self.vocab_size, self.num_forward_passes, self.checked = vocab, 0, 0
-        self._sample = sample
         random = torch.Generator().manual_seed(3)
         self._pair, self._q, self._k, self._v, self._out = (
             torch.randn(inner, outer, generator=random)
@@ -79,7 +77,7 @@ class OwnDrafter:
                 states = self._append(drawn[-1].tokens[:, None], states, more, stays=False)
             logits.append(states[:, 0] @ self._out)
             drawn.append(
-                self._sample(
+                ps.sample(
                     logits[-1], *parameters, inputs.positions + i, inputs.level, inputs.rounds
                 )
             )
@@ -129,40 +127,14 @@ class OwnDrafter:
             self.checked += 1
 
 
-def chain_of(drafter: OwnDrafter, window: Sequence[int], sync: bool, **options: Any) -> ps.Chain:
-    levels = [StayingTrees(drafter.vocab_size, 11 + i, size=SIZE) for i in range(len(window))]
-    return ps.Chain([*levels, drafter], window, sync_each_step=sync, **options)
-
-
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_both_executors_draft_from_the_same_states(window: list[int]) -> None:
     """Step by step every draft is held against a pass over the whole text."""
     outputs, options = [], {"temperature": 1.0, "seed": 4, "eos_token_id": []}
     for sync in (True, False):
         drafter = OwnDrafter(3)
-        chain = chain_of(drafter, window, sync)
+        levels = [StayingTrees(drafter.vocab_size, 11 + i, size=SIZE) for i in range(len(window))]
+        chain = ps.Chain([*levels, drafter], window, sync_each_step=sync)
         outputs.append(chain.generate(PROMPTS, [30, 9, 17], **options))
         assert drafter.checked > 10 or not sync
     same(*outputs)
-
-
-@pytest.mark.parametrize("sync", [True, False], ids=["step by step", "at once"])
-@pytest.mark.parametrize("window", [[2], [2, 1]], ids=str)
-def test_the_distribution_is_the_targets(window: list[int], sync: bool) -> None:
-    """Every outcome of every draw."""
-    chance, prompt, length = TreeEnumerator(), [0, 1], 3
-    drafter = OwnDrafter(2, chance.sample)
-    chain = chain_of(drafter, window, sync, operators=chance.operators)
-
-    def text() -> list[int]:
-        out = chain.generate(prompt, length, temperature=1.0, eos_token_id=[])
-        own: list[int] = out.sequences[0, len(prompt) :].tolist()
-        return own
-
-    chance.only(-1)  # the first text finds no cache allocated: its logits are rounded otherwise
-    text()
-    chance.only(None)
-    found = toy.chain_distribution(chance, text)
-    assert abs(sum(found.values()) - 1) < 1e-9
-    wanted = toy.text_distribution(StayingTrees(2, 11).table, prompt, length)
-    assert toy.total_variation(found, wanted) < 1e-12

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 from dispatched import arguments_of
-from eagle_heads import Reference, Variant, save, variants, weights_of
+from eagle_heads import Reference, Variant, save, target_of, variants, weights_of
 from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from told import draft_input, drawn_from, prompts, told
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 
@@ -46,20 +45,6 @@ KINDS = [
 ]  # fmt: skip
 
 
-def model_for(v: Variant, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=v.vocab, hidden_size=v.feature_width, intermediate_size=8,
-        num_hidden_layers=LAYERS, num_attention_heads=2,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype).eval()
-    with torch.no_grad():
-        model.lm_head.weight.normal_()
-        model.model.embed_tokens.weight.normal_()
-    return model
-
-
 def features_of(v: Variant, layers: Sequence[int]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     width = len(layers) * v.feature_width
@@ -69,14 +54,12 @@ def features_of(v: Variant, layers: Sequence[int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("v", KINDS, ids=lambda v: v.name)
 def test_eagle_against_the_reference(v: Variant, tmp_path: Path) -> None:
     """Two rows of different lengths, and behind them rows that go on."""
-    model = model_for(v)
+    model = target_of(v)
     layers = v.aux_layers(LAYERS)
     weights = weights_of(v, LAYERS)
     level = ps.HuggingFaceLevel(model, pack=True)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path), level)
-    reference = Reference(
-        v, weights, model.model.embed_tokens.weight.data, model.lm_head.weight.data
-    )
+    reference = Reference(v, weights, model)
     features = features_of(v, layers)
     head.prefill(prompts(2))
     blocks: list[Any] = []
@@ -108,9 +91,10 @@ def wide_head(place: Path, target: Any, v: Variant = FIRST, **options: Any) -> p
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
-    """All of it is the package's own, over keys and values as they lie; of a tree with a mask."""
-    head = wide_head(tmp_path, ps.HuggingFaceLevel(model_for(v), pack=True), v, tree=tree)
+def test_attention_of_fused_layers(v: Variant, tree: Any, tmp_path: Path) -> None:
+    """All of it is the package's own, over keys and values as they lie; of a tree with a mask. Each
+    layer turns its heads and appends them in one call, from the first pass on."""
+    head = wide_head(tmp_path, ps.HuggingFaceLevel(target_of(v), pack=True), v, tree=tree)
     layers = v.aux_layers(LAYERS)
     features = features_of(v, layers)[:1]
     head.prefill(prompts(1))
@@ -118,8 +102,9 @@ def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
     def draft() -> None:
         head.draft(draft_input(TEXTS[:1], [4], told(layers, features, [0])))
 
-    calls = arguments_of(ATTENTION, draft)
-    assert len(calls) == 4 * v.layers
+    calls: list[Any] = []
+    turned = arguments_of(ROTARY, lambda: calls.extend(arguments_of(ATTENTION, draft)))
+    assert len(turned) == len(calls) == 4 * v.layers
     width = 1 if tree is None else 3
     for query, key, _, mask, *_ in calls[v.layers :]:
         assert query.shape[2] == width
@@ -127,31 +112,13 @@ def test_attention_of_steps(v: Variant, tree: Any, tmp_path: Path) -> None:
         assert (mask is None) == (tree is None)
 
 
-@pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-def test_layers_are_fused(v: Variant, tree: Any, tmp_path: Path) -> None:
-    """Every layer turns its heads and appends them in one call, from the first pass on."""
-    head = wide_head(tmp_path, ps.HuggingFaceLevel(model_for(v), pack=True), v, tree=tree)
-    layers = v.aux_layers(LAYERS)
-    features = features_of(v, layers)[:1]
-    head.prefill(prompts(1))
-
-    def draft() -> None:
-        head.draft(draft_input(TEXTS[:1], [4], told(layers, features, [0])))
-
-    assert len(arguments_of(ROTARY, draft)) == 4 * v.layers
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
     """The output head multiplies in the target's, whose it is."""
-    model = model_for(FIRST, dtype)
+    model = target_of(FIRST, dtype)
     level = ps.HuggingFaceLevel(model, pack=True)
     head = wide_head(tmp_path, level, dtype=torch.bfloat16)
-    reference = Reference(
-        FIRST, weights_of(FIRST, LAYERS), model.model.embed_tokens.weight.data,
-        model.lm_head.weight.data,
-    )  # fmt: skip
+    reference = Reference(FIRST, weights_of(FIRST, LAYERS), model)
     features = features_of(FIRST, (-1,))[:1]
     head.prefill(prompts(1))
     block = head.draft(draft_input(TEXTS[:1], [1], told((-1,), features, [0])))
@@ -163,7 +130,7 @@ def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: 
 
 def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
     """Nor below a model. And what the head's products were is not touched."""
-    level = ps.HuggingFaceLevel(model_for(FIRST))
+    level = ps.HuggingFaceLevel(target_of(FIRST))
     given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))
     for target in (level, level.model):
         head = wide_head(tmp_path, target)
@@ -179,12 +146,12 @@ def test_below_a_level_without_packed_weights(tmp_path: Path) -> None:
 def test_chains_say_what_the_target_says(tree: Any, tmp_path: Path) -> None:
     """A chain's `pack` is that of a head which is given by its directory."""
     place, texts = save(FIRST, weights_of(FIRST, LAYERS), tmp_path), [[3, 9, 27], [5], [8, 1]]
-    target = ps.Chain([model_for(FIRST)])
+    target = ps.Chain([target_of(FIRST)])
     wanted = target.generate(texts, 12, eos_token_id=[]).sequences
     if tree is None:
-        chain = ps.Chain([model_for(FIRST), place], [3], pack=True)
+        chain = ps.Chain([target_of(FIRST), place], [3], pack=True)
     else:
-        level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+        level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)
         chain = ps.Chain([level, wide_head(tmp_path, level, tree=tree)], [3])
     found: list[torch.Tensor] = []
     products = arguments_of(
@@ -219,7 +186,7 @@ def test_copies(
     """A copy of a chain has packed weights of its own, and one output head for both again."""
     if onednn:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+    level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)
     chain = ps.Chain([level, HEADS[kind](tmp_path, level)], [3])
     wanted = chain.generate([3, 9, 27], 10, eos_token_id=[])
     again = way(chain)
@@ -240,7 +207,7 @@ def test_copies(
 @pytest.mark.parametrize(("kind", "products"), [("medusa", 2), ("hydra", 3)])
 def test_products_of_other_heads(kind: str, products: int, tmp_path: Path) -> None:
     """A block's, of which a Hydra head's first has two, and the output head, at every depth."""
-    head = HEADS[kind](tmp_path, ps.HuggingFaceLevel(model_for(FIRST), pack=True))
+    head = HEADS[kind](tmp_path, ps.HuggingFaceLevel(target_of(FIRST), pack=True))
     hidden = told((-1,), features_of(FIRST, (-1,))[:1], [0])
     calls = arguments_of(PRODUCT, lambda: head.draft(draft_input(TEXTS[:1], [3], hidden)))
     assert len(calls) == 3 * products
@@ -248,7 +215,7 @@ def test_products_of_other_heads(kind: str, products: int, tmp_path: Path) -> No
 
 def test_later_changes_are_not_seen(tmp_path: Path) -> None:
     """As of packed levels, for which these weights have been copied."""
-    level = ps.HuggingFaceLevel(model_for(FIRST), pack=True)
+    level = ps.HuggingFaceLevel(target_of(FIRST), pack=True)
     head = wide_head(tmp_path, level)
     head.prefill(prompts(1))
     given = draft_input(TEXTS[:1], [3], told((-1,), features_of(FIRST, (-1,))[:1], [0]))

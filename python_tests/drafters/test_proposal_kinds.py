@@ -5,7 +5,8 @@ without, side by side in one batch and one after another in one row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ import torch
 import toy
 import toy_rows
 from proposal_kinds import FIXED, SAMPLED, Kind, Various, distance, enumerated, text_distributions
+from toy_rows import Output
+
+import polyspec_ext as ps
+from polyspec_ext.drafters import Context, Proposal
 
 RULES = ["token", "block"]
 
@@ -42,17 +47,6 @@ def test_rows_of_a_batch(kinds: str, rule: str) -> None:
     for others in (0, -1):
         found = text_distributions(enumerator, chain, PROMPTS, 3, others, temperature=1.0)
         assert distance(found, target, PROMPTS, 3, [1.0, 1.0]) < 1e-9
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kinds", ["a round each", "dtypes", "narrow and deterministic"])
-def test_rows_of_a_batch_below_a_middle(kinds: str, rule: str) -> None:
-    target, middle = toy_rows.Rows(3, 11), toy_rows.Rows(3, 12)
-    enumerator, chain = enumerated(
-        [target, middle, Various(KINDS[kinds])], [2, 1], rule=rule, rounds=[0]
-    )
-    found = text_distributions(enumerator, chain, PROMPTS, 3, temperature=1.0)
-    assert distance(found, target, PROMPTS, 3, [1.0, 1.0]) < 1e-9
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -98,3 +92,99 @@ def test_mistakes_are_seen(mistake: Callable[[torch.Tensor], torch.Tensor], rule
     enumerator, chain = enumerated([target, Various(kinds)], [2], Wrong(), rule=rule)
     found = text_distributions(enumerator, chain, PROMPTS, 2, temperature=1.0)
     assert distance(found, target, PROMPTS, 2, [1.0, 1.0]) > 1e-3
+
+
+# ---- buffers that every pass writes anew ---------------------------------------------------------
+
+
+class Reusing(toy.ToyLevel):
+    """A toy level of one row."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.output = Output()
+
+    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
+        return self.output.view(super().forward(tokens, keep))
+
+
+def levels(count: int, reusing: Sequence[int], one: Any, other: Any, vocab: int) -> list[Any]:
+    return [(one if i in reusing else other)(vocab, 11 + i) for i in range(count)]
+
+
+class ReusingDrafter(Various):
+    """A drafter whose forks have one buffer for all their logits."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request, round: SAMPLED)
+        self.output = Output()
+
+    def fork(self) -> ReusingDrafter:
+        return copy.copy(self)
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        made = super().propose(context, k)
+        assert made.logits is not None
+        made.logits = self.output.view(made.logits)
+        return made
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drafters_of_a_batch(rule: str) -> None:
+    target, prompts = toy_rows.Rows(3, 11), [[0, 1], [2, 0]]
+    enumerator, chain = enumerated([target, ReusingDrafter()], [2], rule=rule)
+    found = text_distributions(enumerator, chain, prompts, 3, temperature=1.0)
+    assert distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
+
+
+def test_scores_that_an_observer_keeps() -> None:
+    """What `observe` is given stands until it returns."""
+    kept = []
+    for kind in (Reusing, toy.ToyLevel):
+        seen: list[torch.Tensor] = []
+        chain = ps.Chain([kind(3, 11), kind(3, 12)], [2])
+        batch = chain.batch(
+            [[0, 1]],
+            8,
+            1.0,
+            seed=0,
+            observe=lambda _, logits, seen=seen: seen.append(logits.clone()),
+        )
+        while batch.advance():
+            pass
+        kept.append(torch.cat(seen))
+    assert kept[0].equal(kept[1])
+
+
+class OfItsOwn:
+    """Draws from rows of logits that it keeps."""
+
+    name = "of its own"
+
+    def __init__(self) -> None:
+        self.logits = torch.randn(1, 2, 20, generator=torch.Generator().manual_seed(3))
+
+    def propose(self, context: Context, k: int) -> Proposal:
+        drawn = [
+            ps.sample(
+                self.logits[:, i], context.sampling.temperature, seed=context.seed,
+                position=len(context.tokens) + i, level=context.level, round=context.round,
+            )
+            for i in range(k)
+        ]  # fmt: skip
+        statistics = torch.stack([one.statistics for one in drawn], 1)
+        return Proposal([int(one.tokens) for one in drawn], self.logits[:, :k], None, statistics)
+
+
+def test_a_switch_leaves_the_rows_of_others_alone() -> None:
+    """A model that drafts next does not write its rows where a user's were."""
+    own = OfItsOwn()
+    kept = own.logits.clone()
+    target, model = toy_rows.make(2)
+    switching = ps.SwitchingDrafter([own, ps.DraftModel(model)])
+    batch = ps.Chain([target, switching], [2]).batch([[1, 2]], 30, 1.0, eos_token_id=[])
+    for number in range(8):
+        switching.active = number % 2
+        batch.advance()
+    assert batch.stats.levels[0].num_draft_tokens == 16
+    assert own.logits.equal(kept)

@@ -154,32 +154,6 @@ def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Ch
     return ps.Chain(made, [2, 2])
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("faulty", range(3))
-@pytest.mark.parametrize("form", [list, tuple, torch.tensor], ids=label)
-@pytest.mark.parametrize("step", [1, 4])
-def test_fewer_tokens_left_than_asked_for(faulty: int, rows: int, form: Any, step: int) -> None:
-    """As of a recurrent state that goes back to its last checkpoint, a multiple of `step`: what is
-    missing is read again, and the tokens are the same."""
-
-    def back(lengths: list[int]) -> list[int]:
-        return [n - n % step for n in lengths]
-
-    chain = rolling(faulty, back, rows)
-    level: Any = [*chain.levels, chain.drafter.level][faulty]  # type: ignore[union-attr]
-    own = level.rollback
-    level.rollback = lambda lengths: form(own(lengths))
-    options: dict[str, Any] = {"seed": [0, 1][:rows], "eos_token_id": []}
-    wanted = rolling(faulty, lambda lengths: None, rows).generate(
-        PROMPTS[:rows], 40, 1.0, **options
-    )
-    out = chain.generate(PROMPTS[:rows], 40, 1.0, **options)
-    assert out.sequences.equal(wanted.sequences)
-    assert out.logprobs == wanted.logprobs
-    for got, right in zip(out.stats.levels, wanted.stats.levels, strict=True):
-        assert got.acceptance_histogram == right.acceptance_histogram
-
-
 # ---- drafters ------------------------------------------------------------------------------------
 
 
@@ -343,13 +317,6 @@ def test_what_a_batched_level_returns(
     chain = batched_chain(faulty, method, wrong)
     with pytest.raises(error, match=rf"^{NAMES[faulty]}: expected .*{text}"):
         chain.generate([0, 1], 20, seed=3, temperature=1.0, eos_token_id=[])
-
-
-def test_a_batched_level_may_be_the_drafter_s() -> None:
-    target = TreeLevel(V, 11)
-    chain = ps.Chain([target, TreeLevel(V, 12)], [3])
-    wanted = ps.Chain([toy.ToyLevel(V, 11)]).generate([0, 1], 12, eos_token_id=[])
-    assert chain.generate([0, 1], 12, eos_token_id=[]).sequences.equal(wanted.sequences)
 
 
 def test_a_drafter_that_raises_is_named() -> None:

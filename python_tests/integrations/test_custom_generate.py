@@ -7,11 +7,11 @@ import copy
 from typing import Any
 
 import pytest
+import small_models
 import torch
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
-    LlamaConfig,
     LlamaForCausalLM,
     MaxLengthCriteria,
     Qwen2VLConfig,
@@ -30,23 +30,12 @@ from polyspec_ext.tiny import QUESTIONS
 V, EOS, PAD = 24, 1, 0
 
 
-def llama(seed: int, vocab: int = V, scale: float = 0.6, **config: Any) -> LlamaForCausalLM:
+def llama(seed: int, vocab: int = V, scale: float = 0.6) -> Any:
     """A small random model with sharp distributions."""
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocab,
-            hidden_size=16,
-            intermediate_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initializer_range=scale,
-            max_position_embeddings=256,
-            bos_token_id=None,
-            **{"eos_token_id": None, "pad_token_id": None, **config},
-        )
-    )
-    return model.eval()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 256}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": scale}
+    ends = dict.fromkeys(["bos_token_id", "eos_token_id", "pad_token_id"])
+    return small_models.llama(seed, 2, vocab, **sizes, **heads, **ends)
 
 
 def near(model: LlamaForCausalLM, seed: int, vocab: int = V, noise: float = 0.1) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy
 import pytest
 import torch
+from small_models import llama
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as lp
 
@@ -612,16 +613,6 @@ def test_the_configuration_that_generate_reads() -> None:
     """Guards the assumption about the warpers' names in a list made by `generate`."""
     config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, top_p=0.9, min_p=0.01)
     config._eos_token_tensor = None
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=8,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-        )
-    )
+    model = llama(0, 1, 8)
     made = model._get_logits_processor(config, 1, logits_processor=LogitsProcessorList())
     assert take_apart(made, True) == ([], Sampling(0.5, 3, 0.9, 0.01), False)

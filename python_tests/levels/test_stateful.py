@@ -179,8 +179,7 @@ def test_an_eagle_head_drafts_as_over_whole_passes(
     weights = weights_of(shape, 2)
     head = Plain.from_pretrained(save(shape, weights, tmp_path), level)
     head.model = model
-    embeddings, output = model.get_input_embeddings(), model.get_output_embeddings()
-    head.reference = Reference(shape, weights, embeddings.weight.data, output.weight.data)
+    head.reference = Reference(shape, weights, model)
     prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
     options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
     wanted = ps.Chain([level]).generate(prompts, [14, 9, 12], **options)

@@ -86,7 +86,12 @@ def test_what_nobody_named_is_considered(
     assert [part.name for part in made.parts] == ["target"]
     asked: list[Any] = []
     measured = planner.measure
-    monkeypatch.setattr(planner, "measure", lambda *a, **k: asked.append(a) or measured(*a, **k))
+
+    def watched(*given: Any, limit: float) -> Any:
+        asked.append(given)
+        return measured(*given, limit=min(limit, 1.0))
+
+    monkeypatch.setattr(planner, "measure", watched)
     auto = ["generate", "3 + 4 =", *models, "--auto", "--max-new-tokens", "4", "--raw"]
     answers = []
     for _ in range(2):

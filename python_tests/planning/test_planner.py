@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dflash_heads
@@ -341,26 +340,6 @@ def test_a_tail_is_chosen_where_it_pays(clock: Clock) -> None:
     assert f"window {windows} tail {three.tail} rounds" in str(plan)
     report = json.loads(json.dumps(plan.to_dict()))
     assert [one["tail"] for one in report["candidates"]] == [one.tail for one in plan.candidates]
-
-
-def test_trees_have_no_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, middle, small = (Part(TreeLevel(12, n), str(n), True) for n in range(3))
-    tree = Part(TreeDrafter(ToyLevel(12, 0), (2, 2)), "tree", False)
-
-    may: dict[tuple[int, ...], bool] = {}
-
-    def setting(_: Any, chain: tuple[int, ...], *, tails: bool) -> Setting:
-        may[chain] = tails
-        return Setting(chain)
-
-    monkeypatch.setattr(search, "best_setting", setting)
-    monkeypatch.setattr(
-        search, "candidate", lambda *_: SimpleNamespace(predicted_tokens_per_second=0.0)
-    )
-    search.candidates(measure.Measured(None), [target, middle, small, tree])
-    assert may[0, 1, 2]
-    assert not may[0, 1, 3]
-    assert not may[0, 1, 2, 3]
 
 
 def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
@@ -944,26 +923,16 @@ class Arithmetic(SlowRows):
         return max(1.0, batch * width / 8)
 
 
-@pytest.mark.parametrize(("batch", "windows"), [(1, {5, 6, 7}), (3, {1, 2}), (8, {0})])
-def test_windows_shrink_in_larger_batches(clock: Clock, batch: int, windows: set[int]) -> None:
+def test_windows_shrink_in_larger_batches(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """To plain decoding, of which one pass has the tokens that it reads at no cost. A kept plan is
     one of its batch."""
-
-    def given() -> list[Any]:
-        return [Arithmetic(clock, "target", 0.1, 0.0), Arithmetic(clock, "small", 0.004, 0.25)]
-
-    prompts = [[a, b] for a in range(6) for b in (1, 3, 5, 7)]
-    chain = ps.Chain.planned(given(), prompts, 40, batch=batch, seconds=1e9)
-    assert sum(chain.window) in windows
-    assert chain.prediction is not None
-    assert chain.prediction.batch == batch
-
-
-def test_a_kept_plan_is_of_its_batch(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Arithmetic(clock, "target", 0.1, 0.0), Arithmetic(clock, "small", 0.004, 0.25)]
     prompts = [[a, b] for a in range(6) for b in (1, 3, 5, 7)]
-    assert ps.Chain.planned(given, prompts, 40, seconds=1e9).window
-    assert not ps.Chain.planned(given, prompts, 40, batch=8, seconds=1e9).window
+    for batch, windows in ((1, {5, 6, 7}), (3, {1, 2}), (8, {0})):
+        chain = ps.Chain.planned(given, prompts, 40, batch=batch, seconds=1e9)
+        assert sum(chain.window) in windows
+        assert chain.prediction is not None
+        assert chain.prediction.batch == batch
 
     def again(*_: Any, **__: Any) -> Any:
         raise AssertionError("measured again")

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from formulas import accepted_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from toy import Enumerator, ToyLevel, distribution, text_distribution
 
 import polyspec_ext as ps
@@ -164,70 +166,27 @@ def random_acceptance(
     return theory.Acceptance(accept, np.arange(length, 0, -1), given, tail, left)
 
 
-@pytest.mark.parametrize(
-    ("windows", "rounds", "tail"),
-    [
-        ((4,), (), 0),
-        ((0,), (), 0),
-        ((3, 2), (0,), 0),
-        ((5, 3), (2,), 0),
-        ((5, 3), (3,), 0),
-        ((2, 4), (1,), 0),
-        ((4, 0), (0,), 0),
-        ((0, 3), (1,), 0),
-        ((6, 3, 2), (2, 2), 0),
-        ((5, 2, 3), (0, 1), 0),
-        ((4, 3, 1), (0, 0), 0),
-        ((3, 2), (0,), 1),
-        ((3, 2), (0,), 2),
-        ((2, 4), (1,), 3),
-        ((5, 3), (2,), 9),
-        ((1, 1), (0,), 1),
-        ((4, 0), (0,), 2),
-        ((0, 3), (1,), 2),
-        ((4, 3, 2), (2, 2), 1),
-        ((2, 2, 2), (0, 0), 2),
-    ],
-)
-@pytest.mark.parametrize("proposals", [False, True])
+@st.composite
+def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
+    """Return windows of at most `most` tokens in all, bounds of rounds and a tail."""
+    count = draw(st.integers(0, 2))
+    window = st.integers(0, most // (1 + count))
+    windows = draw(st.lists(window, min_size=1 + count, max_size=1 + count))
+    rounds = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+    return windows, rounds, draw(st.sampled_from([0, 0, 1, 2, 9])) if count else 0
+
+
+@settings(max_examples=40)
+@given(chains(8), st.booleans(), st.sampled_from([None, None, 1, 2, 30]))
 def test_steps_are_those_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
+    chain: tuple[list[int], list[int], int], proposals: bool, more: int | None
 ) -> None:
-    """Every step to the end of a text, and acceptances that differ from place to place."""
-    length = 9 if len(windows) < 3 else 7
-    check_steps(
-        windows, rounds, tail, random_acceptance(len(windows) + 1, length, proposals=proposals)
-    )
-
-
-@pytest.mark.parametrize(
-    ("windows", "rounds", "tail", "more"),
-    [
-        ((4,), (), 0, 30),
-        ((5, 3), (2,), 0, 30),
-        ((5, 3), (2,), 0, 1),
-        ((3, 2), (0,), 2, 30),
-        ((2, 4), (1,), 3, 2),
-        ((4, 3, 2), (2, 2), 0, 30),
-    ],
-)
-@pytest.mark.parametrize("proposals", [False, True])
-def test_steps_up_to_an_eos(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, more: int, proposals: bool
-) -> None:
-    """more: tokens that the request allows behind it."""
-    length = 9 if len(windows) < 3 else 7
-    count = len(windows) + 1
-    text = random_acceptance(count, length, proposals=proposals, room=length + more)
-    check_steps(windows, rounds, tail, text)
-
-
-def check_steps(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, acceptance: theory.Acceptance
-) -> None:
-    assert acceptance.remaining is not None
-    length = len(acceptance.remaining)
-    seconds = RandomSeconds()
+    """Every step to the end of a text, and other acceptances at every place. more: tokens
+    that the request allows behind an EOS there; None: there is none."""
+    windows, rounds, tail = chain
+    length, seconds = 9 - len(windows), RandomSeconds()
+    room = None if more is None else length + more
+    acceptance = random_acceptance(len(windows) + 1, length, proposals=proposals, room=room)
     found = theory.expectation(windows, rounds, acceptance, seconds, tail=tail)
     steps, spent = np.zeros(len(windows) + 1), 0.0
     verified, of_tails = np.zeros(len(windows) + 1), 0.0
@@ -346,39 +305,15 @@ def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptanc
     )
 
 
-@pytest.mark.parametrize(
-    ("windows", "rounds", "tail"),
-    [
-        ((3,), (), 0),
-        ((3, 2), (0,), 0),
-        ((4, 2), (2,), 0),
-        ((2, 3), (1,), 0),
-        ((3, 2, 1), (2, 2), 0),
-        ((3, 1, 1), (0, 0), 0),
-        ((3, 2), (0,), 1),
-        ((2, 2), (2,), 2),
-        ((2, 1, 1), (2, 2), 1),
-    ],
-)
-@pytest.mark.parametrize("proposals", [False, True])
+@settings(max_examples=20)
+@given(chains(4), st.booleans(), st.sampled_from([None, 30]))
 def test_batches_take_the_steps_of_the_state_rows(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, proposals: bool
-) -> None:
-    check_batch(windows, rounds, tail, random_acceptance(len(windows) + 1, 7, proposals=proposals))
-
-
-@pytest.mark.parametrize(
-    ("windows", "rounds", "tail"), [((3,), (), 0), ((4, 2), (2,), 0), ((3, 2), (0,), 1)]
-)
-def test_batches_up_to_an_eos(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int) -> None:
-    check_batch(windows, rounds, tail, random_acceptance(len(windows) + 1, 7, room=30))
-
-
-def check_batch(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int, whole: theory.Acceptance
+    chain: tuple[list[int], list[int], int], proposals: bool, room: int | None
 ) -> None:
     """Two rows that accept differently, of different lengths: every step that either has a part in,
     in the time of the row with the most tokens."""
+    windows, rounds, tail = chain
+    whole = random_acceptance(len(windows) + 1, 7, proposals=proposals, room=room)
     seconds = RandomSeconds()
     texts = cut(whole, 5), cut(whole, 4)
     found = theory.expectation(windows, rounds, behind(*texts), seconds, 2, tail)

@@ -66,11 +66,7 @@ def test_sampled_text_has_the_targets_distribution(
     enumerator, chain = proposal_kinds.enumerated(
         made, [2] * (count - 1), policy=clock, rule=rule, sync_each_step=not at_once
     )
-    got = toy.chain_distribution(
-        enumerator,
-        lambda: chain.generate([0, 1], length, 1.0, eos_token_id=[]).sequences[0, 2:].tolist(),
-    )
-    assert toy.total_variation(got, toy.text_distribution(made[0], [0, 1], length)) < 1e-12
+    assert toy.chain_gap(enumerator, chain, made[0], [0, 1], length) < 1e-12
     assert len(clock.seen) > 1
 
 
@@ -84,39 +80,6 @@ def test_rows_of_a_batch(name: str) -> None:
     )
     plain = ps.Chain(levels[:1]).generate(prompts, lengths, eos_token_id=[])
     assert out.sequences.equal(plain.sequences)
-
-
-def test_reports_name_every_step() -> None:
-    class Keeps:
-        def __init__(self) -> None:
-            self.reports: list[RoundReport] = []
-
-        def next(self, report: RoundReport) -> Sequence[int]:
-            self.reports.append(report)
-            return report.windows
-
-    policy = Keeps()
-    levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
-    out = ps.Chain(levels, [3, 2], policy=policy).generate(
-        [[1], [2, 3]], 40, 1.0, seed=[1, 2], eos_token_id=[]
-    )
-    for number in range(2):
-        own = [r for r in policy.reports if r.request == number]
-        assert own[0].steps == []
-        prompts = [step for step in own[1].steps if step.batch == 1 and step.repeated]
-        assert [step.level for step in prompts] == [2, 3]
-        for report in own[1:]:
-            # (Where little is left to generate a level sits out.)
-            steps = report.steps[len(prompts) :] if report is own[1] else report.steps
-            assert [step.level for step in steps] in ([3, 2, 1], [2, 1], [1])
-            assert report.committed == report.steps[-1].accepted + 1
-            assert all(step.seconds > 0 for step in report.steps)
-            assert all(step.tokens <= step.width for step in report.steps)
-        last = out.requests[number].levels[0]
-        seen = sum(r.steps[-1].accepted for r in own[1:])
-        assert last.num_accepted_tokens - seen in range(5)  # of the last round, which is not told
-    both = [r.steps for r in policy.reports if r.steps and r.steps[-1].batch == 2]
-    assert {step.repeated for steps in both for step in steps} == {False, True}
 
 
 # ---- what they choose ----------------------------------------------------------------------------
@@ -338,19 +301,9 @@ def test_renewal_model_is_the_planners(windows: list[int], bounded: bool) -> Non
 # ---- how they are named --------------------------------------------------------------------------
 
 
-def test_names_and_options() -> None:
+def test_names() -> None:
     made = toy.make_levels(2)
     assert isinstance(ps.Chain(made, policy="online").policy, ps.policies.Online)
-    with pytest.raises(ValueError, match=r"policy: expected one of fixed, .*, given 'onlin'"):
-        ps.Chain(made, policy="onlin")
-    with pytest.raises(TypeError, match="policy: expected a WindowPolicy or None, given 3"):
-        ps.Chain(made, policy=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="history: expected >= 1, given 0"):
-        policies.Online(history=0)
-    with pytest.raises(ValueError, match="forgetting: expected"):
-        policies.Joint(forgetting=1.5)
-    with pytest.raises(TypeError, match=r"history: expected an integer.*, given str"):
-        policies.Online(history="many")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_windows"):
         ps.Chain(made, policy=policies.Joint(max_windows=[4, 4])).generate([0], 4)
 

@@ -160,8 +160,9 @@ def test_padding() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("at", [3, 4, 5, 6])
 @pytest.mark.parametrize("faulty", [0, 1, 2])
-def test_a_bad_row_is_named(faulty: int, value: float) -> None:
+def test_a_bad_row_is_named(faulty: int, at: int, value: float) -> None:
     levels = make(3)
     chain = ps.Chain(levels, [4, 2])
     good = run(chain, ROWS).sequences
@@ -169,14 +170,14 @@ def test_a_bad_row_is_named(faulty: int, value: float) -> None:
 
     def poisoned(prefix: Sequence[int]) -> torch.Tensor:
         z: torch.Tensor = row(prefix).clone()
-        if len(prefix) == 6 and list(prefix[:3]) == [0, 1, 2]:
+        if len(prefix) == at and list(prefix[:3]) == [0, 1, 2]:
             z[3] = value
         return z
 
     levels[faulty].row = poisoned
     with pytest.raises(ps.RequestError) as caught:
         run(chain, ROWS)
-    assert (caught.value.request, caught.value.level, caught.value.position) == (5, faulty + 1, 6)
+    assert (caught.value.request, caught.value.level, caught.value.position) == (5, faulty + 1, at)
     levels[faulty].row = row
     assert run(chain, ROWS).sequences.equal(good)
 

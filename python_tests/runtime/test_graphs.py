@@ -30,6 +30,8 @@ from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
 from polyspec_ext.tensors import Place, RowCounts
 
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
+
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
@@ -91,28 +93,42 @@ def test_a_key_names_all_memory_that_the_step_used(window: list[int], temperatur
         assert len(used) > 10  # every layer's weights, keys and values
 
 
-class Wandering:
-    """A `WindowPolicy`: windows at random, up to these."""
+class ByText:
+    """A `WindowPolicy`: windows up to `largest`, at random, by the row's text alone."""
 
     def __init__(self, *largest: int) -> None:
-        self._largest, self._random = largest, random.Random(3)
+        self._largest = largest
 
     def next(self, report: RoundReport) -> list[int]:
-        return [self._random.randint(0, window) for window in self._largest]
+        chance = random.Random(str((report.request, list(report.text))))
+        return [chance.randint(0, window) for window in self._largest]
 
 
 @pytest.mark.parametrize(
-    ("window", "tail", "temperature"),
-    [([5, 3], 0, 0.0), ([5, 3], 2, 1.0), ([4, 3, 2], 0, 1.0), ([4, 0, 3], 2, 1.0)],
+    ("window", "largest", "tail", "temperature"),
+    [
+        ([5, 3], (5, 3), 0, 0.0),
+        ([4, 2], (9, 4), 2, 1.0),
+        ([4, 3, 2], (4, 3, 2), 0, 1.0),
+        ([5, 0, 3], (6, 1, 3), 2, 1.0),
+    ],
     ids=str,
 )
-def test_equal_keys_are_equal_steps(window: list[int], tail: int, temperature: float) -> None:
+def test_equal_keys_are_equal_steps(
+    window: list[int], largest: tuple[int, ...], tail: int, temperature: float
+) -> None:
     """Operator by operator, in the memory and the numbers that they are called with: nothing that a
-    step reads is missing from its key, whatever windows come and go."""
-    chain, graphs = make(window, True, policy=Wandering(*window), tail=tail)
+    step reads is missing from its key, whatever windows come and go. With [W, 0, k]
+    the tail is all that is drafted for the target."""
+    eager, _ = make(window, False, policy=ByText(*largest), tail=tail)
+    chain, graphs = make(window, True, policy=ByText(*largest), tail=tail)
     with traces_of_keys(graphs) as traces:
         for seed in (1, 2):
-            chain.generate(PROMPTS[:2], 30, temperature, seed=seed, eos_token_id=[])
+            given = (PROMPTS, [30, 17, 3], temperature)
+            out = chain.generate(*given, seed=seed, eos_token_id=[])
+            wanted = eager.generate(*given, seed=seed, eos_token_id=[])
+            assert out.sequences.equal(wanted.sequences)
+    assert out.stats.levels[0].num_tails > 0 or not tail
     assert sum(len(one) > 1 for one in traces.values()) > 2 * len(window)
     for first, *others in traces.values():
         assert all(other == first for other in others)
@@ -152,36 +168,6 @@ def test_a_policy_that_moves_one_window_captures_no_step_more() -> None:
     middle = "the verification of level 1"
     assert 0 < moving[middle] <= fixed[middle] + 2
     assert moving["the verification of level 0"] == fixed["the verification of level 0"]
-
-
-class ByText:
-    """A `WindowPolicy`: windows up to `largest`, at random, by the row's text alone."""
-
-    def __init__(self, *largest: int) -> None:
-        self._largest = largest
-
-    def next(self, report: RoundReport) -> list[int]:
-        chance = random.Random(str((report.request, list(report.text))))
-        return [chance.randint(0, window) for window in self._largest]
-
-
-@pytest.mark.parametrize(
-    ("window", "largest"),
-    [([5, 0, 3], (5, 0, 3)), ([5, 0, 3], (6, 1, 3)), ([4, 2], (9, 4))],
-    ids=str,
-)
-def test_random_windows_with_a_tail(window: list[int], largest: tuple[int, ...]) -> None:
-    """Among them [W, 0, k], where the tail is all that is drafted for the target."""
-    eager, _ = make(window, False, policy=ByText(*largest), tail=2)
-    chain, graphs = make(window, True, policy=ByText(*largest), tail=2)
-    for temperature in (0.0, 1.0):
-        options: dict[str, Any] = {"temperature": temperature, "seed": 7, "eos_token_id": []}
-        wanted = eager.generate(PROMPTS, [40, 25, 3], **options)
-        out = chain.generate(PROMPTS, [40, 25, 3], **options)
-        assert out.sequences.equal(wanted.sequences)
-        assert [own.num_new_tokens for own in out.requests] == [40, 25, 3]
-    assert out.stats.levels[0].num_tails > 0
-    assert graphs.num_replays > 0
 
 
 def test_batches_of_other_sizes_in_the_same_memory() -> None:
@@ -251,9 +237,8 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
     target = OnHost(level(0, 2, "target").model)
     chain = ps.Chain([target, PromptLookup()], [4], graphs=graphs)
     eager = ps.Chain([level(0, 2, "target"), PromptLookup()], [4])
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-    wanted = eager.generate(PROMPTS, [40, 3, 3], **options)
-    batch = chain.batch(PROMPTS, [40, 3, 3], **options)
+    wanted = eager.generate(PROMPTS, [40, 3, 3], **OPTIONS)
+    batch = chain.batch(PROMPTS, [40, 3, 3], **OPTIONS)
     while batch.advance():
         pass
     for row, tokens in zip(batch.rows, wanted.sequences.tolist(), strict=True):
@@ -324,14 +309,13 @@ def test_what_moves_is_found(what: str, place: int) -> None:
 
 def test_a_cache_s_graphs_go_when_it_goes() -> None:
     chain, graphs = make([3], True)
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-    chain.generate(PROMPTS[:1], 30, **options)
+    chain.generate(PROMPTS[:1], 30, **OPTIONS)
     old = weakref.ref(chain.levels[0].cache)  # type: ignore[attr-defined]
     first = len(graphs)
     assert first == graphs.num_captures > 0
     gc.disable()
     try:
-        chain.generate([*PROMPTS, *PROMPTS], 30, **options)  # too many for the memory of one
+        chain.generate([*PROMPTS, *PROMPTS], 30, **OPTIONS)  # too many for the memory of one
         assert old() is None
         assert len(graphs) == graphs.num_captures - first > 0
         # With the last reference, not when garbage is collected next.
@@ -347,14 +331,13 @@ def test_a_cache_s_graphs_go_when_it_goes() -> None:
 def test_the_graphs_of_a_batch_size_go_with_its_buffers() -> None:
     """The engine keeps those of a few sizes; the caches, made for the largest, stay."""
     chain, graphs = make([3], True)
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     made = []
     caches = None
     gc.disable()
     try:
         for size in (8, 7, 6, 5, 4):
             before = graphs.num_captures
-            chain.generate([PROMPTS[0]] * size, 30, **options)
+            chain.generate([PROMPTS[0]] * size, 30, **OPTIONS)
             made.append(graphs.num_captures - before)
             here = [one.cache for one in models(chain)]
             assert caches is None or all(a is b for a, b in zip(caches, here, strict=True))
@@ -459,10 +442,9 @@ def test_a_row_of_nans_in_a_replay(faulty: int) -> None:
 def test_a_capture_that_fails_is_a_warning_and_the_eager_path(at: int) -> None:
     recorder = Recorder(fails_at=at)
     eager, (chain, graphs) = make([4, 2], False)[0], make([4, 2], True, recorder)
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-    wanted = eager.generate(PROMPTS, 60, **options).sequences
+    wanted = eager.generate(PROMPTS, 60, **OPTIONS).sequences
     with pytest.warns(RuntimeWarning, match="cannot be captured as a CUDA graph") as caught:
-        assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+        assert chain.generate(PROMPTS, 60, **OPTIONS).sequences.equal(wanted)
     # One for each kind of step, which say why, however many keys there were, of which no more than
     # two are tried.
     messages = {str(one.message) for one in caught}
@@ -477,7 +459,7 @@ def test_a_capture_that_fails_is_a_warning_and_the_eager_path(at: int) -> None:
         warnings.simplefilter("error")
         for _ in range(2):
             tried = recorder.tried
-            assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+            assert chain.generate(PROMPTS, 60, **OPTIONS).sequences.equal(wanted)
     assert recorder.tried == tried  # none was tried again
     assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (0, 0, 0)
 
@@ -646,9 +628,8 @@ def test_positions_that_are_read_on_the_host(kind: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         for _ in range(2):
-            options: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
-            wanted = eager.generate(PROMPTS, 60, **options).sequences
-            assert chain.generate(PROMPTS, 60, **options).sequences.equal(wanted)
+            wanted = eager.generate(PROMPTS, 60, **OPTIONS).sequences
+            assert chain.generate(PROMPTS, 60, **OPTIONS).sequences.equal(wanted)
     messages = [str(one.message) for one in caught if "CUDA graph" in str(one.message)]
     assert len(messages) == (0 if graphs.num_captures else 3)
     assert all(message.endswith(tuple(READS)) for message in messages)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from toy import ToyLevel
+from toy_rows import Admitting
+from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
@@ -21,66 +23,29 @@ PROMPT = [1, 3, 0]
 LAYER = 7
 
 
-class HiddenLevel:
-    """A batched level around toy levels, whose "hidden state" of a token is the token itself,
-    its position and who has read it, its seed.
-
-    Args:
-        tables: a toy level per row of a batch, all with the same table.
-    """
+class HiddenLevel(TreeLevel):
+    """A level whose "hidden state" of a token is the token itself, its position, and the reader's
+    seed."""
 
     def __init__(self, seed: int, name: str, size: int = 3) -> None:
-        self.name, self._seed, self._size = name, seed, size
-        self.vocab_size, self.max_length = V, None
-        self.device = torch.device("cpu")
-        self._rows: list[ToyLevel] = []
+        super().__init__(V, seed, name, size)
+        self.seed = seed
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        return LevelCapabilities(batches=True, hidden_states=True, hidden_size=self._size)
+        return LevelCapabilities(batches=True, hidden_states=True, hidden_size=self.size)
 
-    def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor] | None:
-        self._rows = [ToyLevel(V, self._seed) for _ in prompts.tokens]
-        counts = prompts.counts or [prompts.tokens.shape[1]] * len(self._rows)
-        for row, tokens, count in zip(self._rows, prompts.tokens, counts, strict=True):
-            row.prefill(tokens[None, :count])
-        if not prompts.hidden_layers:
-            return None
-        places = torch.arange(prompts.tokens.shape[1]).expand_as(prompts.tokens)
-        by = torch.full_like(places, self._seed)
-        states = torch.stack([prompts.tokens, places, by], 2).float()
-        return dict.fromkeys(prompts.hidden_layers, states)
+    def _named(self, states: Any) -> Any:
+        for own in states.values():
+            own[..., 2] = self.seed
+        return states
+
+    def prefill(self, prompts: PromptBatch) -> dict[int, torch.Tensor]:
+        return self._named(super().prefill(prompts))
 
     def forward(self, block: InputBlock) -> LevelOutput:
-        batch, width = block.tokens.shape
-        counts: Any = [width] * batch if block.counts is None else block.counts
-        first: Any = [width - block.keep] * batch if block.first is None else block.first
-        logits = torch.zeros(batch, block.keep, V)
-        states = torch.full((batch, width, 3), -1.0)
-        for b, (row, count, at) in enumerate(zip(self._rows, counts, first, strict=True)):
-            for j in range(count):
-                states[b, j] = torch.tensor([block.tokens[b, j], len(row.cache), self._seed])
-                (behind,) = row.forward(block.tokens[b : b + 1, j : j + 1], 1)[0]
-                if 0 <= j - at < block.keep:
-                    logits[b, j - at] = behind
-        wanted = dict.fromkeys(block.hidden_layers, states)
-        return LevelOutput(logits, wanted if block.hidden_layers else None)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        for row, own, count in zip(self._rows, tokens, counts, strict=True):
-            if count:
-                row.forward(own[None, :count], 1)
-
-    def rollback(self, lengths: RowCounts) -> RowCounts:
-        for row, length in zip(self._rows, lengths, strict=True):
-            row.rollback([int(length)])
-        return lengths
-
-    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> RowCounts:
-        raise NotImplementedError("reads no trees")
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
+        out = super().forward(block)
+        return out._replace(hidden=self._named(out.hidden) or None)
 
 
 class OwnLevel(HiddenLevel):
@@ -97,45 +62,24 @@ class OwnLevel(HiddenLevel):
         return states if self._wrong is None else self._wrong(states)
 
 
-class CountingDrafter:
-    """A batched drafter that counts upwards from the last token."""
+class HiddenDrafter:
+    """A batched drafter that counts upwards from the last token. Wants hidden states, and finds out
+    whether they are those of the tokens they are said to be."""
 
-    name, vocab_size, max_length = "counting", V, None
+    name, vocab_size, max_length = "hidden", V, None
     device = torch.device("cpu")
     num_forward_passes = 0
 
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities()
+    def __init__(self, size: int | None = None) -> None:
+        self._size = size  # None: every level's states are told
+        self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
+        self._requests: Sequence[int] = []
 
     def prefill(self, prompts: PromptBatch) -> None:
         pass
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         pass
-
-    def draft(self, inputs: DraftInput) -> DraftBlock:
-        counts = torch.as_tensor(inputs.counts)
-        last = inputs.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])
-        return DraftBlock((last + torch.arange(1, inputs.most + 1)) % V)
-
-    def rollback(self, lengths: RowCounts) -> RowCounts:
-        return lengths
-
-    def select(self, rows: Sequence[int]) -> None:
-        pass
-
-
-class HiddenDrafter(CountingDrafter):
-    """Wants hidden states, and finds out whether they are those of the tokens they are said to
-    be."""
-
-    name = "hidden"
-
-    def __init__(self, size: int | None = None) -> None:
-        self._size = size  # None: every level's states are told
-        self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
-        self._requests: Sequence[int] = []
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         for request, length in zip(self._requests, lengths, strict=True):
@@ -168,7 +112,9 @@ class HiddenDrafter(CountingDrafter):
             if inputs.lengths[b] and self._size is None:  # all but the last token has a state
                 told_of = set().union(*self.seen.get(request, {}).values())
                 assert told_of == set(range(len(inputs.text(b)) - 1))
-        return super().draft(inputs)
+        counts = torch.as_tensor(inputs.counts)
+        last = inputs.tokens.gather(1, (counts - 1).clamp_min(0)[:, None])
+        return DraftBlock((last + torch.arange(1, inputs.most + 1)) % V)
 
 
 def test_states_of_rejected_tokens_are_not_told() -> None:
@@ -231,37 +177,16 @@ def test_levels_without_hidden_states_are_named(place: int) -> None:
         ps.Chain([*above, HiddenDrafter()])
 
 
-class Going(HiddenLevel):
+class Going(Admitting):
     """A level whose batch can begin behind copies, and no row can join."""
 
-    @property
-    def capabilities(self) -> LevelCapabilities:
-        return LevelCapabilities(batches=True, continues=True)
-
-    def open(self, capacity: int) -> ToyLevel:
-        return ToyLevel(V, self._seed)
-
-    def extend(self, sequence: ToyLevel, tokens: torch.Tensor, layers: Any) -> None:
-        sequence.forward(tokens, 1)
-
-    def admit(
-        self, sequences: Sequence[ToyLevel], lengths: Sequence[int], capacity: int, rows: Any
-    ) -> None:
-        assert rows is None
-        assert [len(one.cache) for one in sequences] == list(lengths)
-        self._rows = list(sequences)
-
-    def save(self, row: int, begin: int, end: int) -> list[int]:
-        return self._rows[row].cache[begin:end]
-
-    def restore(self, sequence: ToyLevel, saved: list[int], count: int) -> None:
-        sequence.cache += saved[:count]
+    capabilities = LevelCapabilities(batches=True, continues=True)
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["target", "draft"])
 def test_a_users_level_begins_behind_copies(place: int) -> None:
     def levels() -> list[Any]:
-        return [Going(1, "target"), Going(2, "draft")]
+        return [Going(V, 1), Going(V, 2)]
 
     chain, text = ps.Chain(levels(), [2]), [1, 2, 3]
     for _ in range(3):
@@ -276,6 +201,6 @@ def test_a_users_level_begins_behind_copies(place: int) -> None:
         restore = property()  # type: ignore[assignment]
 
     wrong = levels()
-    wrong[place] = Silent(1, "silent")
+    wrong[place] = Silent(V, 1, name="silent")
     with pytest.raises(ValueError, match="silent: expected an attribute `restore` beside"):
         ps.Chain(wrong, [2])

@@ -38,17 +38,8 @@ def enumerated(
     levels = [TreeLevel(vocab, 11 + i) for i in range(count)]
     drafter = TreeDrafter(toy.ToyLevel(vocab, 31), widths, chance.sample if drawn else None)
     chain = ps.Chain([*levels, drafter], window, operators=chance.operators, **options)
-    found = toy.chain_distribution(
-        chance,
-        lambda: (
-            chain.generate(PROMPT, length, temperature=temperature, eos_token_id=[])
-            .sequences[0, len(PROMPT) :]
-            .tolist()
-        ),
-    )
-    assert abs(sum(found.values()) - 1) < 1e-9
-    exact = toy.text_distribution(levels[0].table, PROMPT, length, temperature=temperature)
-    return toy.total_variation(found, exact)
+    target = levels[0].table
+    return toy.chain_gap(chance, chain, target, PROMPT, length, temperature=temperature)
 
 
 SHAPES = [
@@ -197,9 +188,6 @@ def test_levels_without_trees_are_named() -> None:
         ValueError, match=r"^sync_each_step: .* since tree drafts trees of any size"
     ):
         ps.Chain([level, drafter], operators=operators, sync_each_step=False)
-
-
-# ---- the operator that users get -----------------------------------------------------------------
 
 
 # ---- wrong trees ---------------------------------------------------------------------------------

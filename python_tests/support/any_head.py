@@ -8,9 +8,8 @@ from typing import Any
 import dflash_heads
 import last_state_heads
 import mtp_heads
-import torch
 from eagle_heads import Variant, save, weights_of
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.dflash import load_dflash
@@ -32,10 +31,8 @@ def head_of(
         drawn: ids that "eagle 3" and heads of blocks draw; None: all.
         draw: what stands in for the operator.
     """
-    torch.manual_seed(0)
-    sizes = {"hidden_size": SIZE, "intermediate_size": 12, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    target = LlamaForCausalLM(LlamaConfig(vocab_size=vocab, **sizes, **heads))
+    target = llama(0, 2, vocab, hidden_size=SIZE, intermediate_size=12, **heads)
     if kind == "medusa":
         weights = last_state_heads.medusa(2, hidden=SIZE, vocab=vocab)
         place = last_state_heads.save_medusa(weights, place)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from recorder import Recorder, on_a_device
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 import polyspec_ext as ps
 from polyspec_ext.levels.hugging_face import HuggingFaceLevel
@@ -24,18 +23,7 @@ def level(
     **config: Any,
 ) -> Any:
     """`device`: its caches are written as on CUDA."""
-    torch.manual_seed(seed)
-    options = {
-        "vocab_size": 40,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        **config,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**options)).eval()
+    model = llama(seed, layers, 40, **{"max_position_embeddings": 256, **config})
     if not device:
         return HuggingFaceLevel(model, name=name, bucket=bucket, capacity=capacity)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 Weights = dict[str, torch.Tensor]
 
@@ -172,12 +172,9 @@ def save(v: Variant, weights: Weights, place: Path, **changes: Any) -> Path:
 
 def target_of(v: Variant, layers: int = 6) -> Any:
     """Return a random target whose embeddings and output head the drafter may use."""
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=v.vocab, hidden_size=v.hidden, intermediate_size=8, num_hidden_layers=layers,
-        num_attention_heads=2, num_key_value_heads=2, tie_word_embeddings=False, eos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    sizes = {"hidden_size": v.hidden, "intermediate_size": 8, "eos_token_id": None}
+    model = llama(5, layers, v.vocab, **heads, **sizes)
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 1:

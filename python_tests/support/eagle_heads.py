@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from small_models import llama
 
 Weights = dict[str, torch.Tensor]
 
@@ -219,24 +220,34 @@ def save(v: Variant, weights: Weights, place: Path) -> Path:
     return place
 
 
+def target_of(v: Variant, layers: int = 8, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a random target of a head, whose embeddings and output head matter."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    sizes = {"hidden_size": v.feature_width, "intermediate_size": 8}
+    model = llama(5, layers, v.vocab, **heads, **sizes).to(dtype)
+    with torch.no_grad():
+        model.lm_head.weight.normal_()
+        model.model.embed_tokens.weight.normal_()
+    return model
+
+
 class Reference:
     """The forward pass of a head over one text.
 
     Args:
         weights: under the published names.
-        embeddings: ``[V, H]``, and `head`, ``[V, H]``, of the target.
+        target: whose embeddings and output head it uses where it has none.
     """
 
-    def __init__(
-        self, v: Variant, weights: Weights, embeddings: torch.Tensor, head: torch.Tensor
-    ) -> None:
+    def __init__(self, v: Variant, weights: Weights, target: Any) -> None:
         self.v = v
         self.w = {
             key: value.double() if value.is_floating_point() else value
             for key, value in weights.items()
         }
-        self.embeddings = self.w.get("embed_tokens.weight", embeddings.double())
-        self.head = self.w.get("lm_head.weight", head.double())
+        given = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        self.embeddings = self.w.get("embed_tokens.weight", given[0].detach().double())
+        self.head = self.w.get("lm_head.weight", given[1].detach().double())
         self.first = "midlayer" if "midlayer.mlp.up_proj.weight" in weights else "layers.0"
         if "transformer.mlp.up_proj.weight" in weights:
             self.first = "transformer"

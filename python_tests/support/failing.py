@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 V = 48
 
@@ -15,13 +15,8 @@ PROMPTS = [[3, 4, 5], [6], [7, 8, 9, 10, 11, 12], [5, 5]]
 SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 
 
-def model(seed: int, layers: int) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
-    made = LlamaForCausalLM(config).eval()
+def model(seed: int, layers: int) -> Any:
+    made = llama(seed, layers, V, max_position_embeddings=256)
     with torch.no_grad():
         made.lm_head.weight *= 6  # sharper distributions, of which some drafts are rejected
     return made

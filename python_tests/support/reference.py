@@ -161,10 +161,6 @@ def draw_bits(
     return np.asarray(x1 << half | x0, dtype=np.uint64)
 
 
-def open_unit(bits: int) -> float:
-    return ((bits >> 12) + 0.5) * 2.0**-52
-
-
 def stratified_bits(n: int, rng: np.random.Generator) -> Words:
     """n draws, one at random in each of n equal cells of [0, 2^64), in ascending order."""
     step = 2**64 // n

@@ -43,10 +43,11 @@ FAMILIES: dict[str, Callable[[int, int], Any]] = {
 }
 
 
-def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V) -> Any:
+def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V, **sizes: int) -> Any:
     """A random model, sharp enough that greedy texts are not all the same token."""
     torch.manual_seed(seed)
     config = FAMILIES[family](layers, vocab)
+    vars(config).update(sizes)
     config.tie_word_embeddings = False  # tied random weights repeat their input
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
     model = hf.AutoModelForCausalLM.from_config(config).float().eval()
@@ -55,6 +56,13 @@ def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V) -> Any:
             if p.dim() > 1:
                 p.normal_(0, 0.25)
     return model
+
+
+def llama(seed: int, layers: int, vocab: int, **config: Any) -> Any:
+    """A random Llama as its configuration initialises it."""
+    torch.manual_seed(seed)
+    sizes = {**_GROUPED, "vocab_size": vocab, "num_hidden_layers": layers, **config}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).eval()
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -69,3 +70,33 @@ def drawn_from(head: ps.Eagle, block: DraftBlock, row: int) -> torch.Tensor:
 
 def prompts(batch: int) -> PromptBatch:
     return PromptBatch(torch.zeros(batch, 1, dtype=torch.int64), None, 64)
+
+
+def rounds_of(
+    head: Any, vocab: int, size: int
+) -> Iterator[tuple[list[list[int]], list[torch.Tensor], HiddenStates]]:
+    """Yield two texts of different lengths, their states, and what `head` is told before a draft:
+    behind a prompt, behind tokens that were accepted or rejected, and with states that replace
+    earlier ones.
+
+    Args:
+        size: of a layer's states.
+    """
+    layers, generator = head.capabilities.hidden_layers, torch.Generator().manual_seed(1)
+
+    def random(*counts: int) -> list[torch.Tensor]:
+        return [torch.randn(n, size * len(layers), generator=generator) for n in counts]
+
+    texts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in (9, 5)]
+    states = random(8, 4)
+    head.prefill(prompts(2))
+    yield texts, states, told(layers, states, [0, 0])
+    # Row 0 goes on by three tokens, row 1 is rolled back by one and goes on by two.
+    head.rollback([9, 4])
+    texts, new = [[*texts[0], 3, 1, 2], [*texts[1][:4], 6, 0]], random(3, 2)
+    states = [torch.cat([states[0], new[0]]), torch.cat([states[1][:3], new[1]])]
+    yield texts, states, told(layers, new, [8, 3])
+    # The target tells other states of the latest tokens, and of one more of row 1.
+    texts, better = [texts[0], [*texts[1], 4]], random(2, 3)
+    states = [torch.cat([own[:-2], others]) for own, others in zip(states, better, strict=True)]
+    yield texts, states, told(layers, better, [9, 3])

@@ -7,7 +7,7 @@ arXiv 2401.06706 for independent ones), in double precision Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -133,7 +133,6 @@ class TreeDrafter:
         table: behind a node's ancestors, the distribution of its children.
         sample: draws the children, each independently, as `ps.sample` does; None: they are the
             likeliest ones.
-        shorter: rows of an odd number leave the last level out.
     """
 
     name, max_length = "tree", None
@@ -145,13 +144,11 @@ class TreeDrafter:
         table: ToyLevel,
         widths: Sequence[int],
         sample: Any = None,
-        shorter: bool = False,
         hidden_layers: tuple[int, ...] = (),
     ) -> None:
         self.table, self.widths, self.sample = table, widths, sample
-        self.shorter, self.vocab_size = shorter, table.vocab_size
+        self.vocab_size = table.vocab_size
         self.capabilities = DrafterCapabilities(trees=True, hidden_layers=hidden_layers)
-        self.told: list[tuple[int, int]] = []  # request and position of each state
 
     def prefill(self, prompts: PromptBatch) -> None:
         pass
@@ -186,7 +183,7 @@ class TreeDrafter:
         self, inputs: DraftInput, b: int
     ) -> tuple[list[int], list[int], dict[int, torch.Tensor]]:
         text = inputs.text(b).tolist()
-        depth = int(inputs.lengths[b]) - (self.shorter and inputs.requests[b] % 2)
+        depth = int(inputs.lengths[b])
         of, seed = inputs.parameters.sampling[b], inputs.parameters.seeds[b]
         tokens: list[int] = []
         parents: list[int] = []
@@ -215,11 +212,10 @@ class TreeDrafter:
         if inputs.hidden is None:
             return
         for states in inputs.hidden.layers.values():
-            for b, request in enumerate(inputs.requests):
+            for b in range(len(inputs.requests)):
                 text, begin = inputs.text(b).tolist(), int(inputs.hidden.positions[b])
                 for j in range(int(inputs.hidden.counts[b])):
                     assert states[b, j].tolist() == [text[begin + j], begin + j]
-                    self.told.append((request, begin + j))
 
 
 class TreeResult(NamedTuple):
@@ -327,3 +323,21 @@ class TreeEnumerator(Enumerator):
                     given = [of_row(options[name], b) for name in names]
                     out[b, j] = ps.sample(target[b, row][None], *given).statistics[0]
         return out
+
+
+def likeliest_tree(
+    logits: Callable[[tuple[int, ...]], torch.Tensor], k: int, depth: int, total: int
+) -> set[tuple[int, ...]]:
+    """Return EAGLE-2's tree by the logits behind a path: of every level the k likeliest nodes have
+    k children each; of all, the total - 1 likeliest."""
+    scores: dict[tuple[int, ...], float] = {}
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(depth):
+        below: dict[tuple[int, ...], float] = {}
+        for path in level:
+            own = logits(path).double().log_softmax(0)
+            for token in own.topk(k).indices.tolist():
+                below[(*path, token)] = scores.get(path, 0.0) + float(own[token])
+        scores |= below
+        level = sorted(below, key=lambda path: -below[path])[:k]
+    return set(sorted(scores, key=lambda path: -scores[path])[: total - 1])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 import polyspec_ext as ps
 from polyspec_ext import drafters
@@ -75,20 +75,13 @@ def test_every_public_name_exists_and_is_documented() -> None:
         assert getattr(ps, name).__doc__, name
 
 
-def llama(layers: int, dtype: torch.dtype) -> LlamaForCausalLM:
-    shape = LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(shape).to(dtype).eval()
+def model(layers: int, hidden: int = 16, tied: bool = True) -> Any:
+    sizes = {"hidden_size": hidden, "intermediate_size": hidden, "num_attention_heads": 2}
+    return llama(0, layers, 64, **sizes, tie_word_embeddings=tied)
 
 
 def test_repr_of_a_chain_names_models_windows_rounds_and_rule() -> None:
-    large, small = llama(2, torch.float32), llama(1, torch.bfloat16)
+    large, small = model(2), model(1).bfloat16()
     chain = ps.Chain(
         [ps.Level(large, name="large"), ps.Level(small, name="small"), ps.PromptLookup()],
         [6, 3],
@@ -113,13 +106,8 @@ def test_repr_of_a_chain_names_models_windows_rounds_and_rule() -> None:
 
 
 def test_repr_counts_the_weights_of_a_4_bit_copy() -> None:
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
-            num_attention_heads=2, tie_word_embeddings=False,
-        )
-    ).eval()  # fmt: skip
-    lines = repr(ps.Chain([model, ps.quantize_w4(model, 32)])).splitlines()
+    given = model(1, 64, tied=False)
+    lines = repr(ps.Chain([given, ps.quantize_w4(given, 32)])).splitlines()
     size = 2 * 64 * 64 + 64 + 7 * 64 * 64 + 2 * 64  # embedding and head, norms, projections
     assert [line.split(",")[0].split(": ")[1] for line in lines[1:3]] == [
         f"{size / 1000:.1f}K parameters"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import llama
 
 import polyspec_ext as ps
 from polyspec_ext import processor, tiny, tuning
@@ -319,16 +319,9 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
 
 
 def model(seed: int = 0, dtype: torch.dtype = torch.float32, inner: int = 48) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=inner,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=128,
-    )
-    return LlamaForCausalLM(config).to(dtype).eval()
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    sizes = {"intermediate_size": inner, "max_position_embeddings": 128}
+    return llama(seed, 1, 40, **heads, **sizes).to(dtype)
 
 
 @pytest.fixture
@@ -423,12 +416,6 @@ def test_levels_of_the_users_own_stay() -> None:
     copy = ps.HuggingFaceLevel(model(2), shares_cache_with=level)
     chain = ps.Chain([level.model, copy], [2], check_vocabulary=False, pack="auto")
     assert chain.levels[0] is level
-
-
-@pytest.mark.parametrize("value", ["yes", 1.0])
-def test_a_switch_of_the_wrong_kind(value: Any) -> None:
-    with pytest.raises(ValueError, match='pack: expected True, False or "auto", given'):
-        ps.Chain([model()], pack=value)
 
 
 @pytest.mark.usefixtures("no_clock")
