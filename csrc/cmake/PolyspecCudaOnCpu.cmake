@@ -51,7 +51,7 @@ function(polyspec_use_stand_in target)
   target_compile_features(${target} PRIVATE cxx_std_17)
   target_include_directories(${target} PRIVATE csrc/tests csrc/src)
   target_compile_definitions(${target} PRIVATE POLYSPEC_WITH_CUDA=1 ${ARGN})
-  target_compile_options(${target} PRIVATE ${POLYSPEC_CXX_FLAGS})
+  target_compile_options(${target} PRIVATE ${POLYSPEC_CXX_FLAGS} -O1)
   # The stand-in first: nothing is left for a real CUDA runtime to define.
   target_link_libraries(${target} PRIVATE cuda_stand_in polyspec Threads::Threads)
 endfunction()
