@@ -15,7 +15,8 @@ from polyspec_ext.cli.texts import tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.levels.stateful import StatefulLevel
 
-from .session import HeadTraining, Settings
+from .heads import Settings
+from .session import HeadTraining
 from .texts import documents_of, read_texts, split
 
 _TOKENS = 1_000_000

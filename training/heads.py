@@ -1,43 +1,51 @@
 """A new head for a target: EAGLE, MTP, or a drafter of blocks (DFlash, DSpark). Its configuration,
-its first weights, the drafts that blocks learn from, and its files in published formats."""
+its first weights, and the drafts that blocks learn from."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 from polyspec_ext.drafters import dflash_format, eagle_format
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import MTPNetwork
-from polyspec_ext.files import replacing
 
 from .unrolled import Draft, Drafts, States, Teacher
 
 _RIDGE = 0.1  # of the mean square of a predictor
 
 
-def head_config(
-    text: Any, version: int, draft_vocab: int | None, inner: int | None
-) -> dict[str, Any]:
-    """Return the config.json of a head, as SafeAILab's checkpoints have it.
+@dataclass(frozen=True)
+class Settings:
+    """What a run must be resumed with."""
 
-    Args:
-        text: configuration of the target's decoder.
-        version: 1 (EAGLE-2) or 3.
-        draft_vocab: ids that an EAGLE-3 head knows; None: all.
-        inner: width of its MLP; None: the target's.
-    """
+    version: int = 3  # 1: EAGLE-2; 0: an MTP head
+    steps: int = 3  # of a draft, that are learnt; of a block all are
+    draft_vocab: int | None = None  # ids that an EAGLE-3 or DFlash knows; None: all
+    block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
+    layers: int = 1  # of a DFlash drafter
+    markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
+    inner: int | None = None  # width of its MLP; None: the target's
+    epochs: int = 3  # how often a row is learnt from, in the mean
+    length: int = 320  # tokens of a row
+    batch: int = 4  # rows of a step
+    block: int = 32  # rows that the target reads at a time
+    rate: float = 1e-3  # highest learning rate
+    seed: int = 0  # of the first weights and the order of rows
+
+
+def head_config(text: Any, settings: Settings) -> dict[str, Any]:
+    """Return the config.json of a head, as SafeAILab's checkpoints have it. `text`: configuration
+    of the target's decoder."""
     # As many as the target's, or the next lower number that divides the states into parts of an
     # even width.
-    width = text.hidden_size
+    width, version = text.hidden_size, settings.version
     counts = range(text.num_attention_heads, 0, -1)
     heads = next((n for n in counts if width % n == 0 and width // n % 2 == 0), 1)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -49,7 +57,9 @@ def head_config(
         "architectures": ["LlamaForCausalLM" if version == 1 else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": width,
-        "intermediate_size": inner or getattr(text, "intermediate_size", None) or 4 * width,
+        "intermediate_size": settings.inner
+        or getattr(text, "intermediate_size", None)
+        or 4 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -66,7 +76,7 @@ def head_config(
     if version == 1:
         given["bias"] = False
     else:
-        given["draft_vocab_size"] = draft_vocab or text.vocab_size
+        given["draft_vocab_size"] = settings.draft_vocab or text.vocab_size
     return given
 
 
@@ -113,14 +123,10 @@ def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
     own: Any = head.layers[0]
     width, gain = head.config.hidden_size, teacher.gain
 
-    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for block in blocks:
-            embeds = own.input_layernorm(teacher.embed(block.tokens[:, 1:]).float())
-            given = torch.cat([block.features[:, :-1].float(), embeds], -1)
-            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
-            yield given[about], block.last[:, 1:][about].float() / gain
+    def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
+        return torch.cat([block.features[:, :-1].float(), own.input_layernorm(embeds)], -1)
 
-    found = _nearest(pairs())
+    found = _nearest(teacher, blocks, inputs, lambda block: block.last.float() / gain)
     if found is None:
         return
     head.fc.weight.copy_(found[:, :-width])
@@ -135,25 +141,29 @@ def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> N
     """Set the product of a new MTP head, whose layer is the target's last one, to the linear
     function of its inputs that is nearest to what that layer reads of the next token."""
 
-    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for block in blocks:
-            embeds = teacher.embed(block.tokens[:, 1:]).float()
-            given = head.paired(embeds, block.last[:, :-1].float())
-            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
-            yield given[about], teacher.entering(block.tokens)[:, 1:][about]
+    def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
+        return head.paired(embeds, block.last[:, :-1].float())
 
-    found = _nearest(pairs())
+    found = _nearest(teacher, blocks, inputs, lambda block: teacher.entering(block.tokens))
     if found is not None:
         head.fc.weight.copy_(found)
 
 
-def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
-    """Return the matrix that is nearest to bringing x ``[n, F]`` to y ``[n, H]``, by least squares:
-    what a few thousand tokens tell, and steps of an optimiser would need many more for. None:
-    there are no pairs."""
+def _nearest(
+    teacher: Teacher,
+    blocks: Sequence[States],
+    inputs: Callable[[torch.Tensor, States], torch.Tensor],
+    goals: Callable[[States], torch.Tensor],
+) -> torch.Tensor | None:
+    """Return the matrix that is nearest to bringing the `inputs` of each token's embedding and the
+    state in front of it to the `goals` of that token, by least squares: what a few thousand tokens
+    tell, and steps of an optimiser would need many more for. None: no token is learnt."""
     squares = products = torch.zeros(1)
     count = 0
-    for x, y in pairs:
+    for block in blocks:
+        about = block.about[:, 1:]
+        x = inputs(teacher.embed(block.tokens[:, 1:]).float(), block)[about]
+        y = goals(block)[:, 1:][about]
         squares, products = squares + x.T @ x, products + x.T @ y
         count += len(x)
     if count == 0:
@@ -163,61 +173,24 @@ def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor
     return matrix.T
 
 
-def save_head(
-    place: Path,
-    given: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    ids: torch.Tensor | None,
-) -> None:
-    """Save config and tensors under the published names, in bfloat16. What lies there is replaced
-    when the new file is whole.
-
-    Args:
-        tensors: of the head, with `lm_head.weight` where it has one.
-        ids: of the draft vocabulary, ascending.
-    """
-    place.mkdir(parents=True, exist_ok=True)
-    third = given["architectures"] == ["LlamaForCausalLMEagle3"]
-    named = {
-        (key.replace("layers.0.", "midlayer.") if third else key): value.to(torch.bfloat16)
-        for key, value in tensors.items()
-    }
-    if ids is not None:
-        # Offsets, and which ids of the target are known.
-        named["d2t"] = ids - torch.arange(len(ids))
-        size = given.get("transformer_layer_config", given)["vocab_size"]
-        named["t2d"] = torch.zeros(size, dtype=torch.bool)
-        named["t2d"][ids] = True
-    whole = {key: value.contiguous() for key, value in named.items()}
-    with replacing(place / "model.safetensors") as part:
-        save_file(whole, part, {"format": "pt"})
-    text = json.dumps(given, indent=2) + "\n"
-    config = place / "config.json"
-    if not config.exists() or config.read_text() != text:
-        config.write_text(text)
-
-
-def block_config(
-    target: Any, layer: dict[str, Any], block_size: int, layers: int, rank: int
-) -> dict[str, Any]:
-    """Return the config.json of a drafter, as speculators' checkpoints have it.
+def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the config.json of a drafter of blocks, as speculators' checkpoints have it.
 
     Args:
         target: configuration of the model that it drafts for.
-        layer: of an EAGLE-3 head for that target, of the same widths (`heads.head_config`).
-        block_size: tokens of a block.
-        layers: of the drafter.
-        rank: of the Markov head; 0: a DFlash without one.
+        layer: of an EAGLE-3 head for that target, of the same widths (`head_config`).
     """
+    size, rank = settings.block_size, settings.markov_rank
     text, kind = target.get_text_config(decoder=True), "dspark" if rank else "dflash"
     count, ends = text.num_hidden_layers, text.eos_token_id
     nested = {key: value for key, value in layer.items() if key not in ("architectures", "bias")}
     drawn = nested.pop("draft_vocab_size")
-    nested |= {"model_type": "qwen3", "num_hidden_layers": layers}
+    nested |= {"model_type": "qwen3", "num_hidden_layers": settings.layers}
     nested["head_dim"] = nested["hidden_size"] // nested["num_attention_heads"]
     # Nothing is drafted behind the end of a text, so that its embedding is free.
     mask = (ends[0] if isinstance(ends, list) else ends) or 0
-    proposal = {"proposal_type": "greedy", "speculative_tokens": block_size - (not rank)}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": size - (not rank)}
+    markov = {"markov_rank": rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
     return {
         "architectures": ["DSparkSpeculator" if rank else "DFlashSpeculator"],
         "speculators_model_type": kind,
@@ -231,14 +204,13 @@ def block_config(
             },
         },
         "aux_hidden_state_layer_ids": [2, count // 2, count - 3],
-        "block_size": block_size,
+        "block_size": size,
         "draft_vocab_size": drawn,
         "mask_token_id": mask,
         "sample_from_anchor": bool(rank),
         "target_hidden_size": nested["hidden_size"],
         "transformer_layer_config": nested,
-        **({"markov_rank": rank, "markov_head_type": "vanilla"} if rank else {}),
-        **({"enable_confidence_head": False} if rank else {}),
+        **(markov if rank else {}),
     }
 
 
@@ -286,13 +258,12 @@ class Blocks(Drafts):
             return out.transpose(1, 2)
 
         states = head(embeds, positions[None], attention).unflatten(1, (-1, size))
-        about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         first = not config.from_anchor
         for step in range(self.steps):
             # Those that the text is long enough for.
             at = anchors[anchors + step < length] + step
             out = states[:, : len(at), first + step]
-            yield Draft(out, out, rows.last[:, at], about[:, at], tokens[:, at])
+            yield Draft(out, out, rows.last[:, at], rows.about[:, at], tokens[:, at])
 
     def logits(self, draft: Draft) -> torch.Tensor:
         logits = super().logits(draft)

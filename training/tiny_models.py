@@ -41,7 +41,8 @@ from polyspec_ext.tiny import HEADS, path
 
 from . import corpus
 from .corpus import LENGTH
-from .session import HeadTraining, Settings, Steps
+from .heads import Settings
+from .session import HeadTraining, Steps
 from .texts import Document, Stream
 
 TOKENS = 1_600_000  # of training

@@ -35,6 +35,11 @@ class States(NamedTuple):
     features: torch.Tensor  # [R, T, F], what a head reads, in units of `Teacher.scale`
     last: torch.Tensor  # [R, T, H], what the target's output head reads
 
+    @property
+    def about(self) -> torch.Tensor:
+        """Which states [R, T] have a learnt token behind them; of the last one nothing is known."""
+        return torch.cat([self.learnt[:, 1:], self.learnt[:, -1:]], 1)
+
 
 class Teacher:
     """A target, as a head learns from it.
@@ -73,29 +78,26 @@ class Teacher:
     @torch.no_grad()
     def read(self, rows: Rows, batch: int = 4) -> States:
         """Run a pass of the target over every row."""
-        features, last = self._passes(rows.tokens, batch)
+        features, last = self._passes(rows.tokens, batch, self._layers)
         features = features / self.scale
         return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
 
     @torch.no_grad()
     def entering(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what the target's last layer reads ``[R, T, H]``, float32."""
-        decoder = self._model.get_decoder()
-        out = decoder(input_ids=tokens, output_hidden_states=True, use_cache=False)
-        states: torch.Tensor = out.hidden_states[-2].float()
-        return states
+        return self._passes(tokens, len(tokens), [-2])[0].float()
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> None:
         """Set `scale` and `gain`, from these rows."""
-        self.scale, self.gain = map(_sizes, self._passes(rows.tokens, 4))
+        self.scale, self.gain = map(_sizes, self._passes(rows.tokens, 4, self._layers))
 
     def require_plain_head(self, tokens: torch.Tensor) -> None:
         """Refuse a model that makes something else of its last states than their product with the
         output head, such as capped or scaled logits."""
         with torch.no_grad():
             whole = self._model(input_ids=tokens).logits.float()
-            own = self.logits(self._passes(tokens, 1)[1])
+            own = self.logits(self._passes(tokens, 1, self._layers)[1])
         if whole.shape != own.shape or (whole - own).abs().max() > 0.05 * whole.abs().max():
             raise ValueError(
                 "target: expected a model whose logits are the product of its last hidden states "
@@ -103,15 +105,15 @@ class Teacher:
                 "else with them"
             )
 
-    def _passes(self, tokens: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Yield ``[R, T, F]`` and ``[R, T, H]``, features and last states, so many rows at a
-        time."""
-        features, last = [], []
+    def _passes(
+        self, tokens: torch.Tensor, batch: int, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``[R, T, F]`` and ``[R, T, H]``, states of layers side by side and the last ones,
+        read so many rows at a time."""
+        decoder, features, last = self._model.get_decoder(), [], []
         for part in tokens.split(batch):
-            out = self._model.get_decoder()(
-                input_ids=part, output_hidden_states=True, use_cache=False
-            )
-            features.append(torch.cat([out.hidden_states[k] for k in self._layers], -1))
+            out = decoder(input_ids=part, output_hidden_states=True, use_cache=False)
+            features.append(torch.cat([out.hidden_states[k] for k in layers], -1))
             last.append(out.last_hidden_state)
         return torch.cat(features), torch.cat(last)
 
@@ -199,8 +201,6 @@ class Unrolled(Drafts):
 
     def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
         head, tokens = self.head, rows.tokens
-        # A state is about the token behind it; of the last one nothing is known.
-        about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
         states, seen = head.fuse(rows.features), _Seen()
         for step in range(self.steps):
@@ -211,7 +211,7 @@ class Unrolled(Drafts):
             out = head.read(
                 embeds[:, behind], states[:, :count], positions, mask, cast(RollbackCache, seen)
             )
-            some, last = about[:, behind], rows.last[:, behind]
+            some, last = rows.about[:, behind], rows.last[:, behind]
             yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
             states = head.carried(out)
 
