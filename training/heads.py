@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from polyspec_ext.drafters import dflash_format, eagle_format
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import MTPNetwork
@@ -52,14 +51,13 @@ def head_config(text: Any, settings: Settings) -> dict[str, Any]:
     if version == 3 or heads % kv_heads:
         # The token's embedding reaches an EAGLE-3 head through its values only: as wide as it is.
         kv_heads = heads
+    inner = settings.inner or getattr(text, "intermediate_size", None)
     rotations = getattr(text, "rope_parameters", None) or {}
     given: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM" if version == 1 else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": width,
-        "intermediate_size": settings.inner
-        or getattr(text, "intermediate_size", None)
-        or 4 * width,
+        "intermediate_size": inner or 4 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -73,55 +71,31 @@ def head_config(text: Any, settings: Settings) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-    if version == 1:
-        given["bias"] = False
-    else:
-        given["draft_vocab_size"] = settings.draft_vocab or text.vocab_size
-    return given
-
-
-def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
-    """Make a head of that configuration, its weights at random out of torch's generator, in
-    float32.
-
-    An EAGLE-3 head begins with an attention that looks at its own token, and adds that token's
-    embedding to what it reads of the target: queries and keys are alike, values and output inverse
-    to each other. What a random layer would have to find first is there then.
-    """
-    third = "draft_vocab_size" in given
-    config = eagle_format.parse(given, ["layers.0."], target_layers, "head")
-    head = EagleNetwork(config)
-    if third:
-        with torch.no_grad():
-            own: Any = head.layers[0]
-            width, attention = config.hidden_size, own.self_attn
-            nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
-            nn.init.normal_(attention.q_proj.weight, std=(2 * width) ** -0.5)
-            attention.k_proj.weight.copy_(attention.q_proj.weight[: len(attention.k_proj.weight)])
-            values = torch.empty(len(attention.v_proj.weight), width)
-            nn.init.orthogonal_(values)
-            attention.v_proj.weight.zero_()[:, :width] = values
-            attention.o_proj.weight.copy_(values.T)
-            for part in (own.mlp.gate_proj, own.mlp.up_proj):
-                nn.init.normal_(part.weight, std=width**-0.5)
-            nn.init.normal_(
-                own.mlp.down_proj.weight, std=0.3 * config.layer.intermediate_size**-0.5
-            )
-    return head
+    drawn = settings.draft_vocab or text.vocab_size
+    return given | ({"bias": False} if version == 1 else {"draft_vocab_size": drawn})
 
 
 @torch.no_grad()
-def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
-    """Set a new EAGLE-3 head, whose attention adds the embedding of its token, to the linear
-    function of features and embedding that is nearest to the target's next state.
+def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
+    """Begin an EAGLE-3 head with an attention that looks at its own token, and adds that token's
+    embedding to what it reads of the target: queries and keys are alike, values and output inverse
+    to each other. What a random layer would have to find first is there then.
 
-    Args:
-        head: of `make_head`.
-        teacher: whose final norm `head` takes.
-        blocks: at least one.
+    With its output, it is the linear function of features and embedding that is nearest to the
+    target's next state over the blocks; its final norm is the target's.
     """
     own: Any = head.layers[0]
-    width, gain = head.config.hidden_size, teacher.gain
+    width, attention, gain = head.config.hidden_size, own.self_attn, teacher.gain
+    nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
+    nn.init.normal_(attention.q_proj.weight, std=(2 * width) ** -0.5)
+    attention.k_proj.weight.copy_(attention.q_proj.weight[: len(attention.k_proj.weight)])
+    values = torch.empty(len(attention.v_proj.weight), width)
+    nn.init.orthogonal_(values)
+    attention.v_proj.weight.zero_()[:, :width] = values
+    attention.o_proj.weight.copy_(values.T)
+    for part in (own.mlp.gate_proj, own.mlp.up_proj):
+        nn.init.normal_(part.weight, std=width**-0.5)
+    nn.init.normal_(own.mlp.down_proj.weight, std=0.3 * own.mlp.down_proj.in_features**-0.5)
 
     def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
         return torch.cat([block.features[:, :-1].float(), own.input_layernorm(embeds)], -1)
@@ -130,9 +104,7 @@ def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
     if found is None:
         return
     head.fc.weight.copy_(found[:, :-width])
-    # The attention's values are an orthogonal image of the embedding.
-    values = own.self_attn.v_proj.weight[:, :width]
-    own.self_attn.o_proj.weight.copy_(found[:, -width:] @ values.T)
+    attention.o_proj.weight.copy_(found[:, -width:] @ values.T)
     head.norm.weight.copy_(gain)
 
 
@@ -144,7 +116,9 @@ def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> N
     def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
         return head.paired(embeds, block.last[:, :-1].float())
 
-    found = _nearest(teacher, blocks, inputs, lambda block: teacher.entering(block.tokens))
+    found = _nearest(
+        teacher, blocks, inputs, lambda block: teacher.passes(block.tokens, layers=[-2])[0].float()
+    )
     if found is not None:
         head.fc.weight.copy_(found)
 
@@ -214,22 +188,6 @@ def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict
     }
 
 
-def make_blocks(given: dict[str, Any], target_layers: int) -> DFlashNetwork:
-    """Make a drafter of that configuration, its weights at random out of torch's generator, in
-    float32. Its layers add little at first, and the Markov head nothing."""
-    count = given["transformer_layer_config"]["num_hidden_layers"]
-    head = DFlashNetwork(
-        dflash_format.parse(given, [f"layers.{i}." for i in range(count)], target_layers, "head")
-    )
-    for layer in head.layers:
-        own: Any = layer
-        for part in (own.self_attn.o_proj, own.mlp.down_proj):
-            nn.init.normal_(part.weight, std=0.3 * part.in_features**-0.5)
-    if head.config.markov_rank:
-        nn.init.zeros_(head.markov_head.markov_w2.weight)
-    return head
-
-
 class Blocks(Drafts):
     """A drafter of blocks behind some tokens of a text: one in each stretch of a block's length."""
 
@@ -274,7 +232,14 @@ class Blocks(Drafts):
 
 
 @torch.no_grad()
-def begin_blocks(head: DFlashNetwork, teacher: Teacher) -> None:
-    """Give the states of a new drafter the sizes of the target's."""
+def begin_blocks(head: DFlashNetwork, teacher: Teacher, _: Sequence[States]) -> None:
+    """Give the states of a new drafter the sizes of the target's. Its layers add little at first,
+    and the Markov head nothing."""
+    for layer in head.layers:
+        own: Any = layer
+        for part in (own.self_attn.o_proj, own.mlp.down_proj):
+            nn.init.normal_(part.weight, std=0.3 * part.in_features**-0.5)
+    if head.config.markov_rank:
+        nn.init.zeros_(head.markov_head.markov_w2.weight)
     head.norm.weight.copy_(teacher.gain)
     nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)

@@ -20,6 +20,9 @@ import torch
 from safetensors.torch import save_file
 
 from polyspec_ext import progress
+from polyspec_ext.drafters import dflash_format, eagle_format
+from polyspec_ext.drafters.dflash import DFlashNetwork
+from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import new_mtp
 from polyspec_ext.files import replace_text, replacing
 
@@ -67,7 +70,6 @@ class Steps:
 _BLOCKS = 8  # whose states are kept
 _LAYERS = 3
 _FIRST = 4  # blocks that the first weights are fitted to
-_EVERY = 120  # seconds between two checkpoints
 _SMOOTH = 0.95
 
 
@@ -78,13 +80,8 @@ class HeadTraining:
         target: a causal language model of transformers on the CPU, in eval mode.
         documents: that are learnt; `held_out`: that are reported on.
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
-        resume: go on where the last run stopped.
-        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an MTP
-            head `heads.begin_mtp`, or for an EAGLE-2 head or a DFlash drafter they are random.
-
-    Raises:
-        ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or
-            a run of other settings.
+        begin: gives a new head its first weights; None: a function of `heads` does, or for an
+            EAGLE-2 head they are random.
     """
 
     def __init__(
@@ -116,13 +113,14 @@ class HeadTraining:
         head: Any
         if settings.block_size:
             self._config = heads.block_config(target.config, self._config, settings)
-            head = heads.make_blocks(self._config, layers)
+            names = [f"layers.{i}." for i in range(settings.layers)]
+            head = DFlashNetwork(dflash_format.parse(self._config, names, layers, "head"))
         elif settings.version == 0:
             # (Not a model's, and nothing takes it for that.)
             self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
             head, self._names = new_mtp(target)
         else:
-            head = heads.make_head(self._config, layers)
+            head = EagleNetwork(eagle_format.parse(self._config, ["layers.0."], layers, "head"))
         self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])
@@ -149,12 +147,10 @@ class HeadTraining:
             )
         if begin is not None:
             begin(head)
-        elif settings.block_size:
-            heads.begin_blocks(head, self._teacher)
         elif settings.version != 1:
-            first_states = [self._states_of(number) for number in range(_FIRST)]
-            fitted: Any = heads.begin_linear if settings.version else heads.begin_mtp
-            fitted(head, self._teacher, first_states)
+            fitted: Any = heads.begin_eagle3 if settings.version else heads.begin_mtp
+            fitted = heads.begin_blocks if settings.block_size else fitted
+            fitted(head, self._teacher, [self._states_of(number) for number in range(_FIRST)])
 
     @property
     def tokens(self) -> int:
@@ -162,7 +158,7 @@ class HeadTraining:
         return self._block * self._settings.block * self._settings.length
 
     def run(
-        self, tokens: int | None = None, minutes: float | None = None, every: float = _EVERY
+        self, tokens: int | None = None, minutes: float | None = None, every: int = 120
     ) -> None:
         """Learn until the target has read so many tokens, or for so many minutes, those of earlier
         runs counted in, whichever is first. The learning rate decays towards that end. A checkpoint
@@ -183,7 +179,11 @@ class HeadTraining:
         with bar:  # without minutes, a block is learnt from to its end
             while way() < 1 or (self._batch and minutes is None):
                 batches = batches or self._batches()
-                self._learn(self._pick(batches[self._batch]), way())
+                with mixed():
+                    loss, overlaps = self._drafts(self._pick(batches[self._batch]))
+                self._steps.step(loss, way())
+                pairs = zip(self._smooth, (loss.item(), *overlaps), strict=True)
+                self._smooth = [_SMOOTH * old + (1 - _SMOOTH) * new for old, new in pairs]
                 self._batch += 1
                 self._seconds = time.monotonic() - began
                 bar.set_postfix_str(self._figures(), refresh=False)
@@ -216,13 +216,6 @@ class HeadTraining:
         correction = 1 - _SMOOTH ** max(1, self._steps.count)
         loss, *overlaps = (x / correction for x in self._smooth)
         return f"loss {loss:.3f}, overlap " + " ".join(f"{x:.3f}" for x in overlaps)
-
-    def _learn(self, batch: States, way: float) -> None:
-        with mixed():
-            loss, overlaps = self._drafts(batch)
-        self._steps.step(loss, way)
-        for i, value in enumerate((loss.item(), *overlaps)):
-            self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value
 
     def _batches(self) -> list[torch.Tensor]:
         """Return the indices of the kept rows of the next block: its own, and as many of
@@ -260,8 +253,7 @@ class HeadTraining:
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
             if not self._settings.block_size:
-                first = "layers.0."
-                tensors = {key.replace(first, "midlayer."): x for key, x in tensors.items()}
+                tensors = {key.replace("layers.0.", "midlayer."): x for key, x in tensors.items()}
             if not self._settings.block_size or ids is not None:
                 tensors["lm_head.weight"] = self._teacher.head
         tensors = {key: value.bfloat16().contiguous() for key, value in tensors.items()}

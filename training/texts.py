@@ -36,15 +36,8 @@ class Rows(NamedTuple):
 
 
 class Stream:
-    """Endless rows: the documents again and again, each time in a new order and cut elsewhere. Row
-    i is the same whenever it is asked for.
-
-    Args:
-        documents: at least two rows of tokens.
-
-    Raises:
-        ValueError: they have fewer.
-    """
+    """Endless rows: the documents, two rows of tokens or more, again and again, each time in a new
+    order and cut elsewhere. Row i is the same whenever it is asked for."""
 
     def __init__(self, documents: Sequence[Document], length: int, seed: int) -> None:
         self._documents, self._length, self._seed = documents, length, seed
@@ -110,11 +103,7 @@ class Text(NamedTuple):
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
     """Read the texts of files: of a ``.jsonl`` one a line, of others passages between blank lines.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: there are none, or a line is none; names the file and the line.
-    """
+    ValueError: there are none, or a line is none; names the file and the line."""
     found: list[Text] = []
     for file in files:
         content = file.read_text(encoding="utf-8")
@@ -129,23 +118,11 @@ def read_texts(files: Sequence[Path]) -> list[Text]:
 
 
 def documents_of(
-    texts: Sequence[Text],
-    tokenizer: Any,
-    model: Any,
-    kept: Path,
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
+    texts: Sequence[Text], tokenizer: Any, model: Any, kept: Path, *, seed: int, **options: Any
 ) -> list[Document]:
-    """Tokens of every text. Questions without an answer are answered by the target, in batches.
-
-    Args:
-        model: the target, of transformers.
-        kept: a file of answers, which grows; those in it are not asked for again.
-        max_new_tokens, temperature: of an answer.
-        seed: of the answers; question i has seed + i.
-    """
+    """Return the tokens of every text. Questions without an answer are answered by the target
+    `model`, in batches, question i with seed + i and `options` of `Chain.generate`. The file `kept`
+    has its answers, and grows."""
     bar = progress.bar(texts, desc="texts", mininterval=5, leave=False)
     prompts = [_prompt(text, tokenizer) for text in bar]
     said: dict[int, list[int]] = {}
@@ -154,7 +131,6 @@ def documents_of(
             ids = tokenizer(text.said, add_special_tokens=not prompts[i])["input_ids"]
             said[i] = [*ids, tokenizer.eos_token_id]
     asked = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     said |= _answers(asked, model, kept, seed, options)
     return [
         Document(torch.tensor([*prompt, *said[i]]), len(prompt)) for i, prompt in enumerate(prompts)
@@ -163,11 +139,7 @@ def documents_of(
 
 def split(documents: Sequence[Document], length: int) -> tuple[list[Document], list[Document]]:
     """Split documents into those to learn and those held out, of which no more than `length` tokens
-    count.
-
-    Raises:
-        ValueError: fewer than two.
-    """
+    count. ValueError: fewer than two."""
     if len(documents) < 2:
         raise ValueError(f"texts: expected at least 2, one to be held out, given {len(documents)}")
     count = min(_MOST, max(1, len(documents) // _SHARE))
@@ -182,23 +154,21 @@ def _parsed(line: str, where: str) -> Text:
         given = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: expected a JSON object a line: {error}") from error
-    if isinstance(given, dict):
-        messages, question, answer = (given.get(k) for k in ("messages", "question", "answer"))
-        if isinstance(given.get("text"), str) and given["text"].strip():
-            return Text((), given["text"])
-        if isinstance(question, str) and isinstance(answer, str | None):
-            return Text(({"role": "user", "content": question},), answer)
-        if isinstance(messages, list) and messages and all(_is_message(one) for one in messages):
-            if messages[-1]["role"] == "assistant" and len(messages) > 1:
-                return Text(tuple(messages[:-1]), messages[-1]["content"])
+    match given:
+        case {"text": str(text)} if text.strip():
+            return Text((), text)
+        case {"question": str(question)} if isinstance(given.get("answer"), str | None):
+            return Text(({"role": "user", "content": question},), given.get("answer"))
+        case {"messages": [*before, last] as messages} if all(map(_is_message, messages)):
+            if last["role"] == "assistant" and before:
+                return Text(tuple(before), last["content"])
             return Text(tuple(messages), None)
     raise ValueError(f"{where}: expected an object with {_KINDS}, given {line[:60]!r}")
 
 
 def _is_message(given: Any) -> bool:
-    return isinstance(given, dict) and all(
-        isinstance(given.get(key), str) for key in ("role", "content")
-    )
+    kinds = {type(given.get(key)) for key in ("role", "content")} if type(given) is dict else ()
+    return kinds == {str}
 
 
 def _prompt(text: Text, tokenizer: Any) -> list[int]:
@@ -231,9 +201,9 @@ def _answers(
     if missing:
         chain = Chain([level_for(model, (1,), pack="auto")])
         kept.parent.mkdir(parents=True, exist_ok=True)
-        bar = progress.bar(total=len(missing), desc="answers", mininterval=5)
-        with kept.open("a", encoding="utf-8") as file, bar:
-            for begin in range(0, len(missing), _BATCH):
+        bar = progress.bar(range(0, len(missing), _BATCH), desc="answers", mininterval=5)
+        with kept.open("a", encoding="utf-8") as file:
+            for begin in bar:
                 part = missing[begin : begin + _BATCH]
                 out = chain.generate(
                     [prompts[i] for i in part], **options, seed=[seed + i for i in part]
@@ -242,5 +212,4 @@ def _answers(
                     known[keys[i]] = list(tokens)
                     file.write("\n" + json.dumps({"key": keys[i], "ids": known[keys[i]]}))
                 file.flush()
-                bar.update(len(part))
     return {i: known[key] for i, key in keys.items()}

@@ -92,7 +92,7 @@ def test_a_trained_mtp_head_is_read_and_accepted(family: str, tmp_path: Path) ->
     """In the layout of its target's family, or MiMo's; loaded, it drafts from the same logits."""
     model = make("llama", 4) if family == "llama" else mtp_heads.target_of(family)
     documents = own_texts(model.requires_grad_(False), 24)
-    training = HeadTraining(model, documents, documents[:6], tmp_path, MTP)
+    training = HeadTraining(model, documents, documents[:16], tmp_path, MTP)
     before = training.report()
     training.run(tokens=12 * 4 * 24)
     after = training.report()
