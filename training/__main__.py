@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -15,7 +16,8 @@ from polyspec_ext.cli.texts import tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.levels.stateful import StatefulLevel
 
-from .session import HeadTraining, Settings
+from .heads import Settings
+from .session import HeadTraining
 from .texts import documents_of, read_texts, split
 
 _TOKENS = 1_000_000
@@ -48,49 +50,28 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
         "--target", metavar="MODEL", required=True, help="model directory, id or GGUF file"
     )
     sub.add_argument("--output", type=Path, metavar="DIR", required=True, help="of the head")
-    data = sub.add_argument_group("texts")
-    data.add_argument(
-        "--texts",
-        type=Path,
-        metavar="FILE",
-        nargs="+",
-        default=[],
-        help='JSON lines (.jsonl) with "question" and "answer", with "messages" or with "text", or '
-        "plain text; a question without an answer is answered by the target first",
-    )
+    data, run, shape, learning = map(sub.add_argument_group, ("texts", "run", "head", "learning"))
+    files: dict[str, Any] = {"type": Path, "metavar": "FILE", "nargs": "+", "default": []}
+    what = 'JSON lines (.jsonl) with "question" and "answer", with "messages" or with "text", or '
+    what += "plain text; a question without an answer is answered by the target first"
+    data.add_argument("--texts", help=what, **files)
     options.add_count(data, "--max-new-tokens", 256, "of an answer of the target's")
     options.add(data, "--temperature", options.number(0), 0.8, "T", "of the target's answers")
-    run = sub.add_argument_group("run")
-    run.add_argument(
-        "--tokens",
-        type=options.COUNT,
-        metavar="N",
-        help=f"end after the target has read so many (default: {_TOKENS:,}, without --minutes)",
-    )
-    run.add_argument(
-        "--minutes", type=options.number(0), metavar="M", help="end after so many, in all runs"
-    )
-    run.add_argument("--resume", action="store_true", help="go on with the run that --output holds")
+    what = f"end after the target has read so many (default: {_TOKENS:,}, without --minutes)"
+    options.add_count(run, "--tokens", None, what)
+    options.add(run, "--minutes", options.number(0), None, "M", "end after so many, in all runs")
+    options.add_flag(run, "--resume", "go on with the run that --output holds")
     options.share(run, "--threads")
-    shape = sub.add_argument_group("head")
     if kind != "mtp":
         options.add_count(shape, "--draft-vocab", 8192, "most frequent ids, which the head knows")
+        options.add_count(shape, "--inner", None, "width of the MLP (default: the target's)")
     if kind == "dflash":
         options.add_count(shape, "--block-size", 8, "tokens of a block")
         options.add_count(shape, "--layers", 2, "of the drafter")
-        shape.add_argument(
-            "--markov-rank",
-            type=options.COUNT,
-            default=0,
-            metavar="N",
-            help="inner width of a DSpark's Markov head (default: none, a DFlash)",
-        )
+        what = "inner width of a DSpark's Markov head (default: none, a DFlash)"
+        options.add_count(shape, "--markov-rank", None, what)
     else:
         options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
-    if kind != "mtp":
-        what = "width of the MLP (default: the target's)"
-        shape.add_argument("--inner", type=options.COUNT, metavar="N", help=what)
-    learning = sub.add_argument_group("learning")
     options.add_count(learning, "--epochs", 3, "how often a row is learnt from")
     options.add_count(learning, "--length", 320, "tokens of a row")
     options.add_count(learning, "--batch", 2, "rows of a step")
@@ -112,18 +93,12 @@ def train(args: argparse.Namespace) -> int:
             f"target: expected a causal language model, given {type(level.model).__name__}"
         )
     model = level.model.requires_grad_(False)
-    documents = documents_of(
-        texts,
-        tokenizer_of(args),
-        model,
-        args.output / "training" / "answers.jsonl",
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-    )
+    asked = {key: getattr(args, key) for key in ("max_new_tokens", "temperature", "seed")}
+    kept = args.output / "training" / "answers.jsonl"
+    documents = documents_of(texts, tokenizer_of(args), model, kept, **asked)
     learnt, held_out = split(documents, args.length)
-    names = [field.name for field in fields(Settings) if field.name in args]
-    chosen = {name: getattr(args, name) for name in names}
+    names = {field.name for field in fields(Settings)}
+    chosen = {key: x for key, x in vars(args).items() if key in names and x is not None}
     if args.kind == "mtp":
         chosen["version"] = 0
     else:

@@ -1,55 +1,63 @@
 """A new head for a target: EAGLE, MTP, or a drafter of blocks (DFlash, DSpark). Its configuration,
-its first weights, the drafts that blocks learn from, and its files in published formats."""
+its first weights, and the drafts that blocks learn from."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
-from polyspec_ext.drafters import dflash_format, eagle_format
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import MTPNetwork
-from polyspec_ext.files import replacing
 
 from .unrolled import Draft, Drafts, States, Teacher
 
 _RIDGE = 0.1  # of the mean square of a predictor
 
 
-def head_config(
-    text: Any, version: int, draft_vocab: int | None, inner: int | None
-) -> dict[str, Any]:
-    """Return the config.json of a head, as SafeAILab's checkpoints have it.
+@dataclass(frozen=True)
+class Settings:
+    """What a run must be resumed with."""
 
-    Args:
-        text: configuration of the target's decoder.
-        version: 1 (EAGLE-2) or 3.
-        draft_vocab: ids that an EAGLE-3 head knows; None: all.
-        inner: width of its MLP; None: the target's.
-    """
+    version: int = 3  # 1: EAGLE-2; 0: an MTP head
+    steps: int = 3  # of a draft, that are learnt; of a block all are
+    draft_vocab: int | None = None  # ids that an EAGLE-3 or DFlash knows; None: all
+    block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
+    layers: int = 1  # of a DFlash drafter
+    markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
+    inner: int | None = None  # width of its MLP; None: the target's
+    epochs: int = 3  # how often a row is learnt from, in the mean
+    length: int = 320  # tokens of a row
+    batch: int = 4  # rows of a step
+    block: int = 32  # rows that the target reads at a time
+    rate: float = 1e-3  # highest learning rate
+    seed: int = 0  # of the first weights and the order of rows
+
+
+def head_config(text: Any, settings: Settings) -> dict[str, Any]:
+    """Return the config.json of a head, as SafeAILab's checkpoints have it. `text`: configuration
+    of the target's decoder."""
     # As many as the target's, or the next lower number that divides the states into parts of an
     # even width.
-    width = text.hidden_size
+    width, version = text.hidden_size, settings.version
     counts = range(text.num_attention_heads, 0, -1)
     heads = next((n for n in counts if width % n == 0 and width // n % 2 == 0), 1)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     if version == 3 or heads % kv_heads:
         # The token's embedding reaches an EAGLE-3 head through its values only: as wide as it is.
         kv_heads = heads
+    inner = settings.inner or getattr(text, "intermediate_size", None)
     rotations = getattr(text, "rope_parameters", None) or {}
     given: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM" if version == 1 else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": width,
-        "intermediate_size": inner or getattr(text, "intermediate_size", None) or 4 * width,
+        "intermediate_size": inner or 4 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -63,70 +71,40 @@ def head_config(
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-    if version == 1:
-        given["bias"] = False
-    else:
-        given["draft_vocab_size"] = draft_vocab or text.vocab_size
-    return given
-
-
-def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
-    """Make a head of that configuration, its weights at random out of torch's generator, in
-    float32.
-
-    An EAGLE-3 head begins with an attention that looks at its own token, and adds that token's
-    embedding to what it reads of the target: queries and keys are alike, values and output inverse
-    to each other. What a random layer would have to find first is there then.
-    """
-    third = "draft_vocab_size" in given
-    config = eagle_format.parse(given, ["layers.0."], target_layers, "head")
-    head = EagleNetwork(config)
-    if third:
-        with torch.no_grad():
-            own: Any = head.layers[0]
-            width, attention = config.hidden_size, own.self_attn
-            nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
-            nn.init.normal_(attention.q_proj.weight, std=(2 * width) ** -0.5)
-            attention.k_proj.weight.copy_(attention.q_proj.weight[: len(attention.k_proj.weight)])
-            values = torch.empty(len(attention.v_proj.weight), width)
-            nn.init.orthogonal_(values)
-            attention.v_proj.weight.zero_()[:, :width] = values
-            attention.o_proj.weight.copy_(values.T)
-            for part in (own.mlp.gate_proj, own.mlp.up_proj):
-                nn.init.normal_(part.weight, std=width**-0.5)
-            nn.init.normal_(
-                own.mlp.down_proj.weight, std=0.3 * config.layer.intermediate_size**-0.5
-            )
-    return head
+    drawn = settings.draft_vocab or text.vocab_size
+    return given | ({"bias": False} if version == 1 else {"draft_vocab_size": drawn})
 
 
 @torch.no_grad()
-def begin_linear(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
-    """Set a new EAGLE-3 head, whose attention adds the embedding of its token, to the linear
-    function of features and embedding that is nearest to the target's next state.
+def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
+    """Begin an EAGLE-3 head with an attention that looks at its own token, and adds that token's
+    embedding to what it reads of the target: queries and keys are alike, values and output inverse
+    to each other. What a random layer would have to find first is there then.
 
-    Args:
-        head: of `make_head`.
-        teacher: whose final norm `head` takes.
-        blocks: at least one.
+    With its output, it is the linear function of features and embedding that is nearest to the
+    target's next state over the blocks; its final norm is the target's.
     """
     own: Any = head.layers[0]
-    width, gain = head.config.hidden_size, teacher.gain
+    width, attention, gain = head.config.hidden_size, own.self_attn, teacher.gain
+    nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
+    nn.init.normal_(attention.q_proj.weight, std=(2 * width) ** -0.5)
+    attention.k_proj.weight.copy_(attention.q_proj.weight[: len(attention.k_proj.weight)])
+    values = torch.empty(len(attention.v_proj.weight), width)
+    nn.init.orthogonal_(values)
+    attention.v_proj.weight.zero_()[:, :width] = values
+    attention.o_proj.weight.copy_(values.T)
+    for part in (own.mlp.gate_proj, own.mlp.up_proj):
+        nn.init.normal_(part.weight, std=width**-0.5)
+    nn.init.normal_(own.mlp.down_proj.weight, std=0.3 * own.mlp.down_proj.in_features**-0.5)
 
-    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for block in blocks:
-            embeds = own.input_layernorm(teacher.embed(block.tokens[:, 1:]).float())
-            given = torch.cat([block.features[:, :-1].float(), embeds], -1)
-            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
-            yield given[about], block.last[:, 1:][about].float() / gain
+    def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
+        return torch.cat([block.features[:, :-1].float(), own.input_layernorm(embeds)], -1)
 
-    found = _nearest(pairs())
+    found = _nearest(teacher, blocks, inputs, lambda block: block.last.float() / gain)
     if found is None:
         return
     head.fc.weight.copy_(found[:, :-width])
-    # The attention's values are an orthogonal image of the embedding.
-    values = own.self_attn.v_proj.weight[:, :width]
-    own.self_attn.o_proj.weight.copy_(found[:, -width:] @ values.T)
+    attention.o_proj.weight.copy_(found[:, -width:] @ values.T)
     head.norm.weight.copy_(gain)
 
 
@@ -135,25 +113,31 @@ def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> N
     """Set the product of a new MTP head, whose layer is the target's last one, to the linear
     function of its inputs that is nearest to what that layer reads of the next token."""
 
-    def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for block in blocks:
-            embeds = teacher.embed(block.tokens[:, 1:]).float()
-            given = head.paired(embeds, block.last[:, :-1].float())
-            about = torch.cat([block.learnt[:, 2:], block.learnt[:, -1:]], 1)
-            yield given[about], teacher.entering(block.tokens)[:, 1:][about]
+    def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
+        return head.paired(embeds, block.last[:, :-1].float())
 
-    found = _nearest(pairs())
+    found = _nearest(
+        teacher, blocks, inputs, lambda block: teacher.passes(block.tokens, layers=[-2])[0].float()
+    )
     if found is not None:
         head.fc.weight.copy_(found)
 
 
-def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor | None:
-    """Return the matrix that is nearest to bringing x ``[n, F]`` to y ``[n, H]``, by least squares:
-    what a few thousand tokens tell, and steps of an optimiser would need many more for. None:
-    there are no pairs."""
+def _nearest(
+    teacher: Teacher,
+    blocks: Sequence[States],
+    inputs: Callable[[torch.Tensor, States], torch.Tensor],
+    goals: Callable[[States], torch.Tensor],
+) -> torch.Tensor | None:
+    """Return the matrix that is nearest to bringing the `inputs` of each token's embedding and the
+    state in front of it to the `goals` of that token, by least squares: what a few thousand tokens
+    tell, and steps of an optimiser would need many more for. None: no token is learnt."""
     squares = products = torch.zeros(1)
     count = 0
-    for x, y in pairs:
+    for block in blocks:
+        about = block.about[:, 1:]
+        x = inputs(teacher.embed(block.tokens[:, 1:]).float(), block)[about]
+        y = goals(block)[:, 1:][about]
         squares, products = squares + x.T @ x, products + x.T @ y
         count += len(x)
     if count == 0:
@@ -163,61 +147,24 @@ def _nearest(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor
     return matrix.T
 
 
-def save_head(
-    place: Path,
-    given: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    ids: torch.Tensor | None,
-) -> None:
-    """Save config and tensors under the published names, in bfloat16. What lies there is replaced
-    when the new file is whole.
-
-    Args:
-        tensors: of the head, with `lm_head.weight` where it has one.
-        ids: of the draft vocabulary, ascending.
-    """
-    place.mkdir(parents=True, exist_ok=True)
-    third = given["architectures"] == ["LlamaForCausalLMEagle3"]
-    named = {
-        (key.replace("layers.0.", "midlayer.") if third else key): value.to(torch.bfloat16)
-        for key, value in tensors.items()
-    }
-    if ids is not None:
-        # Offsets, and which ids of the target are known.
-        named["d2t"] = ids - torch.arange(len(ids))
-        size = given.get("transformer_layer_config", given)["vocab_size"]
-        named["t2d"] = torch.zeros(size, dtype=torch.bool)
-        named["t2d"][ids] = True
-    whole = {key: value.contiguous() for key, value in named.items()}
-    with replacing(place / "model.safetensors") as part:
-        save_file(whole, part, {"format": "pt"})
-    text = json.dumps(given, indent=2) + "\n"
-    config = place / "config.json"
-    if not config.exists() or config.read_text() != text:
-        config.write_text(text)
-
-
-def block_config(
-    target: Any, layer: dict[str, Any], block_size: int, layers: int, rank: int
-) -> dict[str, Any]:
-    """Return the config.json of a drafter, as speculators' checkpoints have it.
+def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the config.json of a drafter of blocks, as speculators' checkpoints have it.
 
     Args:
         target: configuration of the model that it drafts for.
-        layer: of an EAGLE-3 head for that target, of the same widths (`heads.head_config`).
-        block_size: tokens of a block.
-        layers: of the drafter.
-        rank: of the Markov head; 0: a DFlash without one.
+        layer: of an EAGLE-3 head for that target, of the same widths (`head_config`).
     """
+    size, rank = settings.block_size, settings.markov_rank
     text, kind = target.get_text_config(decoder=True), "dspark" if rank else "dflash"
     count, ends = text.num_hidden_layers, text.eos_token_id
     nested = {key: value for key, value in layer.items() if key not in ("architectures", "bias")}
     drawn = nested.pop("draft_vocab_size")
-    nested |= {"model_type": "qwen3", "num_hidden_layers": layers}
+    nested |= {"model_type": "qwen3", "num_hidden_layers": settings.layers}
     nested["head_dim"] = nested["hidden_size"] // nested["num_attention_heads"]
     # Nothing is drafted behind the end of a text, so that its embedding is free.
     mask = (ends[0] if isinstance(ends, list) else ends) or 0
-    proposal = {"proposal_type": "greedy", "speculative_tokens": block_size - (not rank)}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": size - (not rank)}
+    markov = {"markov_rank": rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
     return {
         "architectures": ["DSparkSpeculator" if rank else "DFlashSpeculator"],
         "speculators_model_type": kind,
@@ -231,31 +178,14 @@ def block_config(
             },
         },
         "aux_hidden_state_layer_ids": [2, count // 2, count - 3],
-        "block_size": block_size,
+        "block_size": size,
         "draft_vocab_size": drawn,
         "mask_token_id": mask,
         "sample_from_anchor": bool(rank),
         "target_hidden_size": nested["hidden_size"],
         "transformer_layer_config": nested,
-        **({"markov_rank": rank, "markov_head_type": "vanilla"} if rank else {}),
-        **({"enable_confidence_head": False} if rank else {}),
+        **(markov if rank else {}),
     }
-
-
-def make_blocks(given: dict[str, Any], target_layers: int) -> DFlashNetwork:
-    """Make a drafter of that configuration, its weights at random out of torch's generator, in
-    float32. Its layers add little at first, and the Markov head nothing."""
-    count = given["transformer_layer_config"]["num_hidden_layers"]
-    head = DFlashNetwork(
-        dflash_format.parse(given, [f"layers.{i}." for i in range(count)], target_layers, "head")
-    )
-    for layer in head.layers:
-        own: Any = layer
-        for part in (own.self_attn.o_proj, own.mlp.down_proj):
-            nn.init.normal_(part.weight, std=0.3 * part.in_features**-0.5)
-    if head.config.markov_rank:
-        nn.init.zeros_(head.markov_head.markov_w2.weight)
-    return head
 
 
 class Blocks(Drafts):
@@ -286,13 +216,12 @@ class Blocks(Drafts):
             return out.transpose(1, 2)
 
         states = head(embeds, positions[None], attention).unflatten(1, (-1, size))
-        about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         first = not config.from_anchor
         for step in range(self.steps):
             # Those that the text is long enough for.
             at = anchors[anchors + step < length] + step
             out = states[:, : len(at), first + step]
-            yield Draft(out, out, rows.last[:, at], about[:, at], tokens[:, at])
+            yield Draft(out, out, rows.last[:, at], rows.about[:, at], tokens[:, at])
 
     def logits(self, draft: Draft) -> torch.Tensor:
         logits = super().logits(draft)
@@ -303,7 +232,14 @@ class Blocks(Drafts):
 
 
 @torch.no_grad()
-def begin_blocks(head: DFlashNetwork, teacher: Teacher) -> None:
-    """Give the states of a new drafter the sizes of the target's."""
+def begin_blocks(head: DFlashNetwork, teacher: Teacher, _: Sequence[States]) -> None:
+    """Give the states of a new drafter the sizes of the target's. Its layers add little at first,
+    and the Markov head nothing."""
+    for layer in head.layers:
+        own: Any = layer
+        for part in (own.self_attn.o_proj, own.mlp.down_proj):
+            nn.init.normal_(part.weight, std=0.3 * part.in_features**-0.5)
+    if head.config.markov_rank:
+        nn.init.zeros_(head.markov_head.markov_w2.weight)
     head.norm.weight.copy_(teacher.gain)
     nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)

@@ -12,18 +12,22 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from polyspec_ext import progress
+from polyspec_ext.drafters import dflash_format, eagle_format
+from polyspec_ext.drafters.dflash import DFlashNetwork
+from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import new_mtp
-from polyspec_ext.files import replacing
+from polyspec_ext.files import replace_text, replacing
 
 from . import heads
+from .heads import Settings
 from .texts import Document, Stream, frequent
 from .unrolled import Drafts, States, Teacher, Unrolled, measure_acceptance, mixed
 
@@ -31,14 +35,8 @@ _LEAST = 0.05  # of the rate, at the end
 
 
 class Steps:
-    """An optimiser of some parameters, all float32.
-
-    Args:
-        parameters: those that are trained.
-        rate: the highest learning rate.
-        warm: steps that lead up to it.
-        stay: share of the way at that rate, before it decays.
-    """
+    """AdamW over float32 `parameters`, whose learning rate rises to `rate` in `warm` steps, stays
+    there for a share `stay` of the way, and decays."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class Steps:
             {"params": [p for p in self.parameters if (p.dim() > 1) == matrices], "weight_decay": w}
             for matrices, w in ((True, 0.1), (False, 0.0))
         ]
-        self._optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
     def step(self, loss: torch.Tensor, way: float) -> None:
         """Take a step down `loss`, after so much of the way, in [0, 1]."""
@@ -62,45 +60,17 @@ class Steps:
         rest = min(1.0, max(0.0, (way - self._stay) / (1 - self._stay)))
         factor = _LEAST + (1 - _LEAST) * 0.5 * (1 + math.cos(math.pi * rest))
         factor = min(factor, (self.count + 1) / self._warm)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = self.rate * factor
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.count += 1
-
-    def state(self) -> dict[str, Any]:
-        """Return the state that `restore` takes."""
-        return {"count": self.count, "optimizer": self._optimizer.state_dict()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
-        self._optimizer.load_state_dict(state["optimizer"])
 
 
 _BLOCKS = 8  # whose states are kept
 _LAYERS = 3
 _FIRST = 4  # blocks that the first weights are fitted to
-_EVERY = 120  # seconds between two checkpoints
 _SMOOTH = 0.95
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run must be resumed with."""
-
-    version: int = 3  # 1: EAGLE-2; 0: an MTP head
-    steps: int = 3  # of a draft, that are learnt; of a block all are
-    draft_vocab: int | None = None  # ids that an EAGLE-3 or DFlash knows; None: all
-    block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
-    layers: int = 1  # of a DFlash drafter
-    markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
-    inner: int | None = None  # width of its MLP; None: the target's
-    epochs: int = 3  # how often a row is learnt from, in the mean
-    length: int = 320  # tokens of a row
-    batch: int = 4  # rows of a step
-    block: int = 32  # rows that the target reads at a time
-    rate: float = 1e-3  # highest learning rate
-    seed: int = 0  # of the first weights and the order of rows
 
 
 class HeadTraining:
@@ -110,13 +80,8 @@ class HeadTraining:
         target: a causal language model of transformers on the CPU, in eval mode.
         documents: that are learnt; `held_out`: that are reported on.
         place: the head's directory. What a resumed run needs lies in its folder ``training``.
-        resume: go on where the last run stopped.
-        begin: gives a new head its first weights; None: `heads.begin_linear` does, or for an MTP
-            head `heads.begin_mtp`, or for an EAGLE-2 head or a DFlash drafter they are random.
-
-    Raises:
-        ValueError: `target` has no form that a head can read, too few texts, nothing to resume, or
-            a run of other settings.
+        begin: gives a new head its first weights; None: a function of `heads` does, or for an
+            EAGLE-2 head they are random.
     """
 
     def __init__(
@@ -131,32 +96,31 @@ class HeadTraining:
         begin: Callable[[Any], None] | None = None,
     ) -> None:
         text = target.config.get_text_config(decoder=True)
-        if settings.version == 3 and text.num_hidden_layers < _LAYERS:
+        layers = text.num_hidden_layers
+        if settings.version == 3 and layers < _LAYERS:
             raise ValueError(
                 f"target: expected at least {_LAYERS} layers, whose states the head reads, "
-                f"given {text.num_hidden_layers}"
+                f"given {layers}"
             )
         self._held_out, self._place, self._settings = held_out, place, settings
         self._stream = Stream(documents, settings.length, settings.seed)
-        self._config = heads.head_config(
-            text, settings.version, settings.draft_vocab, settings.inner
-        )
-        ids = None
+        self._config = heads.head_config(text, settings)
+        ids, self._vocab_size = None, text.vocab_size
         if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
             ids = frequent(documents, settings.draft_vocab, text.vocab_size)
         torch.manual_seed(settings.seed)
         self._names: dict[str, str] = {}  # in the checkpoint, where they differ
         head: Any
         if settings.block_size:
-            shape = settings.block_size, settings.layers, settings.markov_rank
-            self._config = heads.block_config(target.config, self._config, *shape)
-            head = heads.make_blocks(self._config, text.num_hidden_layers)
+            self._config = heads.block_config(target.config, self._config, settings)
+            names = [f"layers.{i}." for i in range(settings.layers)]
+            head = DFlashNetwork(dflash_format.parse(self._config, names, layers, "head"))
         elif settings.version == 0:
             # (Not a model's, and nothing takes it for that.)
             self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
             head, self._names = new_mtp(target)
         else:
-            head = heads.make_head(self._config, text.num_hidden_layers)
+            head = EagleNetwork(eagle_format.parse(self._config, ["layers.0."], layers, "head"))
         self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])
@@ -166,7 +130,9 @@ class HeadTraining:
         if settings.block_size:
             self._drafts = heads.Blocks(head, self._teacher, head.config.num_drafts)
         self._steps = Steps(head.parameters(), settings.rate)
-        self._texts = _digest(documents)
+        begins = torch.tensor([(len(one.ids), one.begin) for one in documents]).flatten()
+        content = torch.cat([*(one.ids for one in documents), begins]).numpy().tobytes()
+        self._texts = hashlib.sha256(content).hexdigest()[:16]
         self._block = self._batch = 0  # that come next
         self._seconds, self._smooth = 0.0, [0.0] * (1 + self._drafts.steps)
         self._work = place / "training"
@@ -181,12 +147,10 @@ class HeadTraining:
             )
         if begin is not None:
             begin(head)
-        elif settings.block_size:
-            heads.begin_blocks(head, self._teacher)
         elif settings.version != 1:
-            first_states = [self._states_of(number) for number in range(_FIRST)]
-            fitted: Any = heads.begin_linear if settings.version else heads.begin_mtp
-            fitted(head, self._teacher, first_states)
+            fitted: Any = heads.begin_eagle3 if settings.version else heads.begin_mtp
+            fitted = heads.begin_blocks if settings.block_size else fitted
+            fitted(head, self._teacher, [self._states_of(number) for number in range(_FIRST)])
 
     @property
     def tokens(self) -> int:
@@ -194,42 +158,44 @@ class HeadTraining:
         return self._block * self._settings.block * self._settings.length
 
     def run(
-        self, tokens: int | None = None, minutes: float | None = None, every: float = _EVERY
+        self, tokens: int | None = None, minutes: float | None = None, every: int = 120
     ) -> None:
         """Learn until the target has read so many tokens, or for so many minutes, those of earlier
         runs counted in, whichever is first. The learning rate decays towards that end. A checkpoint
         is written every so many seconds."""
-        own, began = self._settings, time.monotonic() - self._seconds
-        saved = time.monotonic()
+        own, saved = self._settings, time.monotonic()
+        began, size = saved - self._seconds, own.block * own.length
+        count = math.ceil(own.epochs * own.block / own.batch)  # batches of a block
         self._drafts.train()
         total = None if tokens is None else max(tokens, 1)
         bar = progress.bar(total=total, initial=self.tokens, desc="tokens", mininterval=5, unit="")
 
         def way() -> float:
-            done = 0.0 if total is None else (self.tokens + share * own.block * own.length) / total
-            return max(done, 0.0 if minutes is None else self._seconds / 60 / minutes)
+            read = (self._block + self._batch / count) * size
+            part = 0.0 if minutes is None else self._seconds / 60 / minutes
+            return part if total is None else max(part, read / total)
 
-        share = 0.0
-        with bar:
-            while way() < 1:
-                batches = self._batches()
-                for number in range(self._batch, len(batches)):
-                    share = number / len(batches)
-                    if minutes is not None and way() >= 1:
-                        break
-                    self._learn(self._pick(batches[number]), way())
-                    self._batch = number + 1
-                    self._seconds = time.monotonic() - began
-                    if time.monotonic() - saved > every:
-                        self.save()
-                        saved = time.monotonic()
-                    bar.set_postfix_str(self._figures(), refresh=False)
-                else:
-                    self._block, self._batch, share = self._block + 1, 0, 0.0
-                    bar.update(own.block * own.length)
+        batches: list[torch.Tensor] = []
+        with bar:  # without minutes, a block is learnt from to its end
+            while way() < 1 or (self._batch and minutes is None):
+                batches = batches or self._batches()
+                with mixed():
+                    loss, overlaps = self._drafts(self._pick(batches[self._batch]))
+                self._steps.step(loss, way())
+                pairs = zip(self._smooth, (loss.item(), *overlaps), strict=True)
+                self._smooth = [_SMOOTH * old + (1 - _SMOOTH) * new for old, new in pairs]
+                self._batch += 1
+                self._seconds = time.monotonic() - began
+                bar.set_postfix_str(self._figures(), refresh=False)
+                if self._batch == count:
+                    self._block, self._batch, batches = self._block + 1, 0, []
+                    bar.update(size)
                     progress.phase(
                         f"{self.tokens:,} tokens, {self._seconds / 60:.1f} min: {self._figures()}"
                     )
+                if time.monotonic() - saved > every:
+                    self.save()
+                    saved = time.monotonic()
         self._drafts.eval()
         self.save()
 
@@ -251,23 +217,14 @@ class HeadTraining:
         loss, *overlaps = (x / correction for x in self._smooth)
         return f"loss {loss:.3f}, overlap " + " ".join(f"{x:.3f}" for x in overlaps)
 
-    def _learn(self, batch: States, way: float) -> None:
-        with mixed():
-            loss, overlaps = self._drafts(batch)
-        self._steps.step(loss, way)
-        for i, value in enumerate((loss.item(), *overlaps)):
-            self._smooth[i] = _SMOOTH * self._smooth[i] + (1 - _SMOOTH) * value
-
     def _batches(self) -> list[torch.Tensor]:
-        """Yield the indices of the kept rows of the next block: its own, and as many of
+        """Return the indices of the kept rows of the next block: its own, and as many of
         all of the last blocks as epochs say."""
         own = self._settings
         first = max(0, self._block - _BLOCKS + 1)
         for number in range(first, self._block + 1):
             self._states_of(number)
-        for number in [one for one in self._states if one < first]:
-            del self._states[number]
-            self._file(number).unlink(missing_ok=True)
+        self._states.pop(first - 1, None)
         generator = torch.Generator().manual_seed(own.seed + self._block)
         new, end = self._block * own.block, (self._block + 1) * own.block
         again = (own.epochs - 1) * own.block
@@ -281,42 +238,39 @@ class HeadTraining:
         return States(*(torch.stack(field) for field in fields))
 
     def _states_of(self, number: int) -> States:
-        """Return the states of a block, kept in memory or in its file, else read by the target."""
+        """Return the states of a block, as kept, else read by the target."""
+        own = self._settings
         if number not in self._states:
-            file = self._file(number)
-            if file.exists():
-                found = load_file(file)
-                self._states[number] = States(**{key: found[key] for key in States._fields})
-            else:
-                own = self._settings
-                rows = self._stream.rows(number * own.block, own.block)
-                states = self._teacher.read(rows, own.batch)
-                self._work.mkdir(parents=True, exist_ok=True)
-                with replacing(file) as part:
-                    save_file(states._asdict(), part)
-                self._states[number] = states
+            rows = self._stream.rows(number * own.block, own.block)
+            self._states[number] = self._teacher.read(rows, own.batch)
         return self._states[number]
 
-    def _file(self, number: int) -> Path:
-        return self._work / f"states{number}.safetensors"
-
     def save(self) -> None:
-        """Save the head and the state of a resumed run. Each file is replaced when the new one
-        is whole."""
-        kept = {key: value.clone() for key, value in self._drafts.head.state_dict().items()}
+        """Save the head under the published names, in bfloat16, and the state of a resumed run.
+        Each file is replaced when the new one is whole."""
+        kept, ids = self._drafts.head.state_dict(), self._teacher.ids
         tensors = {self._names.get(key, key): value for key, value in kept.items()}
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
-            if not self._settings.block_size or self._teacher.ids is not None:
+            if not self._settings.block_size:
+                tensors = {key.replace("layers.0.", "midlayer."): x for key, x in tensors.items()}
+            if not self._settings.block_size or ids is not None:
                 tensors["lm_head.weight"] = self._teacher.head
-        heads.save_head(self._place, self._config, tensors, self._teacher.ids)
+        tensors = {key: value.bfloat16().contiguous() for key, value in tensors.items()}
+        if ids is not None:  # offsets, and which ids of the target are known
+            tensors["d2t"] = ids - torch.arange(len(ids))
+            tensors["t2d"] = torch.isin(torch.arange(self._vocab_size), ids)
         self._work.mkdir(parents=True, exist_ok=True)
+        with replacing(self._place / "model.safetensors") as part:
+            save_file(tensors, part, {"format": "pt"})
+        replace_text(self._place / "config.json", json.dumps(self._config, indent=2) + "\n")
         state = {
             "settings": asdict(self._settings),
             "texts": self._texts,
             "head": kept,
             "scale": self._teacher.scale,
-            "steps": self._steps.state(),
+            "steps": self._steps.count,
+            "optimizer": self._steps.optimizer.state_dict(),
             "at": (self._block, self._batch),
             "seconds": self._seconds,
             "smooth": self._smooth,
@@ -339,14 +293,7 @@ class HeadTraining:
                 )
         self._drafts.head.load_state_dict(state["head"])
         self._teacher.scale = state["scale"]
-        self._steps.restore(state["steps"])
+        self._steps.count = state["steps"]
+        self._steps.optimizer.load_state_dict(state["optimizer"])
         self._block, self._batch = state["at"]
         self._seconds, self._smooth = state["seconds"], list(state["smooth"])
-
-
-def _digest(documents: Sequence[Document]) -> str:
-    found = hashlib.sha256()
-    for one in documents:
-        found.update(one.ids.numpy().tobytes())
-        found.update(str(one.begin).encode())
-    return found.hexdigest()[:16]

@@ -3,11 +3,13 @@ and answers that the target gives itself; and their tokens, cut into rows of one
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,74 +36,56 @@ class Rows(NamedTuple):
 
 
 class Stream:
-    """Endless rows: the documents again and again, each time in a new order and cut elsewhere. Row
-    i is the same whenever it is asked for.
-
-    Args:
-        documents: at least two rows of tokens.
-
-    Raises:
-        ValueError: they have fewer.
-    """
+    """Endless rows: the documents, two rows of tokens or more, again and again, each time in a new
+    order and cut elsewhere. Row i is the same whenever it is asked for."""
 
     def __init__(self, documents: Sequence[Document], length: int, seed: int) -> None:
         self._documents, self._length, self._seed = documents, length, seed
-        self._rounds: dict[int, Rows] = {}
-        self._begins = [0]  # of each round
         total = sum(len(one.ids) for one in documents)
         if total < 2 * length:
             raise ValueError(
                 f"texts: expected at least {2 * length} tokens, given {total} in "
                 f"{len(documents)} texts"
             )
+        self._begins = [0]  # of each round
+        self._latest = -1, Rows(torch.empty(0), torch.empty(0))
 
     def _round(self, number: int) -> Rows:
         """Shuffled documents end to end, cut into rows, which are shuffled; the latest is kept."""
-        if number in self._rounds:
-            return self._rounds[number]
-        length, generator = self._length, torch.Generator().manual_seed(self._seed + number)
-        order = torch.randperm(len(self._documents), generator=generator).tolist()
-        documents = [self._documents[i] for i in order]
-        # A random start moves the cuts, so that no document is always split at the same place.
-        start = int(torch.randint(0, length, (1,), generator=generator))
-        count = (sum(len(one.ids) for one in documents) - start) // length
-        mixed = torch.randperm(count, generator=generator)
-
-        def cut(parts: list[torch.Tensor]) -> torch.Tensor:
-            return torch.cat(parts)[start : start + count * length].view(count, length)[mixed]
-
-        learnt = [torch.arange(len(one.ids)) >= one.begin for one in documents]
-        self._rounds = {number: Rows(cut([one.ids for one in documents]), cut(learnt))}
-        return self._rounds[number]
+        if number != self._latest[0]:
+            length, generator = self._length, torch.Generator().manual_seed(self._seed + number)
+            order = torch.randperm(len(self._documents), generator=generator).tolist()
+            documents = [self._documents[i] for i in order]
+            # A random start moves the cuts, so that no document is always split at one place.
+            start = int(torch.randint(0, length, (1,), generator=generator))
+            learnt = [torch.arange(len(one.ids)) >= one.begin for one in documents]
+            parts = [torch.cat(x)[start:] for x in ([one.ids for one in documents], learnt)]
+            rows = [x[: len(x) // length * length].view(-1, length) for x in parts]
+            mixed = torch.randperm(len(rows[0]), generator=generator)
+            self._latest = number, Rows(*(x[mixed] for x in rows))
+        return self._latest[1]
 
     def rows(self, begin: int, count: int) -> Rows:
-        """Rows begin to begin + count."""
-        parts: list[Rows] = []
-        number = 0
-        while count:
-            if number + 1 == len(self._begins):
-                self._begins.append(self._begins[-1] + len(self._round(number).tokens))
-            first, end = self._begins[number : number + 2]
-            if begin < end:
-                own, at = self._round(number), begin - first
-                taken = min(count, end - begin)
-                parts.append(Rows(own.tokens[at : at + taken], own.learnt[at : at + taken]))
-                begin, count = begin + taken, count - taken
-            number += 1
-        return Rows(torch.cat([p.tokens for p in parts]), torch.cat([p.learnt for p in parts]))
+        """Return rows begin to begin + count."""
+        while self._begins[-1] < begin + count:
+            self._begins.append(self._begins[-1] + len(self._round(len(self._begins) - 1).tokens))
+        rows = []
+        for i in range(begin, begin + count):
+            number = bisect.bisect_right(self._begins, i) - 1
+            rows.append([x[i - self._begins[number]] for x in self._round(number)])
+        return Rows(*map(torch.stack, zip(*rows, strict=True)))
 
 
 def frequent(documents: Sequence[Document], size: int, vocab_size: int) -> torch.Tensor:
     """Return the `size` most frequent ids, ascending; where the documents have fewer, the lowest
     others as well, which in vocabularies of byte pairs are about the most frequent."""
-    seen = Counter(chain.from_iterable(one.ids.tolist() for one in documents))
-    known = [token for token, _ in seen.most_common(size)]
-    rest = (token for token in range(vocab_size) if token not in seen)
-    known += [token for token, _ in zip(rest, range(size - len(known)), strict=False)]
-    return torch.tensor(sorted(known))
+    counts = Counter(torch.cat([one.ids for one in documents]).tolist())
+    counts.update(dict.fromkeys(range(vocab_size), 0))
+    return torch.tensor(sorted(token for token, _ in counts.most_common(size)))
 
 
-_PASSAGE = 2000  # characters of a plain file that become one text, at least
+# Paragraphs of a plain file that become one text: at least 2000 characters.
+_PASSAGE = re.compile(r"(.{2000,}?|.+)(?:\n\n|\Z)", re.DOTALL)
 _BATCH = 16  # questions that are answered at once
 _SHARE, _MOST = 20, 64  # of so many texts one is held out, and never more than that
 _KINDS = (
@@ -119,11 +103,7 @@ class Text(NamedTuple):
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
     """Read the texts of files: of a ``.jsonl`` one a line, of others passages between blank lines.
-
-    Raises:
-        OSError: a file cannot be read.
-        ValueError: there are none, or a line is none; names the file and the line.
-    """
+    ValueError: there are none, or a line is none; names the file and the line."""
     found: list[Text] = []
     for file in files:
         content = file.read_text(encoding="utf-8")
@@ -131,38 +111,27 @@ def read_texts(files: Sequence[Path]) -> list[Text]:
             lines = enumerate(content.splitlines(), 1)
             found += [_parsed(line, f"{file}:{i}") for i, line in lines if line.strip()]
         else:
-            found += [Text((), passage) for passage in _passages(content)]
+            found += [Text((), part) for part in _PASSAGE.findall(content) if part.strip()]
     if not found:
         raise ValueError(f"texts: expected texts or prompts, given none in {len(files)} files")
     return found
 
 
 def documents_of(
-    texts: Sequence[Text],
-    tokenizer: Any,
-    model: Any,
-    kept: Path,
-    *,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
+    texts: Sequence[Text], tokenizer: Any, model: Any, kept: Path, *, seed: int, **options: Any
 ) -> list[Document]:
-    """Tokens of every text. Questions without an answer are answered by the target, in batches.
-
-    Args:
-        model: the target, of transformers.
-        kept: a file of answers, which grows; those in it are not asked for again.
-        max_new_tokens, temperature: of an answer.
-        seed: of the answers; question i has seed + i.
-    """
-    prompts, said = [], {}
-    for i, text in enumerate(progress.bar(texts, desc="texts", mininterval=5, leave=False)):
-        prompts.append(_prompt(text, tokenizer))
+    """Return the tokens of every text. Questions without an answer are answered by the target
+    `model`, in batches, question i with seed + i and `options` of `Chain.generate`. The file `kept`
+    has its answers, and grows."""
+    bar = progress.bar(texts, desc="texts", mininterval=5, leave=False)
+    prompts = [_prompt(text, tokenizer) for text in bar]
+    said: dict[int, list[int]] = {}
+    for i, text in enumerate(texts):
         if text.said is not None:
             ids = tokenizer(text.said, add_special_tokens=not prompts[i])["input_ids"]
             said[i] = [*ids, tokenizer.eos_token_id]
-    open_ = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
-    said |= _answers(open_, model, kept, max_new_tokens, temperature, seed)
+    asked = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
+    said |= _answers(asked, model, kept, seed, options)
     return [
         Document(torch.tensor([*prompt, *said[i]]), len(prompt)) for i, prompt in enumerate(prompts)
     ]
@@ -170,11 +139,7 @@ def documents_of(
 
 def split(documents: Sequence[Document], length: int) -> tuple[list[Document], list[Document]]:
     """Split documents into those to learn and those held out, of which no more than `length` tokens
-    count.
-
-    Raises:
-        ValueError: fewer than two.
-    """
+    count. ValueError: fewer than two."""
     if len(documents) < 2:
         raise ValueError(f"texts: expected at least 2, one to be held out, given {len(documents)}")
     count = min(_MOST, max(1, len(documents) // _SHARE))
@@ -189,35 +154,21 @@ def _parsed(line: str, where: str) -> Text:
         given = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: expected a JSON object a line: {error}") from error
-    if isinstance(given, dict):
-        messages, question, answer = (given.get(k) for k in ("messages", "question", "answer"))
-        if isinstance(given.get("text"), str) and given["text"].strip():
-            return Text((), given["text"])
-        if isinstance(question, str) and isinstance(answer, str | None):
-            return Text(({"role": "user", "content": question},), answer)
-        if isinstance(messages, list) and messages and all(_is_message(one) for one in messages):
-            if messages[-1]["role"] == "assistant" and len(messages) > 1:
-                return Text(tuple(messages[:-1]), messages[-1]["content"])
+    match given:
+        case {"text": str(text)} if text.strip():
+            return Text((), text)
+        case {"question": str(question)} if isinstance(given.get("answer"), str | None):
+            return Text(({"role": "user", "content": question},), given.get("answer"))
+        case {"messages": [*before, last] as messages} if all(map(_is_message, messages)):
+            if last["role"] == "assistant" and before:
+                return Text(tuple(before), last["content"])
             return Text(tuple(messages), None)
     raise ValueError(f"{where}: expected an object with {_KINDS}, given {line[:60]!r}")
 
 
 def _is_message(given: Any) -> bool:
-    return isinstance(given, dict) and all(
-        isinstance(given.get(key), str) for key in ("role", "content")
-    )
-
-
-def _passages(content: str) -> Iterable[str]:
-    """Join paragraphs until they have some length."""
-    part = ""
-    for paragraph in content.split("\n\n"):
-        part += ("\n\n" if part else "") + paragraph
-        if len(part) >= _PASSAGE:
-            yield part
-            part = ""
-    if part.strip():
-        yield part
+    kinds = {type(given.get(key)) for key in ("role", "content")} if type(given) is dict else ()
+    return kinds == {str}
 
 
 def _prompt(text: Text, tokenizer: Any) -> list[int]:
@@ -231,55 +182,34 @@ def _prompt(text: Text, tokenizer: Any) -> list[int]:
 
 
 def _answers(
-    prompts: dict[int, list[int]],
-    model: Any,
-    kept: Path,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
+    prompts: dict[int, list[int]], model: Any, kept: Path, seed: int, options: dict[str, Any]
 ) -> dict[int, list[int]]:
-    """Return the target's answers to `prompts`, by number."""
-    about = f"{max_new_tokens} {temperature} {seed}"
+    """Return the target's answers to `prompts`, by number. `options`: of `Chain.generate`."""
+    about = " ".join(map(str, (*options.values(), seed)))
     keys = {
         i: hashlib.sha256(f"{about} {i} {prompt}".encode()).hexdigest()[:24]
         for i, prompt in prompts.items()
     }
-    known = _known(kept)
+    known: dict[str, list[int]] = {}
+    for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
+        with contextlib.suppress(ValueError):  # a line that was not written to its end
+            answer = json.loads(line)
+            known[answer["key"]] = answer["ids"]
+    # Alike lengths go together: a batch takes as long as its longest.
     missing = [i for i in prompts if keys[i] not in known]
+    missing.sort(key=lambda i: len(prompts[i]))
     if missing:
-        # Alike lengths go together: a batch takes as long as its longest.
-        missing.sort(key=lambda i: len(prompts[i]))
         chain = Chain([level_for(model, (1,), pack="auto")])
         kept.parent.mkdir(parents=True, exist_ok=True)
-        bar = progress.bar(total=len(missing), desc="answers", mininterval=5)
-        with kept.open("a", encoding="utf-8") as file, bar:
-            for begin in range(0, len(missing), _BATCH):
+        bar = progress.bar(range(0, len(missing), _BATCH), desc="answers", mininterval=5)
+        with kept.open("a", encoding="utf-8") as file:
+            for begin in bar:
                 part = missing[begin : begin + _BATCH]
                 out = chain.generate(
-                    [prompts[i] for i in part],
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    seed=[seed + i for i in part],
+                    [prompts[i] for i in part], **options, seed=[seed + i for i in part]
                 )
-                for i, row, stats in zip(part, out.sequences.tolist(), out.requests, strict=True):
-                    at = len(prompts[i])
-                    known[keys[i]] = row[at : at + stats.num_new_tokens]
-                    file.write(json.dumps({"key": keys[i], "ids": known[keys[i]]}) + "\n")
+                for i, tokens in zip(part, out.new_tokens, strict=True):
+                    known[keys[i]] = list(tokens)
+                    file.write("\n" + json.dumps({"key": keys[i], "ids": known[keys[i]]}))
                 file.flush()
-                bar.update(len(part))
     return {i: known[key] for i, key in keys.items()}
-
-
-def _known(kept: Path) -> dict[str, list[int]]:
-    """Answers of an earlier run; its last line may be a part of one."""
-    if not kept.exists():
-        return {}
-    found = {}
-    content = kept.read_text(encoding="utf-8")
-    whole = content[: content.rfind("\n") + 1]
-    if whole != content:
-        kept.write_text(whole, encoding="utf-8")
-    for line in whole.splitlines():
-        one = json.loads(line)
-        found[one["key"]] = one["ids"]
-    return found

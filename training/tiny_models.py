@@ -1,5 +1,7 @@
 """Train the shipped chain: ``python -m training.tiny_models --data DIR --output DIR``.
 
+The text has two public sources: GSM8K's training split (MIT) and Tiny Shakespeare (public domain).
+
 Four stages, each resumable (a finished stage's directory is kept and skipped on the next run):
 
 1. *seed*: a model of the middle's shape, trained on the text.
@@ -11,9 +13,8 @@ Four stages, each resumable (a finished stage's directory is kept and skipped on
 4. *drafter*: starts as the middle's first layer, and is taught the distribution of the middle,
    which is the level that verifies it and costs a quarter of the target to ask.
 
-The report (`report.json`) holds the held-out loss of each model and its overlap with the target:
-E[1 - TV] at temperature 1 over GSM8K's test split, which is the per-token acceptance of speculative
-sampling.
+The report (`report.json`) holds the held-out loss of each model and its overlap with the target,
+E[1 - TV] at temperature 1 over GSM8K's test split: the acceptance of speculative sampling.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import shutil
 import sys
 import zlib
@@ -31,18 +33,29 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.cli.entry import run_command
 from polyspec_ext.drafters.eagle import EagleNetwork
-from polyspec_ext.tiny import HEADS, path
+from polyspec_ext.tiny import CHAT_TEMPLATE, HEADS, path, prompt_of
 
-from . import corpus
-from .corpus import LENGTH
-from .session import HeadTraining, Settings, Steps
+from .heads import Settings
+from .session import HeadTraining, Steps
 from .texts import Document, Stream
+
+BOS, EOS = "<|bos|>", "<|eos|>"
+VOCAB_SIZE = 2048
+LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
+_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations, without which a solution reads as prose
 
 TOKENS = 1_600_000  # of training
 EPOCHS = 2
@@ -60,17 +73,67 @@ SETTINGS = {
 }
 
 
+def learnt_texts(folder: Path) -> list[str]:
+    return gsm8k(folder / "gsm8k_train.jsonl") + shakespeare(folder / "tinyshakespeare.txt")
+
+
+def gsm8k(path: Path) -> list[str]:
+    """Documents ``Question: ...\\nAnswer: ...\\n#### n`` of one GSM8K split (a ``.jsonl`` file)."""
+    documents = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        answer = _CALCULATOR.sub("", row["answer"]).strip()
+        documents.append(f"{prompt_of(row['question'])} {answer}")
+    return documents
+
+
+def shakespeare(path: Path) -> list[str]:
+    """Passages of six consecutive speeches, split at the blank lines between speakers."""
+    parts = path.read_text(encoding="utf-8").split("\n\n")
+    return ["\n\n".join(parts[i : i + 6]).strip() for i in range(0, len(parts), 6)]
+
+
+def train_tokenizer(documents: list[str]) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE of `VOCAB_SIZE` ids; digits stay apart so that arithmetic is
+    learnable."""
+    tokenizer = Tokenizer(models.BPE())
+    digits = pre_tokenizers.Split(Regex(r"\d"), "isolated")
+    rest = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A",
+        pair=f"{BOS} $A $B",
+        special_tokens=[(BOS, tokenizer.token_to_id(BOS))],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=EOS,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[Document]:
+    rows = tokenizer(documents)["input_ids"]
+    return [Document(torch.tensor([*row, tokenizer.eos_token_id])) for row in rows]
+
+
 @torch.no_grad()
 def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tensor) -> None:
     """Begin an EAGLE-2 head as the shipped drafter, a model of one layer of the same shape, and
     without the target's states: most of what it has to learn is known then.
 
     Its layer has no norm in front and none behind, so both are folded into its products with the
-    mean size of what they would norm.
-
-    Args:
-        tokens: ``[B, T]``, text.
-    """
+    mean size of what they would norm over the text `tokens` ``[B, T]``."""
     (own,), final = drafter.model.layers, drafter.model.norm.weight
     layer: Any = head.layers[0]
     width, attention = head.config.hidden_size, own.self_attn
@@ -115,8 +178,8 @@ def train_heads(args: argparse.Namespace) -> int:
 
     target, drafter = load("target"), load("drafter")
     tokenizer = AutoTokenizer.from_pretrained(place_of("target"))
-    documents = corpus.encode(tokenizer, corpus.texts(args.data))
-    held_out = corpus.encode(tokenizer, corpus.held_out(args.data))
+    documents = encode(tokenizer, learnt_texts(args.data))
+    held_out = encode(tokenizer, gsm8k(args.data / "gsm8k_test.jsonl")[:300])
     sample = Stream(documents, LENGTH, args.seed).rows(0, 8).tokens
     begin = functools.partial(begin_with, drafter=drafter, tokens=sample)
     report_file = args.output / "report.json"
@@ -124,15 +187,9 @@ def train_heads(args: argparse.Namespace) -> int:
     for name in args.heads:
         place = args.output / name
         settings = replace(SETTINGS[name], seed=args.seed)
-        training = HeadTraining(
-            target,
-            documents,
-            held_out,
-            place,
-            settings,
-            resume=(place / "training" / "run.pt").exists(),
-            begin=begin if name == "eagle2" else None,
-        )
+        more: dict[str, Any] = {"begin": begin} if name == "eagle2" else {}
+        more["resume"] = (place / "training" / "run.pt").exists()
+        training = HeadTraining(target, documents, held_out, place, settings, **more)
         training.run(int(TOKENS * args.scale / settings.epochs))
         report[name] = training.report()
         shutil.rmtree(place / "training")
@@ -142,9 +199,25 @@ def train_heads(args: argparse.Namespace) -> int:
     return 0
 
 
-# The seed's layers as they stand in the target; the layers between start as identities.
-TARGET_LAYERS = (0, None, None, None, 1, None, None, None, None, 2)
 BATCH = 16
+# Of each stage the one that it begins as, and is taught by; which of its layers (None: an identity
+# between them); and rounds of learning: rate, weight of forward KL (None: from text), and tokens.
+STAGES: dict[str, tuple[str | None, tuple[int | None, ...], tuple[Any, ...]]] = {
+    "seed": (None, (), ((3e-3, None, 5e6),)),
+    "target": (
+        "seed",
+        (0, None, None, None, 1, None, None, None, None, 2),
+        ((1.5e-3, None, 11e6),),
+    ),
+    # Total variation alone is what acceptance loses, but teaches little while the distributions are
+    # far apart; so forward KL leads at first.
+    "middle": (
+        "target",
+        (0, 4, 9),
+        ((1.5e-3, 1.0, 4.5e6), (1e-3, 0.1, 4.5e6), (1.2e-3, 0.1, 8e6), (8e-4, 0.1, 4e6)),
+    ),
+    "drafter": ("middle", (0,), ((3e-3, 0.3, 8e6),)),
+}
 
 
 def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaForCausalLM:
@@ -179,8 +252,8 @@ def fit(
     name: str,
 ) -> None:
     """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
-    data = Stream(documents, corpus.LENGTH, torch.initial_seed())
-    count = max(1, tokens // (BATCH * corpus.LENGTH))
+    data = Stream(documents, LENGTH, torch.initial_seed())
+    count = max(1, tokens // (BATCH * LENGTH))
     steps = Steps(model.parameters(), rate, warm=max(1, min(100, count // 10)), stay=0.0)
     model.train()
     smooth = None
@@ -193,21 +266,20 @@ def fit(
     model.eval()
 
 
-def text_loss(model: LlamaForCausalLM) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Mean next-token cross-entropy, nats."""
-    return lambda ids: model(input_ids=ids, labels=ids).loss
-
-
-def distillation_loss(
-    student: LlamaForCausalLM, teacher: LlamaForCausalLM, kl_weight: float = 1.0
+def loss_of(
+    model: LlamaForCausalLM, teacher: LlamaForCausalLM | None, kl_weight: float | None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Total variation between the two distributions, which is what acceptance loses per token, and
+    """Return the loss of text, mean cross-entropy of the next token in nats; or with a weight the
+    total variation from the teacher's distribution, which is what acceptance loses per token, and
     forward KL, which has a gradient where total variation has none."""
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
+        if teacher is None or kl_weight is None:
+            of_text: torch.Tensor = model(input_ids=ids, labels=ids).loss
+            return of_text
         with torch.no_grad():
             wanted = teacher(input_ids=ids).logits.float().log_softmax(-1)
-        given = student(input_ids=ids).logits.float().log_softmax(-1)
+        given = model(input_ids=ids).logits.float().log_softmax(-1)
         kl = F.kl_div(given, wanted, log_target=True, reduction="none").sum(-1).mean()
         variation = 0.5 * (given.exp() - wanted.exp()).abs().sum(-1).mean()
         total: torch.Tensor = kl_weight * kl + variation
@@ -222,60 +294,36 @@ def measure(
 ) -> dict[str, float]:
     """Measure held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature
     1."""
-    loss = overlap = agree = 0.0
-    count = 0
+    sums, count = torch.zeros(3, dtype=torch.float64), 0
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
         ids = document.ids[None]
         p = target(input_ids=ids).logits[0, :-1].float().softmax(-1)
         logq = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
-        loss -= logq.gather(1, ids[0, 1:, None]).sum().item()
-        overlap += torch.minimum(p, logq.exp()).sum().item()
-        agree += (p.argmax(-1) == logq.argmax(-1)).sum().item()
-        count += document.ids.numel() - 1
-    return {
-        "held_out_loss": round(loss / count, 4),
-        "overlap": round(overlap / count, 4),
-        "greedy_agreement": round(agree / count, 4),
-        "tokens": count,
-    }
+        sums[0] -= logq.gather(1, ids[0, 1:, None]).sum()
+        sums[1] += torch.minimum(p, logq.exp()).sum()
+        sums[2] += (p.argmax(-1) == logq.argmax(-1)).sum()
+        count += len(p)
+    names = ("held_out_loss", "overlap", "greedy_agreement")
+    means = (round(x / count, 4) for x in sums.tolist())
+    return {**dict(zip(names, means, strict=True)), "tokens": count}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = options.Parser(
-        prog="python -m training.tiny_models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--data",
-        type=options.folder,
-        required=True,
-        metavar="DIR",
-        help="folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="one model directory per level is written here",
-    )
+    name, raw = "python -m training.tiny_models", argparse.RawDescriptionHelpFormatter
+    parser = options.Parser(prog=name, description=__doc__, formatter_class=raw)
+    needed: dict[str, Any] = {"required": True, "metavar": "DIR"}
+    what = "folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt"
+    parser.add_argument("--data", type=options.folder, help=what, **needed)
+    what = "one model directory per level is written here"
+    parser.add_argument("--output", type=Path, help=what, **needed)
     options.add(parser, "--seed", options.SEED, 0, "S")
-    about = "multiplies every stage's token count; 0.001 for a trial"
-    options.add(parser, "--scale", options.number(0), 1.0, "X", about)
-    parser.add_argument(
-        "--eagle",
-        action="store_const",
-        const=HEADS,
-        dest="heads",
-        help="train EAGLE heads for the target that lies in the output folder, and nothing else",
-    )
-    parser.add_argument(
-        "--heads",
-        nargs="+",
-        choices=list(SETTINGS),
-        help="train these heads alone, for that target or the shipped one",
-    )
+    what = "multiplies every stage's token count; 0.001 for a trial"
+    options.add(parser, "--scale", options.number(0), 1.0, "X", what)
+    what = "train EAGLE heads for the target that lies in the output folder, and nothing else"
+    eagle: dict[str, Any] = {"action": "store_const", "const": HEADS, "dest": "heads"}
+    parser.add_argument("--eagle", help=what, **eagle)
+    what = "train these heads alone, for that target or the shipped one"
+    parser.add_argument("--heads", nargs="+", choices=list(SETTINGS), help=what)
     parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
     parser.set_defaults(run=train)
     return parser
@@ -287,86 +335,50 @@ def train(args: argparse.Namespace) -> int:
         return train_heads(args)
     args.output.mkdir(parents=True, exist_ok=True)
 
-    texts = corpus.texts(args.data)
+    texts = learnt_texts(args.data)
     if not (args.output / "tokenizer").exists():
-        corpus.train_tokenizer(texts).save_pretrained(args.output / "tokenizer")
+        train_tokenizer(texts).save_pretrained(args.output / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(args.output / "tokenizer")
-    ids = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    documents = corpus.encode(tokenizer, texts)
-    held_out = corpus.encode(tokenizer, corpus.held_out(args.data))
-    print(
-        f"{sum(d.ids.numel() for d in documents):,} training tokens in {len(documents):,} documents"
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    # Multiples of 128 in-features allow quantisation in groups of 128.
+    shape = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        **{name: getattr(tokenizer, name) for name in names},
     )
+    documents = encode(tokenizer, texts)
+    held_out = encode(tokenizer, gsm8k(args.data / "gsm8k_test.jsonl")[:300])
+    count = sum(len(document.ids) for document in documents)
+    print(f"{count:,} training tokens in {len(documents):,} documents")
 
-    def stage(name: str, make: Callable[[], LlamaForCausalLM]) -> LlamaForCausalLM:
+    @functools.cache
+    def stage(name: str) -> LlamaForCausalLM:
         place = args.output / name
         if not (place / "config.json").exists():
-            model = make()
+            begin, layers, rounds = STAGES[name]
+            teacher, model = begin and stage(begin), None
+            for number, (rate, kl_weight, tokens) in enumerate(rounds, 1):
+                label = name if len(rounds) == 1 else f"{name} {number}"
+                # Per round, so that a resumed run does what an uninterrupted one does.
+                torch.manual_seed(args.seed + zlib.crc32(label.encode()))
+                if model is None:
+                    model = with_layers(teacher, layers) if teacher else LlamaForCausalLM(shape)
+                loss = loss_of(model, teacher, kl_weight)
+                fit(model, documents, loss, int(tokens * args.scale), rate, label)
+            assert model is not None
             model.to(torch.bfloat16).save_pretrained(place)
             shutil.copytree(args.output / "tokenizer", place, dirs_exist_ok=True)
         with progress.loading():
             return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
 
-    def amount(tokens: float) -> int:
-        return int(tokens * args.scale)
-
-    def reseed(name: str) -> None:
-        # Per stage, so that a resumed run does what an uninterrupted one does.
-        torch.manual_seed(args.seed + zlib.crc32(name.encode()))
-
-    def make_seed() -> LlamaForCausalLM:
-        reseed("seed")
-        # Multiples of 128 in-features allow quantisation in groups of 128.
-        shape = LlamaConfig(
-            vocab_size=corpus.VOCAB_SIZE,
-            hidden_size=256,
-            intermediate_size=640,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            **ids,
-        )
-        model = LlamaForCausalLM(shape)
-        fit(model, documents, text_loss(model), amount(5e6), 3e-3, "seed")
-        return model
-
-    def make_target() -> LlamaForCausalLM:
-        seed = stage("seed", make_seed)
-        reseed("target")
-        model = with_layers(seed, TARGET_LAYERS)
-        fit(model, documents, text_loss(model), amount(11e6), 1.5e-3, "target")
-        return model
-
-    target = stage("target", make_target)
-
-    def make_middle() -> LlamaForCausalLM:
-        model = with_layers(target, [n for n, own in enumerate(TARGET_LAYERS) if own is not None])
-        # Total variation alone is what acceptance loses, but teaches little while the distributions
-        # are far apart; so forward KL leads at first.
-        rounds = [(1.5e-3, 1.0, 4.5e6), (1e-3, 0.1, 4.5e6), (1.2e-3, 0.1, 8e6), (8e-4, 0.1, 4e6)]
-        for number, (rate, kl_weight, tokens) in enumerate(rounds, 1):
-            reseed(f"middle {number}")
-            loss = distillation_loss(model, target, kl_weight)
-            fit(model, documents, loss, amount(tokens), rate, f"middle, round {number}")
-        return model
-
-    def make_drafter() -> LlamaForCausalLM:
-        teacher = stage("middle", make_middle)
-        reseed("drafter")
-        model = with_layers(teacher, (0,))
-        loss = distillation_loss(model, teacher, 0.3)
-        fit(model, documents, loss, amount(8e6), 3e-3, "drafter")
-        return model
-
-    levels = {
-        "target": target,
-        "middle": stage("middle", make_middle),
-        "drafter": stage("drafter", make_drafter),
-    }
+    levels = {name: stage(name) for name in ("target", "middle", "drafter")}
+    target = levels["target"]
     report = {name: measure(model, target, held_out) for name, model in levels.items()}
     beside = measure(levels["drafter"], levels["middle"], held_out)
     report["drafter"]["overlap_with_middle"] = beside["overlap"]

@@ -11,16 +11,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import DynamicCache
 
 from polyspec_ext import progress
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.heads import HeadConfig, HeadNetwork
-from polyspec_ext.kv_cache import RollbackCache
 
 from .texts import Document, Rows
 
@@ -35,22 +35,19 @@ class States(NamedTuple):
     features: torch.Tensor  # [R, T, F], what a head reads, in units of `Teacher.scale`
     last: torch.Tensor  # [R, T, H], what the target's output head reads
 
+    @property
+    def about(self) -> torch.Tensor:
+        """Which states [R, T] have a learnt token behind them; of the last one nothing is known."""
+        return torch.cat([self.learnt[:, 1:], self.learnt[:, -1:]], 1)
+
 
 class Teacher:
-    """A target, as a head learns from it.
-
-    Args:
-        model: a causal language model of transformers on the CPU.
-        config: of the head.
-        ids: ``[Vd]`` int64 that the head knows, ascending; None: all.
+    """A target, as a head of `config` that knows `ids` ``[Vd]`` (None: all) learns from it.
 
     Attributes:
         scale: ``[F]`` float32, the size of each feature. A few are a thousand times as large as
             others in many models, so a head learns from features in units of it.
         gain: ``[H]`` float32, the size of each number of the last states.
-
-    Raises:
-        ValueError: the logits are not the product of the last states and the output head.
     """
 
     def __init__(self, model: Any, config: HeadConfig, ids: torch.Tensor | None) -> None:
@@ -73,29 +70,20 @@ class Teacher:
     @torch.no_grad()
     def read(self, rows: Rows, batch: int = 4) -> States:
         """Run a pass of the target over every row."""
-        features, last = self._passes(rows.tokens, batch)
-        features = features / self.scale
-        return States(rows.tokens, rows.learnt, features.bfloat16(), last.bfloat16())
-
-    @torch.no_grad()
-    def entering(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return what the target's last layer reads ``[R, T, H]``, float32."""
-        decoder = self._model.get_decoder()
-        out = decoder(input_ids=tokens, output_hidden_states=True, use_cache=False)
-        states: torch.Tensor = out.hidden_states[-2].float()
-        return states
+        features, last = self.passes(rows.tokens, batch)
+        return States(*rows, (features / self.scale).bfloat16(), last.bfloat16())
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> None:
         """Set `scale` and `gain`, from these rows."""
-        self.scale, self.gain = map(_sizes, self._passes(rows.tokens, 4))
+        self.scale, self.gain = map(_sizes, self.passes(rows.tokens))
 
     def require_plain_head(self, tokens: torch.Tensor) -> None:
         """Refuse a model that makes something else of its last states than their product with the
         output head, such as capped or scaled logits."""
         with torch.no_grad():
             whole = self._model(input_ids=tokens).logits.float()
-            own = self.logits(self._passes(tokens, 1)[1])
+            own = self.logits(self.passes(tokens)[1])
         if whole.shape != own.shape or (whole - own).abs().max() > 0.05 * whole.abs().max():
             raise ValueError(
                 "target: expected a model whose logits are the product of its last hidden states "
@@ -103,15 +91,15 @@ class Teacher:
                 "else with them"
             )
 
-    def _passes(self, tokens: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Yield ``[R, T, F]`` and ``[R, T, H]``, features and last states, so many rows at a
-        time."""
-        features, last = [], []
+    def passes(
+        self, tokens: torch.Tensor, batch: int = 4, layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``[R, T, F]`` and ``[R, T, H]``, states of layers (the head's) side by side and
+        the last ones, read so many rows at a time."""
+        decoder, features, last = self._model.get_decoder(), [], []
         for part in tokens.split(batch):
-            out = self._model.get_decoder()(
-                input_ids=part, output_hidden_states=True, use_cache=False
-            )
-            features.append(torch.cat([out.hidden_states[k] for k in self._layers], -1))
+            out = decoder(input_ids=part, output_hidden_states=True, use_cache=False)
+            features.append(torch.cat([out.hidden_states[k] for k in layers or self._layers], -1))
             last.append(out.last_hidden_state)
         return torch.cat(features), torch.cat(last)
 
@@ -146,13 +134,8 @@ class Draft(NamedTuple):
 
 
 class Drafts(nn.Module):
-    """A head that drafts behind tokens of a text.
-
-    Args:
-        head: trained.
-        teacher: whose embeddings and output head it uses.
-        steps: places of a draft.
-    """
+    """A head that drafts `steps` tokens behind those of a text, with its teacher's embeddings and
+    output head."""
 
     head: HeadNetwork
 
@@ -174,12 +157,8 @@ class Drafts(nn.Module):
 
     def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
         """Return the loss of all places: total variation, which is what acceptance loses, and
-        forward KL, which has a gradient where total variation has none.
-
-        Returns:
-            The loss, and the overlap with the target's distribution over the head's ids at each
-            place.
-        """
+        forward KL, which has a gradient where total variation has none; and the overlap with the
+        target's distribution over the head's ids at each place."""
         total, overlaps = torch.zeros(()), []
         for step, draft in enumerate(self.drafts(rows)):
             with torch.no_grad():
@@ -199,19 +178,18 @@ class Unrolled(Drafts):
 
     def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
         head, tokens = self.head, rows.tokens
-        # A state is about the token behind it; of the last one nothing is known.
-        about = torch.cat([rows.learnt[:, 1:], rows.learnt[:, -1:]], 1)
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
-        states, seen = head.fuse(rows.features), _Seen()
+        states, masks = head.fuse(rows.features), list[torch.Tensor]()
+        cache: Any = DynamicCache()  # of a cache a head asks for `update` alone
         for step in range(self.steps):
             count = tokens.shape[1] - 1 - step
             positions, behind = torch.arange(step, step + count)[None], slice(1 + step, None)
-            mask = seen.begin(step, count)
-            # (Of a cache a head asks for `update` alone.)
-            out = head.read(
-                embeds[:, behind], states[:, :count], positions, mask, cast(RollbackCache, seen)
-            )
-            some, last = about[:, behind], rows.last[:, behind]
+            # Causal over the first step's keys; of later ones each draft sees its own.
+            seen = torch.eye(count, dtype=torch.bool)
+            masks.append(seen if step else torch.ones_like(seen).tril())
+            mask = torch.cat([part[:count] for part in masks], 1)[None, None]
+            out = head.read(embeds[:, behind], states[:, :count], positions, mask, cache)
+            some, last = rows.about[:, behind], rows.last[:, behind]
             yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
             states = head.carried(out)
 
@@ -222,39 +200,10 @@ class Unrolled(Drafts):
         return _FEATURES * F.smooth_l1_loss(draft.states.float(), draft.last.float())
 
 
-class _Seen:
-    """Keys and values of all steps so far, by layer."""
-
-    def __init__(self) -> None:
-        self._layers: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._count = 0
-
-    def begin(self, step: int, count: int) -> torch.Tensor:
-        """Begin a step of so many drafts. Returns its mask: causal over the first step's keys; of
-        later ones each query sees those of its draft only."""
-        self._count = count
-        causal = torch.ones(count, count, dtype=torch.bool).tril()
-        mask = torch.cat([causal, *[torch.eye(count, dtype=torch.bool)] * step], 1)
-        return mask[None, None]
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append those of a step, and return all of the drafts at hand."""
-        seen = self._layers.setdefault(layer, [])
-        seen.append((keys, values))
-        whole = (torch.cat([x[i][:, :, : self._count] for x in seen], 2) for i in (0, 1))
-        return next(whole), next(whole)
-
-
 @torch.no_grad()
 def measure_acceptance(head: Drafts, documents: Sequence[Document]) -> dict[str, Any]:
     """Measure by place in a draft of the text itself the overlap with the target, E[1 - TV], at
-    temperature 1 over all of the target's ids, and how often both have the same argmax.
-
-    Args:
-        documents: that the head has not learnt from.
-    """
+    temperature 1 over all of the target's ids, and how often both have the same argmax."""
     teacher, ids = head.teacher, head.teacher.ids
     sums = torch.zeros(2, head.steps, dtype=torch.float64)
     counts = torch.zeros(head.steps)

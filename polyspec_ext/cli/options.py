@@ -118,12 +118,12 @@ def add(
     metavar: str,
     what: str = "",
 ) -> None:
-    """Add an option with a value, whose help ends with the default."""
-    text = f"{what} (default: %(default)s)".strip()
+    """Add an option with a value, whose help ends with the default if there is one."""
+    text = what if default is None else f"{what} (default: %(default)s)".strip()
     group.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
 
-def add_count(group: Any, name: str, default: int, what: str = "") -> None:
+def add_count(group: Any, name: str, default: int | None, what: str = "") -> None:
     """Add an option that takes an integer >= 1."""
     add(group, name, COUNT, default, "N", what)
 

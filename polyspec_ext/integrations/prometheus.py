@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..stats import LevelStats, Stats, merge
 
@@ -59,14 +60,6 @@ _TOTALS = (
 )
 
 
-def _families() -> Any:
-    try:
-        from prometheus_client import core
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
-    return core
-
-
 class RequestCollector:
     """A collector, in prometheus-client's sense, over the requests that were added. Threads may add
     and scrape at the same time.
@@ -79,46 +72,38 @@ class RequestCollector:
     """
 
     def __init__(self, namespace: str = "polyspec") -> None:
-        self._core = _families()
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            raise ImportError(_MISSING) from error
+        self._core = core
         self._namespace = namespace
         self._lock = threading.Lock()
-        # By the names of a chain's levels: chains of another make are counted apart.
-        self._sums: dict[tuple[str, ...], Stats] = {}
+        self._total = Stats([], num_requests=0)
+        # By number and name: a model at the same place of several chains is one series.
+        self._levels: dict[tuple[str, str], Stats] = {}
 
     def add(self, stats: Stats) -> None:
         """Count one finished request, or all of a batch: ``out.stats``, and not each of
         ``out.requests``, whose times overlap."""
-        names = tuple(level.name for level in stats.levels)
         with self._lock:
-            known = self._sums.get(names)
-            self._sums[names] = total = merge([stats] if known is None else [known, stats])
-            for level in total.levels:
-                level.emitted_per_verification = None  # a list that grows with the texts
+            self._total = merge([self._total, replace(stats, levels=[])])
+            for number, level in enumerate(stats.levels, 1):
+                key, one = (str(number), level.name), Stats([level])
+                known = [self._levels[key]] if key in self._levels else []
+                self._levels[key] = total = merge([*known, one])
+                # A list that grows with the texts.
+                total.levels[0].emitted_per_verification = None
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that a scrape reads."""
         with self._lock:  # sums are replaced, never changed
-            sums = list(self._sums.values())
-        yield from self._totals(sums)
-        # A model at the same place of several chains is one series.
-        levels: dict[tuple[str, str], Stats] = {}
-        for stats in sums:
-            for number, level in enumerate(stats.levels, 1):
-                key = str(number), level.name
-                one = Stats([level])
-                levels[key] = merge([levels[key], one]) if key in levels else one
-        yield from self._levels({key: one.levels[0] for key, one in levels.items()})
-
-    def _totals(self, sums: list[Stats]) -> Iterator[Metric]:
-        counter = self._core.CounterMetricFamily
+            levels = {key: one.levels[0] for key, one in self._levels.items()}
+            total = replace(self._total, levels=list(levels.values()))
+        counter, labels = self._core.CounterMetricFamily, ["level", "model"]
         for name, text in _TOTALS:
             # Clocks are read apart, so a difference of theirs may lie a hair below 0.
-            value = max(0, sum(getattr(stats, name) for stats in sums))
-            yield counter(f"{self._namespace}_{name}", text, value=value)
-
-    def _levels(self, levels: dict[tuple[str, str], LevelStats]) -> Iterator[Metric]:
-        labels = ["level", "model"]
-        counter = self._core.CounterMetricFamily
+            yield counter(f"{self._namespace}_{name}", text, value=max(0, getattr(total, name)))
         for name, text in _LEVEL:
             # "..._seconds" alone is taken by the totals.
             full = f"{self._namespace}_level_{name}" if "seconds" in name else self._name(name)

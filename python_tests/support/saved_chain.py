@@ -11,14 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from training import corpus
+from training import tiny_models
 
 TEXT = [tiny.prompt_of("How many apples are 3 apples and 4 apples?") + " 3 + 4 = 7 apples.\n#### 7"]
 
 
 def save(root: Path) -> Path:
     """Writes target, middle and drafter below `root`, for POLYSPEC_TINY; returns it."""
-    tokenizer = corpus.train_tokenizer(TEXT)
+    tokenizer = tiny_models.train_tokenizer(TEXT)
     for seed, (level, layers) in enumerate((("target", 2), ("middle", 1), ("drafter", 1))):
         torch.manual_seed(seed)
         config = LlamaConfig(
