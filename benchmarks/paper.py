@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine, measuring, methods, output, questions, record, timing
+from benchmarks import measuring, methods, output, questions, record, timing
 from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
 from benchmarks.measuring import Request
 from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
@@ -132,11 +132,7 @@ def _questions(text: str) -> Path:
 
 
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
-    """Return what options name, and the template that suits it.
-
-    Raises:
-        ValueError: models that are not on this machine, or options that do not go together.
-    """
+    """Return what options name, and the template that suits it."""
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
@@ -207,7 +203,7 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the report. Return 1 where a turn failed."""
-    machine.require_device(args.device)
+    output.require_device(args.device)
     if not args.no_report:
         _require_pandas()
     models, template = models_of(args)
@@ -363,13 +359,12 @@ def surroundings(
         for name, level in levels.items()
         if name != TARGET and level.model.config.vocab_size == model.config.vocab_size
     }
-    copying: timing.Clock = timing.CpuClock() if models.on_cpu else timing.CudaClock()
     by_name = zip(levels, times, strict=True)
     return {
         "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
         "overlap": overlaps(model, others, list(prompts[:_TEXTS]), texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
-        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(copying, device),
+        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(device),
     }
 
 
@@ -403,7 +398,7 @@ def _facts(
     conversation: Conversation,
 ) -> dict[str, Any]:
     """Return ``run.json`` before anything is measured."""
-    about = machine.describe("cpu" if models.on_cpu else "cuda")
+    about = output.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
     versions["polyspec_ext"] = importlib.metadata.version("polyspec_ext")
