@@ -190,15 +190,9 @@ class Prompt(NamedTuple):
 
 
 class Conversation:
-    """Make prompts.
-
-    Args:
-        tokenizer: of the target.
-        template: a name of `TEMPLATES`, or "auto": "chat" where the tokenizer has a template, else
-            "plain".
-        room: ids that a prompt may have. The middle of a longer one is left out, so that its
-            beginning and its end, which has the instruction, stay.
-    """
+    """Make prompts by a template of `TEMPLATES`, or "auto": "chat" where the target's tokenizer has
+    a template, else "plain". Of a prompt longer than `room` the middle is left out, so that its
+    beginning and its end, which has the instruction, stay."""
 
     def __init__(self, tokenizer: Any, template: str, room: int) -> None:
         has = has_template(tokenizer)
@@ -208,15 +202,11 @@ class Conversation:
             known = ", ".join((AUTO, *TEMPLATES))
             raise ValueError(f"--template: expected one of {known}, given {template!r}")
         if template == CHAT and not has:
-            raise ValueError(
-                "--template: expected another than chat, since the target's tokenizer has no chat "
-                "template"
-            )
+            why = "the target's tokenizer has no chat template"
+            raise ValueError(f"--template: expected another than chat, since {why}")
         if room < 2:
-            raise ValueError(
-                "--max-new-tokens: expected to leave room for a prompt in the models' contexts, "
-                f"given room for {room} tokens"
-            )
+            wanted = "expected to leave room for a prompt in the models' contexts"
+            raise ValueError(f"--max-new-tokens: {wanted}, given room for {room} tokens")
         self.tokenizer, self.template, self.room = tokenizer, template, room
 
     def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:
