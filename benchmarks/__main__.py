@@ -11,17 +11,15 @@ from polyspec_ext.cli.entry import help_of, run_command
 
 from . import adaptation, chosen, demo, int4, model, operators, overhead, paper, preflight, serving
 
+KINDS = (demo, preflight, model, operators, overhead, int4, adaptation, paper, chosen, serving)
+
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = options.Parser(
-        prog="python -m benchmarks",
-        description="Benchmarks, each beside what it competes with.",
-    )
+    text = "Benchmarks, each beside what it competes with."
+    parser = options.Parser(prog="python -m benchmarks", description=text)
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="NAME")
-    for kind in (
-        demo, preflight, model, operators, overhead, int4, adaptation, paper, chosen, serving,
-    ):  # fmt: skip
+    for kind in KINDS:
         kind.add_command(kinds)
     return parser
 

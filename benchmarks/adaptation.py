@@ -1,21 +1,20 @@
-"""``benchmarks adaptation``: every window policy beside the best fixed windows and an oracle, on
-recorded traces of the shipped models in simulated time.
+"""Compare every window policy with the best fixed windows and an oracle, in simulated time.
 
-Numbers are of texts that are held out (`replay`): policies' defaults and fixed windows that were
-found before come from the other half, which `--half tuning` shows.
+Traces of the shipped models on several prompt sets are recorded once. Numbers are of texts that are
+held out (`replay`): policies' defaults and fixed windows that were found before come from the other
+half, which `--half tuning` shows.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, output, questions
+from benchmarks import output, questions
 from benchmarks.replay import (
     BRANCH,
     HELD_OUT,
@@ -35,7 +34,6 @@ from polyspec_ext._C import PolicyKind
 from polyspec_ext.cli import options
 from polyspec_ext.policies import Adaptive, CachedFsm, Fixed, Joint, Online, RoundReport, StepReport
 
-SCHEMA = 3  # of the JSON report
 LENGTH = 128  # new tokens of a recorded text
 CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
 MIXED, CHANGING = "mixed", "changing half-way"
@@ -61,20 +59,13 @@ class Fsm(Adaptive):
 @dataclass(eq=False)
 class QLearning(Adaptive):
     """Tabular Q-learning of one up, stay, or one down per level; the reward is tokens per second
-    over their running mean.
-
-    Args:
-        learning_rate: step size, in (0, 1].
-        discount: in [0, 1).
-        exploration: share of random actions, in [0, 1].
-        seed: of these.
-    """
+    over their running mean."""
 
     name, _kind = "q-learning", PolicyKind.Q_LEARNING
-    learning_rate: float = 0.2
-    discount: float = 0.5
-    exploration: float = 0.1
-    seed: int = 0
+    learning_rate: float = 0.2  # step size, in (0, 1]
+    discount: float = 0.5  # in [0, 1)
+    exploration: float = 0.1  # share of random actions, in [0, 1]
+    seed: int = 0  # of these
 
 
 POLICIES: dict[str, type[Adaptive]] = {
@@ -142,25 +133,17 @@ def fastest(traces: Sequence[Trace], costs: Costs) -> tuple[list[int], Run]:
 
 
 def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list[int]) -> Any:
-    """Return the simulated tokens per second of every policy on a set.
-
-    Args:
-        others: the other half of the set.
-    """
+    """Return the simulated tokens per second of every policy on a set; `others` are its other
+    half."""
     levels, middle = traces[0].levels, len(traces) // 2
-    (best, run), (found, _) = fastest(traces, costs), fastest(others, costs)
+    (best, _), (found, _) = fastest(traces, costs), fastest(others, costs)
     halves = [fastest(part, costs)[1] for part in (traces[:middle], traces[middle:]) if part]
-
-    def fixed(windows: list[int]) -> dict[str, Any]:
-        return {"speed": replay(traces, costs, None, windows).speed, "windows": windows}
-
+    fixed = {PLAIN: [0] * (levels - 1), SHIPPED: start, FOUND: found, BEST: best}
     rows: dict[str, Any] = {
-        PLAIN: fixed([0] * (levels - 1)),
-        SHIPPED: fixed(start),
-        FOUND: fixed(found),
-        BEST: {"speed": run.speed, "windows": best},
-        HALVES: {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)},
+        name: {"speed": replay(traces, costs, None, windows).speed, "windows": windows}
+        for name, windows in fixed.items()
     }
+    rows[HALVES] = {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)}
     for name in POLICIES:
         run = replay(traces, costs, policy_of(name, levels, guard=True), start)
         rows["as shipped, guarded" if name == "fixed" else name] = {"speed": run.speed}
@@ -176,44 +159,40 @@ def overhead(levels: int) -> dict[str, float]:
         StepReport(n, 3, 2 if n < levels else 0, 3, 1, 1e-2 / n**2) for n in range(levels, 0, -1)
     ]
     text = list(range(600))
+    windows = [4 * 2**i for i in reversed(range(levels - 1))]
+    report = RoundReport(0, windows, text, 4, steps)
+    plain = report._replace(committed=1, steps=[StepReport(1, 0, 0, 0, 1, 1e-2)])
     for name in POLICIES:
         policy = policy_of(name, levels) if levels in LIMITS else POLICIES[name]()
-        windows = [4 * 2**i for i in reversed(range(levels - 1))]
         policy.next(RoundReport(0, windows, text, 0))
-        report = RoundReport(0, windows, text, 4, steps)
-        best = math.inf
-        plain = report._replace(committed=1, steps=[StepReport(1, 0, 0, 0, 1, 1e-2)])
+        times = []
         for _ in range(20):
             policy.next(plain)  # or a guard would want to see one
             began = time.perf_counter()
             for _ in range(TIMED // 20):
                 policy.next(report)
-            best = min(best, (time.perf_counter() - began) / (TIMED // 20))
-        found[name] = 1e6 * best
+            times.append((time.perf_counter() - began) / (TIMED // 20))
+        found[name] = 1e6 * min(times)
     return found
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
-    report: dict[str, Any] = {
-        **machine.header("adaptation", SCHEMA, "cpu"),
-        "overhead_us": {str(n): overhead(n) for n in (2, 3, 4)},
-        "chains": {},
-    }
-    if args.overhead:
-        return report
+    report = output.header("adaptation", 3)
+    report["overhead_us"] = {str(n): overhead(n) for n in (2, 3, 4)}
     traces, half = _traces(args), args.half
     other = TUNING if half == HELD_OUT else HELD_OUT
     sets, others = (prompt_orders(traces.half(name)) for name in (half, other))
+    chains: dict[str, Any] = {}
     for chain in CHAINS:
         costs = Costs([traces.seconds[name] for name in chain])
         start = list(tiny.WINDOWS[tuple(chain)])
-        own = report["chains"][", ".join(chain)] = {}
+        own = chains[", ".join(chain)] = {}
         for name, texts in sets.items():
             mine, theirs = ([Trace(t, chain) for t in some] for some in (texts, others[name]))
             tokens = sum(trace.size for trace in mine)
             own[name] = {"tokens": tokens, "policies": compared(mine, theirs, costs, start)}
-    return {**report, "half": half, "seconds": traces.seconds}
+    return {**report, "chains": chains, "half": half, "seconds": traces.seconds}
 
 
 def _traces(args: argparse.Namespace) -> Traces:
@@ -221,11 +200,7 @@ def _traces(args: argparse.Namespace) -> Traces:
     if place is not None and place.exists():
         return Traces.read(place)
     progress.note("recording the traces, which takes a few minutes")
-    data: Path = args.data or questions.GSM8K.parent
-    sets = prompt_sets(data, 2 * args.prompts)
-    if len(sets) == 1:
-        raise ValueError(f"--data: expected a folder with the prompt sets, given {data}")
-    traces = record(sets, LENGTH)
+    traces = record(prompt_sets(questions.GSM8K.parent, 2 * args.prompts), LENGTH)
     if place is not None:
         traces.save(place)
     return traces
@@ -262,33 +237,9 @@ def _over(sets: dict[str, Any], base: str) -> list[str]:
 
 def add_command(kinds: Any) -> None:
     """Add ``adaptation`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "adaptation",
-        help="window policies beside the best fixed windows",
-        description="Every window policy beside the best fixed windows, found by search, and "
-        "beside an oracle: on recorded acceptance traces of the shipped models over several prompt "
-        "sets, in simulated time. Prints Markdown, or JSON.",
-    )
-    output.add_report(sub, report_of, markdown)
+    sub = output.add_command(kinds, "adaptation", __doc__, report_of, markdown)
     options.add_count(sub, "--prompts", 12, "of each set, in either half")
-    sub.add_argument(
-        "--half",
-        choices=(HELD_OUT, TUNING),
-        default=HELD_OUT,
-        help="of the prompts: whatever is chosen by looking at numbers is chosen on the one for "
-        "tuning (default: %(default)s)",
-    )
-    sub.add_argument(
-        "--data",
-        type=options.folder,
-        metavar="DIR",
-        help="with gsm8k_test.jsonl, tinyshakespeare.txt and spec_bench_question.jsonl; what is "
-        "not there is left out (default: shared/data beside the repository)",
-    )
-    sub.add_argument(
-        "--traces",
-        type=Path,
-        metavar="FILE",
-        help="read the traces from FILE, or record them there if there is none",
-    )
-    options.add_flag(sub, "--overhead", "only the time that policies take themselves")
+    what = "whatever is chosen by looking at numbers is chosen on the one for tuning"
+    sub.add_argument("--half", choices=(HELD_OUT, TUNING), default=HELD_OUT, help=what)
+    what = "read the traces from FILE, or record them there if there is none"
+    sub.add_argument("--traces", type=Path, metavar="FILE", help=what)

@@ -1,10 +1,11 @@
-"""``benchmarks shapes``: chains at the shape of a published model with a chosen acceptance.
+"""Time chains at the true shape of a published model, with a chosen acceptance.
 
-Weights are random, so a pass costs what it costs at that shape. What is accepted is drawn before
-the run: each level has a table with one token per position, and its logits get one large number at
-that token. The target's table is the text. A level below has the token of the level above with
-probability `a`, and another one otherwise, independently at each position. At temperature 0 every
-verification accepts with probability `a`.
+A target, its 4-bit copy, an EAGLE-2 head and a small model have random weights, so a pass costs
+what it costs at that shape. What is accepted is drawn before the run: each level has a table with
+one token per position, and its logits get one large number at that token. The target's table is the
+text. A level below has the token of the level above with probability `a`, and another one
+otherwise, independently at each position. At temperature 0 every verification accepts with
+probability `a`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,8 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output, timing
-from benchmarks.shapes import (
-    SHAPES,
-    Shape,
-    random_head,
-    random_model,
-    require_memory,
-    weight_bytes,
-)
+from benchmarks import output, timing
+from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters import Eagle
@@ -36,15 +30,12 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
-SCHEMA = 3  # of the JSON report
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
 PROMPT = 32  # tokens
 LARGE = 1.0e4  # logit of the table's token
 WARM_UP = 2  # calls as long as the run: the first is eager, the second captures
-# (acceptance of the level below the target, acceptance of the level below that one).
-ACCEPTANCES = ((0.93, 0.7), (0.97, 0.8))
 # Windows by the levels below the target.
 WINDOWS: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
     (HEAD,): ((4,), (6,)),
@@ -56,13 +47,9 @@ WINDOWS: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 
 
 class ChosenLevel(HuggingFaceLevel):
-    """A level whose logits are largest at the token of a table.
+    """A level whose logits are largest at the token of a table."""
 
-    Attributes:
-        table: ``[P]`` int64 on the level's device, the token at each position of the text. None:
-            logits as the model has them, for the checks of a new level.
-    """
-
+    # [P], the token at each position; None: the model's logits, for the checks of a new level.
     table: torch.Tensor | None = None
 
     def run(self, block: InputBlock) -> LevelOutput:
@@ -97,12 +84,7 @@ def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 class Tables:
     """Tokens by position: of the target, of the level below it and of the level below that one.
-
-    Args:
-        length: positions.
-        vocab: ids of the text are in ``[2, vocab)``; 1 and 0 are the rejected ones.
-        device: of the tables, whose memory stays from one `draw` to the next.
-    """
+    Ids of the text are in ``[2, vocab)``; 1 and 0 are rejected. The memory stays where it is."""
 
     def __init__(self, length: int, vocab: int, device: torch.device) -> None:
         self._random = torch.Generator().manual_seed(0)
@@ -165,12 +147,9 @@ class Row:
 
 
 class ChosenChains:
-    """The models of a shape, and chains of them with a chosen acceptance.
+    """The models of a shape and a small one, and chains of them with a chosen acceptance.
 
     Args:
-        shape: of the target, its copy and its head.
-        draft: of the small model; its vocabulary is the target's.
-        device: "cpu" or "cuda".
         tokens: new tokens of a call.
     """
 
@@ -214,10 +193,8 @@ def measure(
     save: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     end: float = float("inf"),
 ) -> list[dict[str, Any]]:
-    """Measure every chain at every pair of acceptances, in turns.
-
-    A chain's first turn comes after `WARM_UP` calls as long as the counted ones, so that no
-    capture is counted. A chain that fails is a row with its error.
+    """Measure every chain at every pair of acceptances, in turns. A chain that fails is a row with
+    its error.
 
     Args:
         save: called with the report's rows so far, after every turn.
@@ -236,7 +213,7 @@ def measure(
                     row.call(chains.tokens)
                 row.seconds.append(row.output.stats.decode_seconds)
             except Exception as error:
-                row.error = f"{type(error).__name__}: {error}".splitlines()[0]
+                row.error = timing.error_line(error)
             some = [one.report(chains.tokens, rows[0]) for one in rows]
             save([*done, *some])
         done += some
@@ -244,13 +221,9 @@ def measure(
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the JSON report, which is in ``--json-file`` after every turn.
-
-    Raises:
-        ValueError: no such device, too many layers, or memory is short.
-    """
+    """Measure; return the JSON report, which is in ``--json-file`` after every turn."""
     end = time.perf_counter() + (args.seconds or float("inf"))
-    machine.require_device(args.device)
+    output.require_device(args.device)
     shape = SHAPES[args.shape]
     layers = args.layers or shape.layers
     if layers > shape.layers:
@@ -260,9 +233,9 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     require_memory(part, args.device, "; --layers N makes fewer")
     settings = {name: getattr(args, name) for name in ("shape", "max_new_tokens", "repeats")}
     report = {
-        **machine.header("shapes", SCHEMA, args.device),
+        **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
-        "copy_gbs": timing.copy_bandwidth(timing.clock_of(args.device), args.device),
+        "copy_gbs": timing.copy_bandwidth(args.device),
     }
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
     report["weight_bytes"] = weight_bytes(chains.target.model)
@@ -270,8 +243,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     def save(rows: list[dict[str, Any]]) -> None:
         output.save(args, {**report, "rows": rows})
 
-    acceptances = args.acceptance or ACCEPTANCES
-    return {**report, "rows": measure(chains, acceptances, args.repeats, save, end)}
+    return {**report, "rows": measure(chains, args.acceptance, args.repeats, save, end)}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -292,7 +264,7 @@ def markdown(report: dict[str, Any]) -> str:
         [
             f"# Chains at the shape of {settings['shape']}, {report['machine']['device_name']}",
             "",
-            f"{machine.conditions(report)}. Random weights, {settings['layers']} of "
+            f"{output.conditions(report)}. Random weights, {settings['layers']} of "
             f"{settings['of_layers']} layers; acceptance is chosen, not measured. Up to "
             f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
             f"{settings['repeats']} turns after {settings['warm_up']} calls of warm-up. Floor of a "
@@ -306,29 +278,18 @@ def markdown(report: dict[str, Any]) -> str:
 
 def add_command(kinds: Any) -> None:
     """Add ``shapes`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "shapes",
-        help="chains at the true shape of a published model, with a chosen acceptance",
-        description="Chains of a target at the true shape of a published model, its 4-bit copy, an "
-        "EAGLE-2 head and a small model, with random weights and a chosen acceptance, beside plain "
-        "decoding and the bandwidth floor of its passes. Prints Markdown, or JSON.",
-    )
+    sub = output.add_command(kinds, "shapes", __doc__, report_of, markdown)
     sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
     options.share(sub, "--device")
-    output.add_report(sub, report_of, markdown)
-    what = "make N of the layers (default: all)"
-    sub.add_argument("--layers", type=options.COUNT, metavar="N", help=what)
-    sub.add_argument(
-        "--acceptance",
-        type=options.listed(_pair),
-        metavar="A:B,...",
-        help="of the W4 copy's tokens by the target, and of the drafter's by the level above it "
-        "(default: .93:.7,.97:.8)",
-    )
-    options.add_count(sub, "--max-new-tokens", 128, "")
-    options.add_count(sub, "--repeats", 7, "turns")
-    what = "after which no turn begins, making the models included (default: none)"
-    sub.add_argument("--seconds", type=options.COUNT, metavar="S", help=what)
+    for name, kind, default, metavar, what in (
+        ("--layers", options.COUNT, None, "N", "make so many of the layers"),
+        ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
+         "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
+        ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
+        ("--repeats", options.COUNT, 7, "N", "turns"),
+        ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
+    ):  # fmt: skip
+        options.add(sub, name, kind, default, metavar, what)
 
 
 def _pair(text: str) -> tuple[float, float]:

@@ -12,7 +12,7 @@ import json
 import time
 from typing import Any, NamedTuple
 
-from benchmarks import machine, output
+from benchmarks import output
 from benchmarks import questions as asked
 from benchmarks.engines import add_llama, llama_cpp
 from benchmarks.measuring import Contender, chain_call, generate_call, measure, verdict
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
     progress.phase("loading the models, and timing how they run fastest here")
     models = shipped(questions) if is_shipped else users(args, questions)
-    load, where = processor.load_average(), machine.describe("cpu")
+    load, where = processor.load_average(), output.describe("cpu")
     tokens, chain = args.max_new_tokens, models.chains[-1]
     stream = chain.stream(models.prompts[0], tokens, args.temperature, seed=args.seed)
     if args.json:

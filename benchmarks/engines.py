@@ -34,19 +34,12 @@ _START_SECONDS = 600.0  # that a server may load for
 
 
 class Variant(NamedTuple):
-    """One way to decode with an engine.
+    """One way to decode with an engine."""
 
-    Attributes:
-        key: in ``--methods``.
-        label: for tables.
-        drafts: whether a draft model stands below the target.
-        plain: key of the same engine's plain decoding, whose texts these are compared with.
-    """
-
-    key: str
-    label: str
-    drafts: bool
-    plain: str
+    key: str  # in ``--methods``
+    label: str  # for tables
+    drafts: bool  # below the target
+    plain: str  # key of the plain decoding whose texts these are compared with
 
 
 _OPENVINO = [
@@ -63,17 +56,7 @@ _LLAMA_CPP = [
 
 
 class OpenVino:
-    """OpenVINO GenAI (package openvino-genai).
-
-    Args:
-        target, draft: directories of exported models, with ``openvino_model.xml``.
-
-    Attributes:
-        variants: ways to decode.
-
-    Raises:
-        ValueError: the package or a model is not there.
-    """
+    """OpenVINO GenAI, with directories of exported models; its `variants` are ways to decode."""
 
     def __init__(self, target: Path, draft: Path | None = None) -> None:
         try:
@@ -123,16 +106,8 @@ class OpenVino:
 
 
 class Vllm:
-    """vLLM, in a process of an environment that has it.
-
-    Args:
-        python: interpreter of that environment.
-        target: directory of the model.
-        drafts: models below it, the dearest first.
-
-    Attributes:
-        variants: ways to decode.
-    """
+    """vLLM, in a process of an environment that has it, with models as directories; its `variants`
+    are ways to decode."""
 
     def __init__(self, python: Path, target: str, drafts: Sequence[str]) -> None:
         from transformers import AutoConfig
@@ -173,25 +148,19 @@ class Vllm:
 
 def add_llama(group: Any) -> None:
     """Add ``--gguf`` and ``--llama``."""
-    group.add_argument(
-        "--gguf",
-        type=options.words,
-        default=[],
-        metavar="FILE[,FILE]",
-        help="target and draft as llama.cpp has them, which answers in turns: plain, by its own "
-        "rule, and with settings by which logits do not depend on the rows of a pass plain and in "
-        "a chain of ours",
+    what = (
+        "target and draft as llama.cpp has them, which answers in turns: plain, by its own rule, "
+        "and with settings by which logits do not depend on the rows of a pass plain and in a "
+        "chain of ours"
     )
+    words: dict[str, Any] = {"type": options.words, "default": [], "metavar": "FILE[,FILE]"}
+    group.add_argument("--gguf", help=what, **words)
     what = "polyspec_llama, of make llama"
     group.add_argument("--llama", type=options.file, metavar="PROGRAM", help=what)
 
 
 def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
-    """Return the engine of ``--gguf`` and ``--llama``; none without a file.
-
-    Raises:
-        ValueError: more than a target and a draft, files without the program, or none there.
-    """
+    """Return the engine of ``--gguf`` and ``--llama``; none without a file."""
     if not files:
         return []
     if len(files) > 2:
@@ -202,19 +171,8 @@ def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
 
 
 class LlamaCpp:
-    """llama.cpp, in the program that ``make llama`` builds.
-
-    Args:
-        program: ``polyspec_llama``.
-        target, draft: GGUF files of one vocabulary.
-
-    Attributes:
-        variants: ways to decode.
-        version: of llama.cpp, as the program says.
-
-    Raises:
-        ValueError: a file is not there.
-    """
+    """llama.cpp, in the program that ``make llama`` builds, with GGUF files of one vocabulary; its
+    `variants` are ways to decode."""
 
     def __init__(self, program: Path, target: Path, draft: Path | None = None) -> None:
         for name, place in (("--llama", program), ("--gguf", target), ("--gguf", draft)):
@@ -265,20 +223,8 @@ class LlamaCpp:
 
 
 class LlamaServer:
-    """llama.cpp's server in a process of its own.
-
-    Args:
-        program: ``llama-server``, of ``make llama-server``.
-        flags: its models, and more.
-        slots: requests at a time; room: tokens that each may have.
-
-    Attributes:
-        command: name and flags, with no path of this machine.
-        version: as the program says.
-
-    Raises:
-        RuntimeError: it does not serve.
-    """
+    """llama.cpp's server in its own process: `slots` requests at a time, of `room` tokens each.
+    Its `command` has no path of this machine, `version` is as the program says."""
 
     def __init__(self, program: Path, flags: Sequence[str], slots: int, room: int) -> None:
         with socket.socket() as free:

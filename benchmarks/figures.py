@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from . import printed
@@ -48,29 +50,26 @@ def _png(figure: Figure) -> bytes:
 def _speedups(
     run: Any, records: Records, tasks: Sequence[str], width: float, height: float
 ) -> bytes:
-    """Draw a panel for each task: horizontal bars with intervals, and the paper's numbers.
-
-    Args:
-        width: of a panel; height: of a bar; inches.
-    """
+    """Draw a panel for each task, `width` inches wide: horizontal bars with intervals, `height`
+    inches high, and the paper's numbers."""
     columns = min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
     size = 2.4 + width * columns, 0.6 + rows * (0.6 + height * len(records))
     figure = Figure(size, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
+    frame, places = pd.DataFrame(records), range(len(records))
+    style = {"elinewidth": 1, "capsize": 2, "ecolor": "#333333"}
     for task, axis in zip(tasks, axes.flat, strict=False):
-        for at, one in enumerate(records):
-            value, low, high = (one[f"{task}_speedup{end}"] for end in ("", "_low", "_high"))
-            if value is None:
-                continue
-            error = None if low is None else [[max(value - low, 0)], [max(high - value, 0)]]
-            style = {"elinewidth": 1, "capsize": 2, "ecolor": "#333333"}
-            colour = _colour(run.methods[one["method"]])
-            axis.barh(at, value, color=colour, height=0.7, xerr=error, error_kw=style)
-            axis.text(0.03, at, f"{value:.2f}", va="center", fontsize=7, color="white")
-        paper = [one[f"{task}_paper_speedup"] for one in records]
-        axis.plot(paper, range(len(paper)), marker="D", markersize=5, color=_PAPER, linestyle="")
-        axis.set_yticks(range(len(records)), [one["label"] for one in records], fontsize=8)
+        value, low, high = (
+            frame[f"{task}_speedup{end}"].astype(float) for end in ("", "_low", "_high")
+        )
+        error = np.clip([value - low, high - value], 0, None)
+        colours = [_colour(run.methods[name]) for name in frame.method]
+        bars = axis.barh(places, value, 0.7, color=colours, xerr=error, error_kw=style)
+        axis.bar_label(bars, fmt="%.2f", label_type="center", fontsize=7, color="white")
+        paper = frame[f"{task}_paper_speedup"].astype(float)
+        axis.plot(paper, places, marker="D", markersize=5, color=_PAPER, linestyle="")
+        axis.set_yticks(places, frame.label, fontsize=8)
         axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="x", labelsize=8)

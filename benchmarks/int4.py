@@ -1,5 +1,4 @@
-"""``benchmarks int4``: the 4-bit product beside torch's operator and bfloat16 weights, by number of
-tokens, in turns within one run."""
+"""Time products of a few tokens with 4-bit weights beside torch's and bfloat16, in turns."""
 
 from __future__ import annotations
 
@@ -11,14 +10,13 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine, output, timing
+from benchmarks import output, timing
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, PackedLinear, in_huge_pages
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
-SCHEMA = 1  # of the JSON report
 GROUP = 128
 COLD = 96 << 20  # bytes of different weights that a turn goes through, so that no cache holds them
 Product = Callable[[torch.Tensor], object]
@@ -41,10 +39,10 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         kinds: dict[str, Callable[[], Product]] = {
             "polyspec": lambda: CudaInt4Linear(weights).product,
             "torch int4": partial(_torch_on_cuda, weights),
-            "torch bfloat16": plain,
         }
     else:
-        kinds = _on_cpu(values, scales, zeros, weight) | {"torch bfloat16": plain}
+        kinds = _on_cpu(values, scales, zeros, weight)
+    kinds["torch bfloat16"] = plain
     sizes = {name: (2 if "bfloat16" in name else 0.5) * weight.numel() for name in kinds}
     return {
         name: [make() for _ in range(max(1, int(COLD / sizes[name])))]
@@ -105,22 +103,17 @@ def _all_of(products: list[Product], x: torch.Tensor) -> None:
 
 @torch.inference_mode()
 def measure(
-    outputs: int,
-    inputs: int,
-    tokens: Sequence[int],
-    repeats: int,
-    clock: timing.Clock,
-    device: str = "cpu",
+    outputs: int, inputs: int, tokens: Sequence[int], repeats: int, device: str
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """Return the median microseconds and GB/s of weights by contender and number of tokens."""
     made = contenders(outputs, inputs, device)
-    activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in made}
+    activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     passes = [
         timing.Contender(label, partial(_all_of, made[name], activations[count]))
         for label, (name, count) in keys.items()
     ]
-    done, failures = timing.measure(passes, repeats, clock)
+    done, failures = timing.measure(passes, repeats, timing.Clock(device))
     for label, reason in failures.items():
         raise PolyspecError(f"{label}: {reason}")
     found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in made}
@@ -134,15 +127,14 @@ def measure(
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
-    machine.require_device(args.device)
-    clock = timing.clock_of(args.device, processor_time=args.processor_time)
+    output.require_device(args.device)
     return {
-        **machine.header("int4", SCHEMA, args.device),
+        **output.header("int4", 1, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
-        "copy_gbs": timing.copy_bandwidth(timing.clock_of(args.device), args.device),
+        "copy_gbs": timing.copy_bandwidth(args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
-                outputs, inputs, args.tokens, args.repeats, clock, args.device
+                outputs, inputs, args.tokens, args.repeats, args.device
             )
             for outputs, inputs in args.shapes
         },
@@ -155,18 +147,18 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"# 4-bit product, {report['machine']['device_name']}",
         "",
-        f"{machine.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s. "
+        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s. "
         "Microseconds per product (GB/s of its weights), bfloat16 activations, groups of "
         f"{settings['group']}, weights that no cache holds: medians of {settings['repeats']} "
         "turns.",
     ]
+    heads = ["", *map(output.token_count, settings["tokens"])]
     for shape, rows in report["shapes"].items():
-        table = (
+        cells = (
             [name, *(f"{us:.0f} ({gbs:.1f})" for us, gbs in times.values())]
             for name, times in rows.items()
         )
-        heads = ["", *map(output.token_count, settings["tokens"])]
-        lines += ["", f"## {shape}", "", *output.table(heads, table)]
+        lines += ["", f"## {shape}", "", *output.table(heads, cells)]
     return "\n".join(lines)
 
 
@@ -182,21 +174,9 @@ def _shape(text: str) -> tuple[int, int]:
 
 def add_command(kinds: Any) -> None:
     """Add ``int4`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "int4",
-        help="the product with 4-bit weights beside torch's",
-        description="Products of a few tokens with 4-bit weights, beside torch's int4 operator "
-        "and bfloat16 weights, in turns within one run. Prints Markdown, or JSON.",
-    )
-    output.add_report(sub, report_of, markdown)
-    options.share(sub, "--device", "--processor-time")
+    sub = output.add_command(kinds, "int4", __doc__, report_of, markdown)
+    options.share(sub, "--device")
     options.add_count(sub, "--repeats", 15, "turns")
-    tokens = [1, 2, 4, 6, 8, 12, 16]
-    options.add(sub, "--tokens", options.COUNTS, tokens, "M,...")
-    sub.add_argument(
-        "--shapes",
-        type=options.listed(_shape),
-        default=[(4096, 4096), (1024, 2560), (5120, 1024)],
-        metavar="NxK,...",
-        help="outputs x inputs (default: 4096x4096,1024x2560,5120x1024)",
-    )
+    options.add(sub, "--tokens", options.COUNTS, [1, 2, 4, 6, 8, 12, 16], "M,...")
+    shapes = [(4096, 4096), (1024, 2560), (5120, 1024)]
+    options.add(sub, "--shapes", options.listed(_shape), shapes, "NxK,...", "outputs x inputs")

@@ -42,20 +42,13 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """The result of a call.
-
-    Attributes:
-        texts: new tokens of each prompt, up to and including an EOS.
-        stats, rows: what our engine counted, of the call and of each prompt.
-        seconds: of an engine with a clock; None: the caller measures them.
-        prefill_seconds: of an engine that reports them without `stats`.
-    """
+    """New tokens of each prompt, up to and including an EOS, and what the engine says of them."""
 
     texts: list[list[int]]
-    stats: Stats | None = None
-    rows: Sequence[Stats] = ()
-    seconds: float | None = None
-    prefill_seconds: float | None = None
+    stats: Stats | None = None  # of our engine, of the call
+    rows: Sequence[Stats] = ()  # and of each prompt
+    seconds: float | None = None  # None: the caller measures them
+    prefill_seconds: float | None = None  # of an engine without `stats`
 
 
 Decode = Callable[[Request], Answer]
@@ -79,12 +72,8 @@ def chain_call(chain: Chain) -> Decode:
 def generate_call(
     target: Any, eos: frozenset[int], assistant: Any = None, static: bool = False
 ) -> Decode:
-    """Return the call of transformers' ``generate``.
-
-    Args:
-        assistant: a draft model.
-        static: a static cache, over which transformers compiles the passes on CUDA.
-    """
+    """Return the call of transformers' ``generate``, perhaps with a draft model or a static cache,
+    over which transformers compiles the passes on CUDA."""
 
     def call(request: Request) -> Answer:
         # Some checkpoints bring a penalty, which is part of no distribution here.
@@ -153,21 +142,14 @@ class Call(NamedTuple):
 
 @dataclass
 class Contender:
-    """A way to generate, and its measurements.
-
-    Attributes:
-        label: for tables.
-        window: of a chain; empty: plain decoding.
-        plain: label of the contender whose texts these are compared with; None: the first.
-        calls: in order; texts: by prompt, of the last repeat.
-    """
+    """A way to generate, and its measurements."""
 
     label: str
     decode: Decode
-    window: Sequence[int] = ()
-    plain: str | None = None
+    window: Sequence[int] = ()  # of a chain; empty: plain decoding
+    plain: str | None = None  # whose texts these are compared with; None: the first contender's
     calls: list[Call] = field(default_factory=list)
-    texts: dict[int, list[int]] = field(default_factory=dict)
+    texts: dict[int, list[int]] = field(default_factory=dict)  # by prompt, of the last repeat
 
     @property
     def stats(self) -> Stats | None:
@@ -177,11 +159,11 @@ class Contender:
 
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
-        rates = []
-        for _, some in itertools.groupby(self.calls, lambda call: call.repeat):
-            calls = list(some)
-            rates.append(sum(call.tokens for call in calls) / sum(call.seconds for call in calls))
-        return statistics.median(rates)
+        sums: dict[int, list[float]] = {}
+        for call in self.calls:
+            total = sums.setdefault(call.repeat, [0.0, 0.0])
+            total[0], total[1] = total[0] + call.tokens, total[1] + call.seconds
+        return statistics.median(tokens / seconds for tokens, seconds in sums.values())
 
 
 def measure(
@@ -195,12 +177,8 @@ def measure(
     warm_up: int,
     clock: Clock = time.perf_counter,
 ) -> Iterator[int]:
-    """Measure every contender at every prompt in turns; yield the number of finished repeats.
-
-    Args:
-        seed: of the first prompt's first repeat. A prompt has one seed however it is run.
-        warm_up: new tokens of a first call of each, which does not count.
-    """
+    """Measure every contender at every prompt in turns; yield the number of finished repeats. A
+    prompt's seed is the same for all; a first call, of `warm_up` tokens, does not count."""
 
     def request(number: int, repeat: int, tokens: int) -> Request:
         seeds = [seed + repeat * len(prompts) + number]
@@ -241,15 +219,9 @@ def largest_tie(dtype: object) -> float:
 def first_difference(
     model: Any, prompt: list[int], plain: list[int], other: list[int]
 ) -> dict[str, Any] | None:
-    """Return where two texts first differ; None if they are the same.
-
-    Args:
-        model: the target; None where it is not on this side of an engine.
-
-    Returns:
-        "place", the "gap" of the target's two largest logits there, from one forward pass over the
-        whole text, and whether that is a "tie" of rounding; without a model the place alone.
-    """
+    """Return where two texts first differ: "place", the "gap" of the target's two largest logits
+    there, from one pass over the whole text, and whether that is a "tie" of rounding; None if they
+    are the same. Without a model, which another engine has, the place alone."""
     if plain == other:
         return None
     pairs = itertools.zip_longest(plain, other)
@@ -279,17 +251,11 @@ def surprise(
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether texts are the target's own.
+    """Whether texts are the target's own."""
 
-    Attributes:
-        texts: how many were compared.
-        differences: greedy: each `first_difference` from plain decoding, with its "prompt".
-        deviations: sampled: of the texts' likelihood from its mean, in standard deviations.
-    """
-
-    texts: int
-    differences: list[dict[str, Any]]
-    deviations: float | None = None
+    texts: int  # how many were compared
+    differences: list[dict[str, Any]]  # greedy: each `first_difference`, with its "prompt"
+    deviations: float | None = None  # sampled: of the texts' likelihood from its mean
 
     @property
     def lossless(self) -> bool:
@@ -315,12 +281,8 @@ def verdict(
     texts: Mapping[int, list[int]],
     temperature: float,
 ) -> Verdict:
-    """Compare texts with those of plain decoding, or with the target's distribution.
-
-    Args:
-        model: the target as transformers has it.
-        plain, texts: by number of the prompt.
-    """
+    """Compare texts by number of the prompt with those of plain decoding, or with the distribution
+    of the target, as transformers has it."""
     if temperature == 0:
         found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
         different = [{**d, "prompt": n} for n, d in enumerate(found) if d is not None]

@@ -21,17 +21,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
 from benchmarks.shapes import SHAPES, growth_of, parameters, require_memory
-from polyspec_ext import processor, progress, tiny
-from polyspec_ext.chain import Chain
-from polyspec_ext.drafters import (
+from polyspec_ext import (
     DynamicTree,
     Eagle,
     Hydra,
     NGramTable,
     PromptLookup,
     SuffixMatch,
-    checkpoint,
+    processor,
+    progress,
+    tiny,
 )
+from polyspec_ext.chain import Chain
+from polyspec_ext.drafters import checkpoint
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
 from polyspec_ext.levels.sources import copy_prefix, original
@@ -79,11 +81,8 @@ PRESETS = {
 
 
 def local(name: str) -> Path | None:
-    """Return the folder of a model with all its weights, or a GGUF file; None: not on this machine.
-
-    Args:
-        name: a path, or an id in the hub's cache.
-    """
+    """Return the folder of a model, by its path or id, with all its weights, or a GGUF file; None
+    where it is not on this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -100,11 +99,7 @@ def local(name: str) -> Path | None:
 
 
 def require(names: Sequence[str]) -> list[str]:
-    """Return the folders or GGUF files of models; ``w4:`` in front of a name stays there.
-
-    Raises:
-        ValueError: some are not on this machine; says how to fetch them.
-    """
+    """Return the folders or GGUF files of models; ``w4:`` in front of a name stays there."""
     pairs = [(name, local(str(original(name)))) for name in names]
     missing = list(dict.fromkeys(name for name, folder in pairs if folder is None))
     if missing:
@@ -120,27 +115,18 @@ def require(names: Sequence[str]) -> list[str]:
 
 @dataclass
 class Models:
-    """The models of a run, each loaded when it is first used.
+    """The models of a run, each loaded when it is first used."""
 
-    Attributes:
-        target: directory or id; None: the shipped target.
-        drafts: models of draft levels by name, the dearest first; heads: of `HEADS`, by name.
-        tree: of the heads; None: they draft chains. `depth` is where their windows begin.
-        growth: arguments of `tiny.grown`, which makes the shipped target larger; empty: as it is.
-        engines, functions: other engines, and the user's methods by name.
-        device, dtype: of the models; None: each checkpoint's, or what is fastest.
-    """
-
-    target: str | Path | None = None
-    drafts: Mapping[str, str | Path] = field(default_factory=dict)
-    heads: Mapping[str, str | Path] = field(default_factory=dict)
-    tree: DynamicTree | None = None
-    depth: int = 6
-    growth: Mapping[str, int] = field(default_factory=dict)
+    target: str | Path | None = None  # directory or id; None: the shipped target
+    drafts: Mapping[str, str | Path] = field(default_factory=dict)  # by name, the dearest first
+    heads: Mapping[str, str | Path] = field(default_factory=dict)  # of `HEADS`, by name
+    tree: DynamicTree | None = None  # of the heads; None: they draft chains
+    depth: int = 6  # where the heads' windows begin
+    growth: Mapping[str, int] = field(default_factory=dict)  # of `tiny.grown`; empty: as it is
     engines: Sequence[Engine] = ()
-    functions: Mapping[str, Make] = field(default_factory=dict)
+    functions: Mapping[str, Make] = field(default_factory=dict)  # the user's methods by name
     device: str = "cpu"
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # None: each checkpoint's, or what is fastest
     levels: dict[str, HuggingFaceLevel] = field(default_factory=dict, init=False)
 
     @property
@@ -285,11 +271,7 @@ def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
 
 
 def growth_to(name: str, device: str) -> dict[str, int]:
-    """Return the growth of the shipped target to a published model's width and depth.
-
-    Raises:
-        ValueError: it cannot become as large, or memory is short.
-    """
+    """Return the growth of the shipped target to a published model's width and depth."""
     require_memory(SHAPES[name], torch.device(device).type)
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(tiny.path(TARGET))
@@ -312,31 +294,23 @@ def packed(model: Any, **options: Any) -> HuggingFaceLevel:
 class Method:
     """A way to decode, as ``run.json`` has it.
 
-    Attributes:
-        name: its key; label: for tables.
-        kind: "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
-            states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade",
-            "engine" (another engine's) or "user" (the user's).
-        levels: names, target first; for "assisted" the target and its assistant.
-        windows, rounds, rule, tail: of the chain (`Chain`); None where it has none.
-        tree: of a head that drafts trees.
-        policy: that chooses the windows.
-        baseline: whether speedups are over it.
-        plain: key of the method whose greedy texts are compared with these; None: the baseline.
+    Its kind is "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
+    states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade", "engine"
+    (another engine's) or "user" (the user's).
     """
 
-    name: str
-    label: str
+    name: str  # its key
+    label: str  # for tables
     kind: str
-    levels: tuple[str, ...]
-    windows: tuple[int, ...] | None = None
+    levels: tuple[str, ...]  # target first; for "assisted" the target and its assistant
+    windows: tuple[int, ...] | None = None  # these and the next three: of the chain
     rounds: tuple[int, ...] | None = None
     rule: str = "token"
     tail: int = 0
-    tree: dict[str, int] | None = None
+    tree: dict[str, int] | None = None  # of a head that drafts trees
     policy: str | None = None
-    baseline: bool = False
-    plain: str | None = None
+    baseline: bool = False  # speedups are over it
+    plain: str | None = None  # key of the method with its reference texts; None: the baseline
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Method:
@@ -363,12 +337,7 @@ def default_keys(models: Models, batch: int = 1) -> list[str]:
 
 def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Method]:
     """Return the methods that keys stand for, with windows that suit most; the baseline is plain
-    decoding, captured where that is among them.
-
-    Raises:
-        ValueError: a key is none, is there twice, or none of them decodes plainly; or a method
-            cannot answer `batch` prompts in a call.
-    """
+    decoding, captured where that is among them. Each has to answer `batch` prompts in a call."""
     made = [_method(key, models) for key in keys]
     names = [method.name for method in made]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -379,16 +348,12 @@ def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Metho
         raise ValueError(f"--methods: expected {PLAIN} or {CAPTURED} among them, given neither")
     alone = next((m for m in made if m.plain not in (None, *names)), None)
     if alone is not None:
-        raise ValueError(
-            f"--methods: {alone.name}: expected {alone.plain} as well, whose texts its own are "
-            "compared with, given it alone"
-        )
-    single = [method.name for method in made if method.kind in (ENGINE, ASSISTED)]
+        wanted = f"expected {alone.plain} as well, whose texts its own are compared with"
+        raise ValueError(f"--methods: {alone.name}: {wanted}, given it alone")
+    single = ", ".join(method.name for method in made if method.kind in (ENGINE, ASSISTED))
     if batch > 1 and single:
-        raise ValueError(
-            f"--batch: expected 1 with {', '.join(single)}, which answers one prompt at a time, "
-            f"given {batch}"
-        )
+        wanted = f"expected 1 with {single}, which answers one prompt at a time"
+        raise ValueError(f"--batch: {wanted}, given {batch}")
     return [replace(method, baseline=method.name == baseline) for method in made]
 
 
@@ -469,11 +434,7 @@ def tree_form(tree: DynamicTree, depth: int) -> dict[str, int]:
 
 
 def read_functions(given: Sequence[str]) -> dict[str, Make]:
-    """Return the functions that ``--method NAME=FILE.py:FUNCTION`` names, by name.
-
-    Raises:
-        ValueError: another form, or a file without that function.
-    """
+    """Return the functions that ``--method NAME=FILE.py:FUNCTION`` names, by name."""
     found: dict[str, Make] = {}
     for text in given:
         name, _, where = text.partition("=")
@@ -506,29 +467,23 @@ class Call:
 
 
 def _decode(method: Method, models: Models) -> Decode:
-    eos = frozenset(models.level.eos_token_ids)
+    level = models.level
+    eos = frozenset(level.eos_token_ids)
     if method.kind == ENGINE:
-        engine, _ = models.variants[method.name]
-        return engine.decoder(method.name, eos)
+        return models.variants[method.name][0].decoder(method.name, eos)
     if method.kind == USER:
-        make = models.functions[method.name]
-        return _user_call(method.name, make(models.level.model, models.tokenizer), eos)
+        generate = models.functions[method.name](level.model, models.tokenizer)
+        return _user_call(method.name, generate, eos)
     if method.kind == "generate":
-        return generate_call(models.level.model, eos, static=method.name == STATIC)
+        return generate_call(level.model, eos, static=method.name == STATIC)
     if method.kind == ASSISTED:
-        return generate_call(models.level.model, eos, models.assistant(method.levels[1]))
+        return generate_call(level.model, eos, models.assistant(method.levels[1]))
     if method.name == PLAIN:
-        return chain_call(Chain([models.level], graphs=None if models.on_cpu else False))
+        return chain_call(Chain([level], graphs=None if models.on_cpu else False))
     # (The captured target is a chain of one level.)
-    chain = Chain(
-        [models.element(name) for name in method.levels],
-        method.windows,
-        rounds=method.rounds,
-        rule=method.rule,
-        tail=method.tail,
-        policy=method.policy,
-    )
-    return chain_call(chain)
+    elements = [models.element(name) for name in method.levels]
+    more: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
+    return chain_call(Chain(elements, method.windows, **more))
 
 
 def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int]) -> Decode:
@@ -536,11 +491,9 @@ def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int
 
     def call(request: Request) -> Answer:
         rows = [list(map(int, row)) for row in generate(request)]
-        if len(rows) != len(request.prompts):
-            raise ValueError(
-                f"--method {name}: expected new tokens of {len(request.prompts)} prompts, given "
-                f"{len(rows)} rows"
-            )
+        if len(rows) != (count := len(request.prompts)):
+            wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
+            raise ValueError(f"--method {name}: {wanted}")
         return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
 
     return call

@@ -1,8 +1,7 @@
-"""``benchmarks model``: what a 4-bit copy between a target and an EAGLE head would gain on a GPU.
+"""Estimate what (target, W4, EAGLE) gains over (target, EAGLE) on a GPU from counted launches.
 
-An estimate: a pass takes the time of its launches in a captured graph, and the time in which its
-weights are read. The launches are counted on tensors without numbers, and a test holds what stands
-here (`python_tests/levels/test_cuda_chains.py`). Everything else is assumed, and printed.
+Launches are counted without a GPU, by tests (python_tests/levels/test_cuda_chains.py). A pass costs
+its launches and the bytes of its weights. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,28 +18,18 @@ from polyspec_ext.cli import options
 from polyspec_ext.planning.theory import Acceptance, expectation
 from polyspec_ext.runtime.plan import default_rounds
 
-SCHEMA = 4  # of the JSON report
-
 
 class Launches(NamedTuple):
-    """Launches of the steps of the chain (target, 4-bit copy, EAGLE head), one row.
+    """Launches of the steps of the chain (target, 4-bit copy, EAGLE head), one row."""
 
-    Attributes:
-        layer, copy_layer: of a decoder layer of the target, and of its copy.
-        plain: of a step of the target alone, beside its layers.
-        target, copy: of a verification beside its layers: the pass's ends, the rows, the rule, and
-            the states that the head will read.
-        draft: of a draft of one token.
-        token: of each token more.
-    """
-
-    layer: int
-    copy_layer: int
-    plain: int
+    layer: int  # of a decoder layer of the target
+    copy_layer: int  # and of its copy
+    plain: int  # of a step of the target alone, beside its layers
+    # Of a verification beside its layers: ends, rows, rule, and the states for the head.
     target: int
     copy: int
-    draft: int
-    token: int
+    draft: int  # of a draft of one token
+    token: int  # of each token more
 
 
 # Counted with attention over up to 512 slots. Without fused layers torch's attention is several
@@ -55,14 +44,8 @@ WINDOWS = range(1, 11)  # tried of the head
 OUTER = range(4, 37, 4)  # and of the target with the copy below it
 
 
-@dataclass(frozen=True)
-class Way:
-    """How the passes of a chain run.
-
-    Attributes:
-        launches: of its steps.
-        share: of the bandwidth that the 4-bit product reaches.
-    """
+class Way(NamedTuple):
+    """Launches of a chain's steps; the 4-bit product's share of the bandwidth."""
 
     name: str
     launches: Launches
@@ -78,18 +61,12 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """`planning.theory.PassSeconds` of a chain of `shape`: the target, its copy where it has
-    `copy`, and a head.
-
-    Args:
-        bandwidth: bytes a second.
-        node: seconds of a launch.
-    """
+    """`planning.theory.PassSeconds` of a chain of `shape`: target, copy where it has one, head."""
 
     shape: Shape
     way: Way
-    bandwidth: float
-    node: float
+    bandwidth: float  # bytes a second
+    node: float  # seconds of a launch
     copy: bool
 
     def verify(self, level: int, pending: int) -> float:
@@ -97,13 +74,12 @@ class Seconds:
         weights = layers * self.shape.layer_weights
         head = BF16 * self.shape.hidden * self.shape.vocab / (READ * self.bandwidth)
         if level == 1:
-            ends = counts.target if pending else counts.plain
-            nodes = layers * counts.layer + ends
-            read = BF16 * weights / (READ * self.bandwidth)
-            return nodes * self.node + (read + head) * (1 + GROWTH * pending)
-        nodes = layers * counts.copy_layer + counts.copy
-        read = INT4 * weights / (self.way.share * self.bandwidth)
-        return nodes * self.node + (read + head) * (1 + INT4_GROWTH * pending)
+            nodes = layers * counts.layer + (counts.target if pending else counts.plain)
+            read, growth = BF16 * weights / (READ * self.bandwidth), GROWTH
+        else:
+            nodes = layers * counts.copy_layer + counts.copy
+            read, growth = INT4 * weights / (self.way.share * self.bandwidth), INT4_GROWTH
+        return nodes * self.node + (read + head) * (1 + growth * pending)
 
     def draft(self, tokens: int) -> float:
         shape, counts = self.shape, self.way.launches
@@ -114,9 +90,7 @@ class Seconds:
 
 def best(seconds: Seconds, acceptance: Sequence[float]) -> tuple[float, tuple[int, ...]]:
     """Return the tokens per second of the fastest chain, and its windows."""
-    tried: list[tuple[int, ...]] = [(size,) for size in WINDOWS]
-    if seconds.copy:
-        tried = list(itertools.product(OUTER, WINDOWS))
+    tried = itertools.product(OUTER, WINDOWS) if seconds.copy else ((size,) for size in WINDOWS)
     accept = Acceptance.constant(*acceptance)
 
     def rate(windows: tuple[int, ...]) -> float:
@@ -129,32 +103,24 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the JSON report: the estimates, and all that goes into them."""
     shape, rows = SHAPES[args.shape], []
     for way in WAYS:
-        row: dict[str, Any] = {"way": way.name, "launches": way.launches._asdict()}
         with_copy, alone = (
             Seconds(shape, way, 1e12 * args.bandwidth, 1e-6 * args.node, copy)
             for copy in (True, False)
         )
         plain = alone.verify(1, 0)
-        row["milliseconds"] = {
-            "target": 1e3 * plain,
-            "copy": 1e3 * with_copy.verify(2, 0),
-            "head": 1e3 * (alone.draft(2) - alone.draft(1)),
-        }
-        for name, seconds, acceptance in (
+        head = alone.draft(2) - alone.draft(1)
+        milliseconds = {"target": plain, "copy": with_copy.verify(2, 0), "head": head}
+        row: dict[str, Any] = {"way": way.name, "launches": way.launches._asdict()}
+        row["milliseconds"] = {name: 1e3 * seconds for name, seconds in milliseconds.items()}
+        for name, chain, acceptance in (
             ("head", alone, [args.inner]), ("both", with_copy, [args.outer, args.inner])
         ):  # fmt: skip
-            rate, windows = best(seconds, acceptance)
+            rate, windows = best(chain, acceptance)
             row[name] = {"times": rate * plain, "windows": list(windows)}
         rows.append(row)
     settings = {name: getattr(args, name) for name in ("outer", "inner", "bandwidth", "node")}
-    return {
-        "schema": SCHEMA,
-        "estimate": True,
-        "shape": asdict(shape),
-        "settings": settings,
-        "assumed": {"read": READ, "growth": GROWTH, "int4_growth": INT4_GROWTH},
-        "rows": rows,
-    }
+    return {"schema": 4, "estimate": True, "shape": asdict(shape), "settings": settings,
+            "rows": rows}  # fmt: skip
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -191,17 +157,12 @@ def markdown(report: dict[str, Any]) -> str:
 
 def add_command(kinds: Any) -> None:
     """Add ``model`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "model",
-        help="an estimate of chains on a GPU from counted launches",
-        description="Estimates what (target, W4, EAGLE) gains over (target, EAGLE) on a GPU, from "
-        "launches that are counted without one. Nothing is measured. Prints Markdown, or JSON.",
-    )
-    output.add_report(sub, report_of, markdown)
-    sub.add_argument(
-        "--shape", choices=tuple(SHAPES), default="llama2-7b", help="(default: %(default)s)"
-    )
-    options.add(sub, "--outer", options.SHARE, 0.97, "A", "acceptance of W4's tokens")
-    options.add(sub, "--inner", options.SHARE, 0.8, "A", "acceptance of EAGLE's tokens")
-    options.add(sub, "--bandwidth", options.number(0.01), 3.0, "TB/S", "of the memory")
-    options.add(sub, "--node", options.number(0), 1.7, "US", "of a launch in a graph")
+    sub = output.add_command(kinds, "model", __doc__, report_of, markdown)
+    for name, kind, default, metavar, what in (
+        ("--outer", options.SHARE, 0.97, "A", "acceptance of W4's tokens"),
+        ("--inner", options.SHARE, 0.8, "A", "acceptance of EAGLE's tokens"),
+        ("--bandwidth", options.number(0.01), 3.0, "TB/S", "of the memory"),
+        ("--node", options.number(0), 1.7, "US", "of a launch in a graph"),
+    ):
+        options.add(sub, name, kind, default, metavar, what)
+    sub.add_argument("--shape", choices=tuple(SHAPES), default="llama2-7b", help="(llama2-7b)")

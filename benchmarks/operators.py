@@ -1,11 +1,12 @@
-"""``benchmarks kernels``: `sample` and `verify` on a grid of shapes, beside their peers, in turns.
+"""Time `sample` and `verify` on a grid of shapes, beside every peer that can be imported, in turns.
 
 Draft logits are normal with deviation 3. Target logits are the draft's plus noise, whose size is
 searched in every row, so that sum_x min(p(x), q(x)) is the acceptance asked for. Draft tokens are
 drawn from q anew for every turn.
 
 The byte model: rows that the rule needs count once, whole. Beside rows count the draft token, its
-distribution and its logit per token verified, and the outputs.
+distribution and its logit per token verified, and the outputs. The file of ``--json-file`` is
+written after every case.
 """
 
 from __future__ import annotations
@@ -14,21 +15,19 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output, peers, timing
+from benchmarks import output, peers, timing
 from benchmarks.peers import Block, Filters
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 
-SCHEMA = 2  # of the JSON report
-REPEATS = 60
 DTYPES = ("float32", "bfloat16", "float16")
 # The acceptance rule of each operator that verifies. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
@@ -48,14 +47,15 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Case:
-    """A point of the grid. ``draft_len`` and ``acceptance`` are 0 where nothing is verified."""
+    """A point of the grid. ``draft_len`` and ``acceptance_asked`` are 0 where nothing is
+    verified."""
 
     operator: str
     batch: int
     draft_len: int
     vocab: int
     dtype: str
-    acceptance: float
+    acceptance_asked: float
     filters: Filters
 
     @property
@@ -63,10 +63,10 @@ class Case:
         return 4 if self.dtype == "float32" else 2
 
     def __str__(self) -> str:
-        verified = f", K {self.draft_len}, acceptance {self.acceptance:g}" * bool(self.draft_len)
+        verified = f", K {self.draft_len}, acceptance {self.acceptance_asked:g}"
         return (
-            f"{self.operator}, batch {self.batch}{verified}, V {self.vocab}, {self.dtype}, "
-            f"filters {self.filters}"
+            f"{self.operator}, batch {self.batch}{verified * bool(self.draft_len)}, "
+            f"V {self.vocab}, {self.dtype}, filters {self.filters}"
         )
 
 
@@ -76,15 +76,14 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
         for value in getattr(args, name) or ():
             if value not in known:
                 raise ValueError(f"--{name}: expected {', '.join(known)}, given {value!r}")
-    filters = [Filters.parse(text) for text in args.filters]
     dtypes = args.dtype or ["float32" if args.device == "cpu" else "bfloat16"]
-    axes = (args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
+    filters = [Filters.parse(text) for text in args.filters]
+    operators = args.operators or OPERATORS
+    axes = (operators, args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
     cases = []
-    for operator, point in itertools.product(args.operators or OPERATORS, itertools.product(*axes)):
-        batch, draft_len, vocab, dtype, acceptance, some = point
-        if operator == "sample":
-            draft_len, acceptance = 0, 0.0
-        cases.append(Case(operator, batch, draft_len, vocab, dtype, acceptance, some))
+    for operator, batch, draft_len, vocab, dtype, acceptance, some in itertools.product(*axes):
+        verified = (0, 0.0) if operator == "sample" else (draft_len, acceptance)
+        cases.append(Case(operator, batch, verified[0], vocab, dtype, verified[1], some))
     return list(dict.fromkeys(cases))
 
 
@@ -166,7 +165,7 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
     draft, noise, last = normal(k).mul_(SPREAD), normal(k), normal(1).mul_(SPREAD)
     step = max(1, CALIBRATION_ELEMENTS // v)
     pairs = zip(draft.flatten(0, 1).split(step), noise.flatten(0, 1).split(step), strict=True)
-    chunks = [calibrated(rows, some, case.acceptance, case.filters) for rows, some in pairs]
+    chunks = [calibrated(rows, some, case.acceptance_asked, case.filters) for rows, some in pairs]
     target = torch.cat([torch.cat([rows for rows, _ in chunks]).view_as(draft), last], 1)
     drawn = torch.zeros((draws, b, k), dtype=torch.int64, device=device)
     statistics = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
@@ -174,18 +173,16 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
         positions = torch.arange(k, device=device).repeat(b)
         requests = torch.arange(b, device=device).repeat_interleave(k)
         for turn in range(draws):
-            drafted = ps.sample(
-                draft.flatten(0, 1), **case.filters.options(), seed=(seed << 40) + turn * b
-                + requests, position=positions, level=2,
-            )  # fmt: skip
+            seeds = (seed << 40) + turn * b + requests
+            more: dict[str, Any] = {"seed": seeds, "position": positions, "level": 2}
+            drafted = ps.sample(draft.flatten(0, 1), **case.filters.options(), **more)
             ps.raise_for_status(drafted.status, level=2, position=positions)
             drawn[turn] = drafted.tokens.view(b, k)
             statistics = drafted.statistics.view(b, k, 2)
     seeds = torch.zeros(b, dtype=torch.int64, device=device)
     expected = sum(part for _, part in chunks) / max(b * k, 1)
-    return Feed(
-        target, torch.zeros_like(drawn[0]), draft, case.filters, statistics, drawn, seeds, expected
-    )
+    tokens = torch.zeros_like(drawn[0])
+    return Feed(target, tokens, draft, case.filters, statistics, drawn, seeds, expected)
 
 
 # ---- measurement ---------------------------------------------------------------------------------
@@ -217,21 +214,16 @@ def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[l
 
 
 def measure_case(
-    case: Case,
-    args: argparse.Namespace,
-    clock: timing.Clock,
-    copy_gbs: float,
-    tick: Callable[[], object],
+    case: Case, args: argparse.Namespace, copy_gbs: float, tick: Callable[[], object]
 ) -> dict[str, Any]:
     """Measure a case; return its part of the report."""
     feed = make(case, args.device, args.seed)
     ours = timing.Contender("polyspec", call_of(case.operator, feed))
-    others, notes = list[timing.Contender](), list[str]()
-    if not args.no_peers:
-        others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
     masked = timing.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
-    others = [masked, *others]
-    done, failures = timing.measure([ours, *others], args.repeats, clock, feed.load, tick)
+    others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
+    clock = timing.Clock(args.device)
+    every = [ours, masked, *others]
+    done, failures = timing.measure(every, args.repeats, clock, feed.load, tick)
     if ours.name in failures:
         raise PolyspecError(f"{case} does not run: {failures[ours.name]}")
     counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
@@ -252,10 +244,8 @@ def measure_case(
         )
     return {
         "case": str(case),
-        **{name: getattr(case, name) for name in ("operator", "batch", "draft_len", "vocab")},
-        "dtype": case.dtype,
+        **asdict(case),
         "filters": str(case.filters),
-        "acceptance_asked": case.acceptance,
         "acceptance_expected": feed.acceptance,
         "mean_accepted": statistics.fmean(itertools.chain(*counts)) if case.draft_len else None,
         "bytes": useful,
@@ -267,21 +257,18 @@ def measure_case(
 @torch.inference_mode()
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report, which is in ``--json-file`` after every case."""
-    machine.require_device(args.device)
+    output.require_device(args.device)
+    report = output.header("kernels", 2, args.device)
     cases = cases_of(args)
     torch.manual_seed(args.seed)
-    clock = timing.clock_of(args.device, args.processor_time)
-    report = {
-        **machine.header("kernels", SCHEMA, args.device),
-        "settings": {"repeats": args.repeats, "seed": args.seed, "clock": clock.kind},
-        "copy_gbs": timing.copy_bandwidth(clock, args.device),
-        "complete": False,
-        "cases": [],
-    }
+    report["settings"] = {"repeats": args.repeats, "seed": args.seed}
+    report["settings"]["clock"] = timing.Clock(args.device).kind
+    copy_gbs = report["copy_gbs"] = timing.copy_bandwidth(args.device)
+    report |= {"complete": False, "cases": []}
     with progress.bar(total=len(cases) * args.repeats, unit="turn", smoothing=0.05) as bar:
         for case in cases:
             bar.set_description(str(case))
-            report["cases"].append(measure_case(case, args, clock, report["copy_gbs"], bar.update))
+            report["cases"].append(measure_case(case, args, copy_gbs, bar.update))
             report["complete"] = len(report["cases"]) == len(cases)
             output.save(args, report)
     return report
@@ -292,11 +279,11 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"# Kernels, {report['machine']['device_name']}",
         "",
-        f"{machine.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
+        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
         f"{report['settings']['clock']}, {report['settings']['repeats']} turns. {LEGEND}",
     ]
     shares = [row["percent_of_copy"] / 100 for case in report["cases"] for row in case["rows"]]
-    lines += [text for line in machine.contradiction(shares) for text in ("", line)]
+    lines += [text for line in output.contradiction(shares) for text in ("", line)]
     for case in report["cases"]:
         lines += ["", f"### {case['case']}", ""]
         if case["draft_len"]:
@@ -319,32 +306,17 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def add_command(kinds: Any) -> None:
     """Add ``kernels`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "kernels",
-        help="every operator beside its peers",
-        description="Every operator on a grid of shapes, beside every peer that can be imported, "
-        "in turns within one run. Prints Markdown, or JSON. The file of --json-file is written "
-        "after every case.",
-    )
-    options.share(sub, "--device", "--processor-time")
-    output.add_report(sub, report_of, markdown)
-    axes = sub.add_argument_group("grid: the product of all axes")
-    axes.add_argument("--operators", type=options.words, metavar="NAME,...", help="(default: all)")
-    options.add(axes, "--batch", options.COUNTS, [1], "B,...", "requests")
-    options.add(axes, "--draft-len", options.COUNTS, [10], "K,...", "draft tokens")
-    options.add(axes, "--vocab", options.listed(options.integer(2)), [128256], "V,...")
-    axes.add_argument(
-        "--dtype", type=options.words, metavar="NAME,...", help="float32,bfloat16,float16"
-    )
-    options.add(axes, "--acceptance", options.SHARES, [0.7], "A,...", "per draft token")
-    axes.add_argument(
-        "--filters",
-        type=options.words,
-        default=["none", "top_k=50+top_p=.9"],
-        metavar="F,...",
-        help="none, or top-k, top-p and min-p joined by + (default: none,top_k=50+top_p=.9)",
-    )
-    options.add_count(sub, "--repeats", REPEATS, "turns per case")
-    options.add_flag(sub, "--no-peers", "the operators alone")
+    sub = output.add_command(kinds, "kernels", __doc__, report_of, markdown)
+    options.share(sub, "--device", "--seed")
+    for name, kind, default, metavar, what in (
+        ("--operators", options.words, None, "NAME,...", "of all"),
+        ("--batch", options.COUNTS, [1], "B,...", "requests"),
+        ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
+        ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),
+        ("--dtype", options.words, None, "NAME,...", ", ".join(DTYPES)),
+        ("--acceptance", options.SHARES, [0.7], "A,...", "per draft token"),
+        ("--filters", options.words, ["none", "top_k=50+top_p=.9"], "F,...", "joined by +"),
+        ("--repeats", options.COUNT, 60, "N", "turns per case"),
+    ):  # fmt: skip
+        options.add(sub, name, kind, default, metavar, what)
     options.add_flag(sub, "--no-compile", "no torch.compile'd peers")
-    options.add(sub, "--seed", options.SEED, 0, "S", "of logits and draws")

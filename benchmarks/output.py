@@ -1,17 +1,30 @@
-"""How a benchmark puts out its report: tables in Markdown, JSON on standard output and in files."""
+"""Reports of benchmarks: machine, versions and load, tables in Markdown, JSON in files, and the
+subcommands that print them."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
+import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from polyspec_ext import columns, processor
+import torch
+import transformers
+
+from polyspec_ext import _C, columns, ops, processor
 from polyspec_ext.cli import options
+from polyspec_ext.errors import PolyspecError
 from polyspec_ext.files import replace_text
+
+Report = dict[str, Any]
+# A copy reads, writes and, in most caches, reads first what it overwrites: so much more than its
+# bandwidth reading alone may reach.
+_READING = 1.5
 
 
 def table(
@@ -42,28 +55,32 @@ def show(markdown: str) -> None:
     print(columns.fitted(markdown) if sys.stdout.isatty() else markdown, flush=True)
 
 
-def save(args: argparse.Namespace, report: dict[str, Any]) -> None:
+def save(args: argparse.Namespace, report: Report) -> None:
     """Replace the file of ``--json-file``, if there is one, by the report so far."""
     if getattr(args, "json_file", None):
         replace_text(Path(args.json_file), json.dumps(report, indent=1) + "\n")
 
 
-def add_report(
-    parser: argparse.ArgumentParser,
-    report_of: Callable[[argparse.Namespace], dict[str, Any]],
-    markdown: Callable[[dict[str, Any]], str],
-    status: Callable[[dict[str, Any]], int] = lambda report: 0,
-) -> None:
-    """Have a command print a report, as Markdown or as JSON; add its options
-    ``--json``, ``--json-file`` and ``--threads``.
+def add_command(
+    kinds: Any,
+    name: str,
+    text: str | None,
+    report_of: Callable[[argparse.Namespace], Report],
+    markdown: Callable[[Report], str],
+    status: Callable[[Report], int] = lambda report: 0,
+) -> Any:
+    """Add a benchmark that prints a report as Markdown or as JSON; return its parser.
 
     Args:
+        text: docstring of the module: a line, and the description.
         report_of: measures.
         status: the exit status that goes with a report.
     """
-    options.add_flag(parser, "--json", "one JSON object instead of Markdown")
-    parser.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
-    options.share(parser, "--threads")
+    line, _, more = str(text).partition("\n\n")
+    sub = kinds.add_parser(name, help=line.rstrip("."), description=f"{line} {more}")
+    options.add_flag(sub, "--json", "one JSON object instead of Markdown")
+    sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
+    options.share(sub, "--threads")
 
     def run(args: argparse.Namespace) -> int:
         processor.note_load()
@@ -75,4 +92,81 @@ def add_report(
             show(markdown(report))
         return status(report)
 
-    parser.set_defaults(run=run)
+    sub.set_defaults(run=run)
+    return sub
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def describe(device: str) -> Report:
+    """Describe the machine of the numbers. No path is named."""
+    cpu = processor.name()
+    return {
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "cpu": cpu,
+        "cores": processor.cores(),
+        "threads": torch.get_num_threads(),
+        "cpu_capability": processor.instructions(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "polyspec": _C.build_info(),
+        "commit": commit(),
+    }
+
+
+def header(kind: str, schema: int, device: str = "cpu") -> Report:
+    """Return the head of the JSON report of ``benchmarks <kind>``, made before it measures:
+    `schema` is the number of its form, the date is that of UTC."""
+    return {
+        "schema": schema,
+        "command": f"bench {kind}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": device,
+        "machine": describe(device),
+        "load": {"before": processor.load_average()},
+    }
+
+
+def require_device(device: str) -> None:
+    """PolyspecError where the operators do not run on it here."""
+    if device == "cuda" and not ops.has_cuda():
+        raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
+
+
+def commit() -> str | None:
+    """Abbreviate the commit of this file's checkout, "+" for local changes; None outside one."""
+    package = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != package.parent:
+            return None  # installed into somebody else's checkout
+        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "--short=12", "HEAD") + changed
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def conditions(report: Mapping[str, Any]) -> str:
+    """Describe threads, torch and load of a report."""
+    where, load = report["machine"], report["load"]["before"]
+    text = f"{where['threads']} threads of {where['cores']} cores, torch {where['torch']}, "
+    text += f"load average {load:.1f} before"
+    busy = processor.is_busy(load, where["threads"], where["cores"])
+    return f"{text} (busy: {processor.BUSY})" if busy and report.get("device") != "cuda" else text
+
+
+def contradiction(shares: Iterable[float | None]) -> list[str]:
+    """Return what is to be said where memory was read at so many times the copy bandwidth."""
+    most = max((share for share in shares if share is not None), default=0.0)
+    if most <= _READING:
+        return []
+    return [
+        f"Up to {100 * most:,.0f} % of the copy bandwidth is more than memory gives: what is read "
+        "stays in caches, or something else had the processor while the copy was timed."
+    ]

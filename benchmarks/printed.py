@@ -109,22 +109,14 @@ def _letters(name: str) -> str:
 
 
 def target_of(model: Mapping[str, Any]) -> str | None:
-    """Return the paper's name of a model, by its place (its name where that is null), or None.
-
-    Args:
-        model: "name" and "place".
-    """
+    """Return the paper's name of a model, by its place or name, or None."""
     name = str(model.get("place") or model["name"]).rstrip("/").rpartition("/")[2]
     plain = _letters(name).removeprefix("meta")
     return next((target for target, _ in SPEEDUPS if plain.startswith(_letters(target))), None)
 
 
 def system_of(method: Mapping[str, Any]) -> str | None:
-    """Return the papers' system that a method is, or None.
-
-    Args:
-        method: "kind", "levels", the target first, and "tree".
-    """
+    """Return the papers' system that a method, of ``run.json``, is, or None."""
     if method["kind"] not in ("chain", "eagle"):
         return None
     _, *middle, last = (str(name).lower() for name in method["levels"])

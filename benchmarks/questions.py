@@ -38,17 +38,11 @@ _TEXTS = ("turns", "prompt", "question", "instruction")
 
 @dataclass(frozen=True)
 class Question:
-    """A line of a file of questions.
+    """A line of a file of questions."""
 
-    Attributes:
-        question_id: as the file has it; the number of the line where it has none.
-        category: as the file has it.
-        turns: the user's texts, one after another.
-    """
-
-    question_id: Any
+    question_id: Any  # as the file has it; the number of the line where it has none
     category: str
-    turns: tuple[str, ...]
+    turns: tuple[str, ...]  # the user's texts, one after another
 
     @property
     def task(self) -> str:
@@ -66,28 +60,20 @@ def default_path() -> Path:
 
 
 def read(path: Path | None = None) -> list[Question]:
-    """Return all questions of a file of JSON lines; None: of `default_path`.
-
-    Raises:
-        ValueError: no such file, or a line in it has no prompt; names it.
-    """
+    """Return all questions of a file of JSON lines; None: of `default_path`."""
     path = path or default_path()
     if path == GSM8K and not path.is_file():
         raise ValueError(
             f"--questions: expected {path.name} in {path.parent}, given none there; fetch it: "
             f"curl -L --create-dirs -o {path} {GSM8K_URL}"
         )
-    lines = path.read_text(encoding="utf-8").splitlines()
-    found = {}
-    for number, line in enumerate(lines, 1):
+    found: dict[Any, Question] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
             one = _question(line, f"--questions: {path}: line {number}:", number)
-            if one.question_id in found:
-                raise ValueError(
-                    f"--questions: expected each question_id once in {path}, "
-                    f"given {one.question_id}"
-                )
-            found[one.question_id] = one
+            if found.setdefault(one.question_id, one) is not one:
+                wanted = f"expected each question_id once in {path}"
+                raise ValueError(f"--questions: {wanted}, given {one.question_id}")
     if not found:
         raise ValueError(f"--questions: expected questions in {path}, given none")
     return list(found.values())
@@ -204,18 +190,9 @@ class Prompt(NamedTuple):
 
 
 class Conversation:
-    """Make prompts.
-
-    Args:
-        tokenizer: of the target.
-        template: a name of `TEMPLATES`, or "auto": "chat" where the tokenizer has a template, else
-            "plain".
-        room: ids that a prompt may have. The middle of a longer one is left out, so that its
-            beginning and its end, which has the instruction, stay.
-
-    Raises:
-        ValueError: no such template, or the tokenizer has none; or no room.
-    """
+    """Make prompts by a template of `TEMPLATES`, or "auto": "chat" where the target's tokenizer has
+    a template, else "plain". Of a prompt longer than `room` the middle is left out, so that its
+    beginning and its end, which has the instruction, stay."""
 
     def __init__(self, tokenizer: Any, template: str, room: int) -> None:
         has = has_template(tokenizer)
@@ -225,15 +202,11 @@ class Conversation:
             known = ", ".join((AUTO, *TEMPLATES))
             raise ValueError(f"--template: expected one of {known}, given {template!r}")
         if template == CHAT and not has:
-            raise ValueError(
-                "--template: expected another than chat, since the target's tokenizer has no chat "
-                "template"
-            )
+            why = "the target's tokenizer has no chat template"
+            raise ValueError(f"--template: expected another than chat, since {why}")
         if room < 2:
-            raise ValueError(
-                "--max-new-tokens: expected to leave room for a prompt in the models' contexts, "
-                f"given room for {room} tokens"
-            )
+            wanted = "expected to leave room for a prompt in the models' contexts"
+            raise ValueError(f"--max-new-tokens: {wanted}, given room for {room} tokens")
         self.tokenizer, self.template, self.room = tokenizer, template, room
 
     def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:

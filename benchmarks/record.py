@@ -43,12 +43,7 @@ def key_of(turn: Mapping[str, Any]) -> Key:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """Return ``run.json`` of a folder.
-
-    Raises:
-        FileNotFoundError: the folder has none.
-        ValueError: the file is no run's; names it.
-    """
+    """Return ``run.json`` of a folder."""
     path = folder / FACTS
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected the {FACTS} of a run, given none")
@@ -63,28 +58,23 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def read_turns(folder: Path) -> list[Turn]:
-    """Return the lines of a folder without a last line that is half written.
-
-    Raises:
-        ValueError: a line is no turn, or is the second of its key; names file and line.
-    """
+    """Return the lines of a folder without a last line that is half written."""
     path = folder / TURNS
     turns: dict[Key, Turn] = {}
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        where = f"{path}: line {number}: expected"
         try:
             turn = json.loads(line)
             key, _ = key_of(turn), turn["status"]
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # without an end of line: the run was killed while writing
                 break
-            raise ValueError(
-                f"{path}: line {number}: expected a turn, given {line[:40]!r}"
-            ) from error
+            raise ValueError(f"{where} a turn, given {line[:40]!r}") from error
         if key in turns:
-            raise ValueError(f"{path}: line {number}: expected {key} once, given it again")
+            raise ValueError(f"{where} {key} once, given it again")
         turns[key] = turn
     return list(turns.values())
 
@@ -105,12 +95,8 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 class TurnWriter:
-    """Write a run: its facts, then turn after turn, each on the disk before the next begins.
-
-    Args:
-        folder: created if missing; a run in it is continued.
-        facts: of ``run.json``.
-    """
+    """Write a run: its facts, then turn after turn, each on the disk before the next begins. A run
+    that is in the folder is continued."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder, self.facts = folder, dict(facts)

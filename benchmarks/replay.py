@@ -61,8 +61,7 @@ class Traces:
 
     def half(self, name: str) -> dict[str, list[Text]]:
         """Return the texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
-        first = int(name == HELD_OUT)
-        return {key: texts[first::2] for key, texts in self.sets.items()}
+        return {key: texts[name == HELD_OUT :: 2] for key, texts in self.sets.items()}
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,42 +69,38 @@ class Traces:
 
     @classmethod
     def read(cls, path: Path) -> Traces:
-        made = json.loads(path.read_text())
+        """Read what `save` wrote, in which numbers that are keys are words."""
 
-        def numbered(items: dict[str, Any]) -> dict[int, Any]:
-            return {int(key): value for key, value in items.items()}
+        def numbered(items: dict[str, Any]) -> dict[Any, Any]:
+            return {int(key) if key.isdigit() else key: value for key, value in items.items()}
 
-        sets = {
-            name: [Text(**{**one, "branches": numbered(one["branches"])}) for one in texts]
-            for name, texts in made["sets"].items()
-        }
-        return cls(sets, {name: numbered(own) for name, own in made["seconds"].items()})
+        made = json.loads(path.read_text(), object_hook=numbered)
+        sets = {name: [Text(**one) for one in texts] for name, texts in made["sets"].items()}
+        return cls(sets, made["seconds"])
 
 
 def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
-    """Return `count` prompts of each set whose file is in `data`, as token ids.
-
-    Args:
-        data: with ``gsm8k_test.jsonl``, ``tinyshakespeare.txt``, ``spec_bench_question.jsonl``.
-    """
+    """Return `count` prompts of each set whose file is in `data`, and of chance, as token ids."""
     texts: dict[str, list[str]] = {}
-    gsm8k = data / "gsm8k_test.jsonl"
-    if gsm8k.exists():
-        lines = gsm8k.read_text(encoding="utf-8").splitlines()[:count]
+
+    def read(name: str) -> str | None:
+        return (data / name).read_text(encoding="utf-8") if (data / name).exists() else None
+
+    if gsm8k := read("gsm8k_test.jsonl"):
+        lines = gsm8k.splitlines()[:count]
         texts["gsm8k"] = [tiny.prompt_of(json.loads(line)["question"]) for line in lines]
-    plays = data / "tinyshakespeare.txt"
-    if plays.exists():
-        speeches = plays.read_text(encoding="utf-8").split("\n\n")
+    if plays := read("tinyshakespeare.txt"):
+        speeches = plays.split("\n\n")
         step = max(1, len(speeches) // (count + 1))
         texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
-    questions = data / "spec_bench_question.jsonl"
-    if questions.exists():
-        rows = [json.loads(line) for line in questions.read_text(encoding="utf-8").splitlines()]
+    if questions := read("spec_bench_question.jsonl"):
+        rows = [json.loads(line) for line in questions.splitlines()]
         step = max(1, len(rows) // count)
         texts["spec-bench"] = [row["turns"][0] for row in rows[::step][:count]]
-    tokenizer = tiny.tokenizer()
+    if not texts:
+        raise ValueError(f"expected a folder with the prompt sets, given {data}")
+    tokenizer, chance = tiny.tokenizer(), random.Random(0)
     sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
-    chance = random.Random(0)
     sets["random"] = [
         [0, *(chance.randrange(2, len(tokenizer)) for _ in range(60))] for _ in range(count)
     ]
@@ -156,14 +151,9 @@ def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
             going = going[: len(begin) + BRANCH]
             seen = _argmax(models["drafter"], going)[len(begin) - 1 : -1]
             branches[i] = [a == b for a, b in zip(seen, going[len(begin) :], strict=True)]
-    return Text(
-        prompt,
-        new,
-        [a == b for a, b in zip(drafter, new, strict=True)],
-        [a == b for a, b in zip(middle, new, strict=True)],
-        [a == b for a, b in zip(drafter, middle, strict=True)],
-        branches,
-    )
+    pairs = ((drafter, new), (middle, new), (drafter, middle))
+    below, between, inner = ([a == b for a, b in zip(*pair, strict=True)] for pair in pairs)
+    return Text(prompt, new, below, between, inner, branches)
 
 
 # ---- replays -------------------------------------------------------------------------------------

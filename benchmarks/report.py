@@ -12,18 +12,17 @@ import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from . import figures, machine, output, printed, record
+from . import figures, output, printed, record
 from .measuring import largest_tie
 from .printed import OVERALL, TASK_NAMES
 from .questions import OTHER, TASKS
 
-SCHEMA = 2  # of report.json
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap, and what lies beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
 _FACTS = (
@@ -40,16 +39,14 @@ Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
-class Interval(NamedTuple):
-    """A number with its 95 % bootstrap interval over questions; of one question it has none."""
+# A number and its 95 % bootstrap interval over questions; of one question it has none.
+Interval = tuple[float | None, float | None, float | None]
+NOTHING: Interval = (None, None, None)
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
 
-    def named(self, key: str) -> Record:
-        """Return the three numbers as a record has them."""
-        return dict(zip((key, f"{key}_low", f"{key}_high"), self, strict=True))
+def named(key: str, interval: Interval) -> Record:
+    """Return the three numbers as a record has them."""
+    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def bootstrap(
@@ -63,22 +60,22 @@ def bootstrap(
     """
     rows = rows.dropna(subset=columns)
     if rows.empty:
-        return Interval()
+        return NOTHING
     question, repeat = (pd.factorize(rows[name])[0] for name in ("question_id", "repeat"))
     count = int(question.max()) + 1
     sums = np.zeros((count, repeat.max() + 1, len(columns)))
     np.add.at(sums, (question, repeat), rows[columns].to_numpy(float))
     values = statistic(sums.sum(0)[None])
     if not values.size:
-        return Interval()
+        return NOTHING
     if count < 2:
-        return Interval(float(values[0]))
+        return float(values[0]), None, None
     # How often each question is drawn; the same for the same number of questions.
     random = np.random.default_rng(SEED)
     drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
     samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
     low, high = np.quantile(samples, [TAIL, 1 - TAIL])
-    return Interval(float(values[0]), float(low), float(high))
+    return float(values[0]), float(low), float(high)
 
 
 def _ratio_of_rates(sums: Floats) -> Floats:
@@ -92,22 +89,7 @@ def _pooled(sums: Floats) -> Floats:
 
 
 class Run:
-    """A saved run.
-
-    Attributes:
-        label: its name beside other runs.
-        facts: ``run.json``.
-        lines, turns: all lines, and those that did not fail, with ``decode_seconds``, and the
-            tokens that the target ``emitted`` in ``verified`` verifications.
-        levels: sums over turns by method and level (1: the target), with L and T in ms.
-        methods: of ``run.json``, by name, and their labels for tables; `baseline` is the one that
-            speedups are over.
-        tasks: of the lines, in the papers' order.
-        target: of the models in ``run.json``.
-
-    Raises:
-        FileNotFoundError, ValueError: the folder has no run, no turns or not one baseline.
-    """
+    """A saved run; `label` is its name beside other runs."""
 
     def __init__(self, label: str, folder: Path) -> None:
         self.label, self.facts = label, record.read_facts(folder)
@@ -118,10 +100,10 @@ class Run:
         self.labels = {name: str(method["label"]) for name, method in self.methods.items()}
         baselines = [name for name, method in self.methods.items() if method["baseline"]]
         if len(baselines) != 1:
-            raise ValueError(
-                f"{label}: expected one method that is the baseline, given {len(baselines)}"
-            )
+            wanted = "expected one method that is the baseline"
+            raise ValueError(f"{label}: {wanted}, given {len(baselines)}")
         (self.baseline,) = baselines
+        # Turns that did not fail, with the tokens that the target emitted in its verifications.
         self.turns = turns = self.lines[self.lines.status == record.OK].copy()
         numbers = ["prompt_tokens", "new_tokens", "seconds", "prefill_seconds"]
         turns[numbers] = turns[numbers].astype(float)
@@ -132,9 +114,8 @@ class Run:
         self.tasks = [task for task in (*TASKS, OTHER) if task in set(self.lines.task)]
         # The model of that name, perhaps with how it runs in front ("eager target").
         name = self.methods[self.baseline]["levels"][0]
-        self.target: Record = next(
-            model for model in self.facts["models"] if model["name"].split(" ")[-1] == name
-        )
+        models = {model["name"].split(" ")[-1]: model for model in reversed(self.facts["models"])}
+        self.target: Record = models[name]
         self.target_name = str(self.target["place"] or self.target["name"])
         self.temperature = float(self.facts["settings"]["temperature"])
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
@@ -168,6 +149,11 @@ class Run:
         length = bootstrap(both[both.verified > 0], ["emitted", "verified"], _pooled)
         paper = printed.speedup_of(self.target, self.methods[method], task)
         return _compared(self.speedup(method, task=task), length, len(both), paper)
+
+    def fastest(self, names: Collection[str]) -> str | None:
+        """Return the fastest of some methods."""
+        speeds = {name: self.speedup(name)[0] for name in names}
+        return max((n for n, v in speeds.items() if v), key=lambda n: speeds[n] or 0, default=None)
 
     def rate(self, method: str, by: str = "seconds") -> float:
         """Return new tokens per second: per repeat, then the median."""
@@ -219,7 +205,7 @@ def _compared(
     speedup: Interval, length: Interval, turns: int, paper: printed.Result | None
 ) -> Record:
     numbers = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
-    return {**speedup.named("speedup"), **length.named("length"), **numbers, "turns": turns}
+    return named("speedup", speedup) | named("length", length) | numbers | {"turns": turns}
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -289,26 +275,18 @@ def windows_of(method: Mapping[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _fastest(run: Run, names: Collection[str]) -> str | None:
-    speeds = {name: run.speedup(name).value for name in names}
-    known = {name: value for name, value in speeds.items() if value is not None}
-    return max(known, key=lambda name: known[name], default=None)
-
-
 def overall(run: Run) -> Table:
     """Return every method over all tasks (Figure 2)."""
     lengths = {name: len(method["levels"]) for name, method in run.methods.items()}
-    others = [
-        name for name, method in run.methods.items() if method["kind"] in ("assisted", "engine")
-    ]
-    best = _fastest(run, [name for name, n in lengths.items() if n == 2 and name not in others])
+    others = [k for k, one in run.methods.items() if one["kind"] in ("assisted", "engine")]
+    best = run.fastest([name for name, n in lengths.items() if n == 2 and name not in others])
     failed = run.lines[run.lines.status != record.OK].method.value_counts()
     records = [
         {
             **run.named(name),
             "windows": windows_of(method),
             "tokens_per_second": run.rate(name),
-            **(run.speedup(name, best) if best and lengths[name] > 2 else Interval()).named("over"),
+            **named("over", run.speedup(name, best) if best and lengths[name] > 2 else NOTHING),
             **run.compared(name),
             "failed": int(failed.get(name, 0)),
             **_lossless(run, name),
@@ -355,19 +333,20 @@ def _lossless(run: Run, name: str) -> Record:
     if name == run.baseline:
         return {"lossless": "-"}
     if known.empty:
-        return {"identical": 0, "tied": 0, "other": 0, "unknown": len(turns),
-                "lossless": "not compared"}  # fmt: skip
+        counts: Record = {"identical": 0, "tied": 0, "other": 0, "unknown": len(turns)}
+        return {**counts, "lossless": "not compared"}
     gaps = known.gap[~known.identical.astype(bool)].astype(float)
-    tied = int((gaps <= largest_tie(run.target["dtype"])).sum())
-    counts: Record = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
+    tied, unknown = int((gaps <= largest_tie(run.target["dtype"])).sum()), len(turns) - len(known)
+    counts = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
     gap = None if gaps.isna().all() else float(gaps.max())
-    unknown = len(turns) - len(known)
-    parts = [f"{counts['identical']} of {len(known)} identical"]
-    parts += [f"{tied} tied"] * (tied > 0)
-    parts += [f"{counts['other']} DIFFER"] * (counts["other"] > 0)
-    parts += [] if gap is None else [f"gap <= {gap:.1e}"]
-    parts += [f"{unknown} not compared"] * (unknown > 0)
-    return {**counts, "gap": gap, "unknown": unknown, "lossless": ", ".join(parts)}
+    parts = [
+        f"{counts['identical']} of {len(known)} identical",
+        f"{tied} tied" * (tied > 0),
+        f"{counts['other']} DIFFER" * (counts["other"] > 0),
+        "" if gap is None else f"gap <= {gap:.1e}",
+        f"{unknown} not compared" * (unknown > 0),
+    ]
+    return {**counts, "gap": gap, "unknown": unknown, "lossless": ", ".join(filter(None, parts))}
 
 
 def by_task(run: Run) -> Table:
@@ -413,7 +392,7 @@ def levels(run: Run) -> Table:
         "milliseconds of a pass; share: of the decode time. GB/s: bytes of weights over T, and in "
         f"per cent of the run's copy bandwidth ({1e-9 * copy:.1f} GB/s, read and written). "
     )
-    note += " ".join(machine.contradiction(frame.of_copy.dropna()))
+    note += " ".join(output.contradiction(frame.of_copy.dropna()))
     return Table("levels", "Levels: L, F and T", note.rstrip(), frame, shown)
 
 
@@ -443,7 +422,7 @@ def decoding(run: Run) -> Table:
         sums.index,
     )
     speedups = [
-        run.speedup(name, by="decode_seconds").named("decode_speedup") for name in sums.index
+        named("decode_speedup", run.speedup(name, by="decode_seconds")) for name in sums.index
     ]
     frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
     shown = {
@@ -531,13 +510,13 @@ def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
     row = printed.Insertion(
         f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
         above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
-        above.length, run.speedup(before).value, run.speedup(after).value,
+        above.length, run.speedup(before)[0], run.speedup(after)[0],
     )  # fmt: skip
     # The most ms of a pass of M_new if M_i and all below are to take no longer per token of M_i
     # than without it: Lemma 3.1 with passes counted in place of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
     most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
-    return [_insertion(row, "measured", most) | run.speedup(after, before).named("gain")]
+    return [_insertion(row, "measured", most) | named("gain", run.speedup(after, before))]
 
 
 def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -> Record:
@@ -559,19 +538,18 @@ def adaptation(run: Run) -> Table:
     records = []
     for name, method in run.methods.items():
         speedup = run.speedup(name)
-        if method["kind"] != "adaptive" or speedup.value is None:
+        if method["kind"] != "adaptive" or speedup[0] is None:
             continue
         alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
-        best = _fastest(run, [k for k in alike if run.methods[k]["kind"] in _FIXED])
+        best = run.fastest([k for k in alike if run.methods[k]["kind"] in _FIXED])
         paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
         gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
-        row = {**run.named(name), "policy": method["policy"], **speedup.named("speedup")}
+        row = {**run.named(name), "policy": method["policy"], **named("speedup", speedup)}
         if best is not None:
-            row |= {"best_fixed": run.labels[best]}
-            row |= {"best_fixed_speedup": run.speedup(best).value}
-            row |= run.speedup(name, best).named("gain")
+            row |= {"best_fixed": run.labels[best], "best_fixed_speedup": run.speedup(best)[0]}
+            row |= named("gain", run.speedup(name, best))
         records.append({**row, "paper": paper})
     shown = {
         "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
@@ -631,7 +609,7 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
         for name, method in run.methods.items():
             windows = windows_of(method)
             row = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
-            row |= run.speedup(name).named(f"run_{at}")
+            row |= named(f"run_{at}", run.speedup(name))
     shown = {"method": "label", "windows": "windows"}
     shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
     title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
@@ -658,7 +636,7 @@ def larger_targets(runs: Sequence[Run]) -> Table:
     for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
         if target not in seen:
             paper = printed.SPEEDUPS[target, system][OVERALL]
-            numbers = _compared(Interval(), Interval(), 0, paper)
+            numbers = _compared(NOTHING, NOTHING, 0, paper)
             records.append({"target": target, "run": "paper", "label": system, **numbers})
     shown = {
         "target": "target", "parameters, millions": "millions .0f", "run": "run",
@@ -697,19 +675,16 @@ def tables_of_several(runs: Sequence[Run]) -> list[Table]:
 
 
 def load(folders: Sequence[Path]) -> list[Run]:
-    """Return runs, labelled by their folders, with the folder above where two have one name.
-
-    Raises:
-        FileNotFoundError, ValueError: a folder has no run with turns, or is given twice.
-    """
+    """Return runs, labelled by their folders, with the folder above where two have one name."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) != len(paths):
         raise ValueError(f"RUN: expected different folders, given {', '.join(map(str, folders))}")
     names = [path.name for path in paths]
-    return [
-        Run(name if names.count(name) == 1 else f"{path.parent.name}/{name}", path)
-        for name, path in zip(names, paths, strict=True)
-    ]
+    labels = (
+        n if names.count(n) == 1 else f"{path.parent.name}/{n}"
+        for n, path in zip(names, paths, strict=True)
+    )
+    return list(map(Run, labels, paths))
 
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -731,7 +706,7 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         files.update({f"{prefix}{table.key}.csv": table.csv().encode() for table in tables})
         return {table.key: table.data() for table in tables}
 
-    whole: Record = {"schema": SCHEMA, "command": "bench report", "runs": []}
+    whole: Record = {"schema": 2, "command": "bench report", "runs": []}
     for run in runs:
         prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
         facts = {name: run.facts[name] for name in _FACTS if name in run.facts}

@@ -41,20 +41,13 @@ class Load(NamedTuple):
 
 @dataclass
 class Trace:
-    """A request as its client saw it.
-
-    Attributes:
-        began: seconds of the clock when it was asked.
-        arrivals: the time and the number of tokens of each arrival.
-        tokens: the answer.
-        read: tokens of the prompt that the target read; None: not known.
-    """
+    """A request as its client saw it."""
 
     ask: Ask
-    began: float
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    began: float  # seconds of the clock
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, number of tokens
     tokens: list[int] = field(default_factory=list)
-    read: int | None = None
+    read: int | None = None  # tokens of the prompt that the target read, if known
 
     def arrived(self, tokens: Sequence[int], now: float) -> None:
         """Note new tokens."""
@@ -75,15 +68,10 @@ Arrival = tuple[Hashable, list[int], Any]
 
 
 class Service(NamedTuple):
-    """Answers the clients of a load by one method.
+    """Answers the clients of a load by one method."""
 
-    Attributes:
-        add: begins a request, and returns what `step` calls it by.
-        step: waits for the next arrivals.
-    """
-
-    add: Callable[[Ask], Hashable]
-    step: Callable[[], Iterable[Arrival]]
+    add: Callable[[Ask], Hashable]  # begins a request, and returns what `step` calls it by
+    step: Callable[[], Iterable[Arrival]]  # waits for the next arrivals
 
 
 Open = Callable[[Load], contextlib.AbstractContextManager[Service]]

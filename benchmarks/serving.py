@@ -1,4 +1,4 @@
-"""``python -m benchmarks serving``: questions of several clients, served by every method in turns.
+"""Serve questions of several clients by every method in turns, beside other servers.
 
 Tokens per second are all new tokens over the wall time from the first question to the last token.
 The time between two tokens is that between two arrivals over the tokens of the later one.
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from benchmarks import machine, output, questions, services
+from benchmarks import output, questions, services
 from benchmarks.engines import LlamaServer
 from benchmarks.measuring import verdict
 from benchmarks.methods import WORDS, load_level
@@ -45,18 +45,13 @@ _SETTINGS = (
 
 
 class Method(NamedTuple):
-    """A way to serve.
-
-    Attributes:
-        plain: name of the method whose greedy texts are compared with these.
-        ours: whether these must be the same.
-    """
+    """A way to serve."""
 
     name: str
     label: str
     open: Open
-    plain: str = PLAIN
-    ours: bool = True
+    plain: str = PLAIN  # name of the method whose greedy texts are compared with these
+    ours: bool = True  # these must be the same
 
 
 @dataclass
@@ -95,8 +90,9 @@ def percentiles(values: Sequence[float]) -> list[float] | None:
 
 def add_command(kinds: Any) -> None:
     """Add ``serving`` to the kinds of benchmarks."""
-    what = "questions of several clients, beside other servers"
-    sub = kinds.add_parser("serving", help=what, description=__doc__.partition("\n\n")[2])
+    sub = output.add_command(
+        kinds, "serving", __doc__, report_of, markdown, lambda report: int(report["differs"])
+    )
     words: dict[str, Any] = {"type": options.words, "default": []}
     for name, metavar, more, what in (
         ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
@@ -129,7 +125,6 @@ def add_command(kinds: Any) -> None:
         options.add_count(sub, name, default, what)
     options.add(sub, "--seconds", options.number(0), 600.0, "S", "after which no load begins anew")
     options.share(sub, "--seed")
-    output.add_report(sub, report_of, markdown, lambda report: int(report["differs"]))
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -173,7 +168,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         _measure(args, cells, talk)
     rows, differs = _rows(cells, target)
     return {
-        **machine.header("serving", SCHEMA, "cpu"),
+        **output.header("serving", SCHEMA),
         "load": {"before": before, "after": processor.load_average()},
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
@@ -389,7 +384,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     settings, where = report["settings"], report["machine"]
     talks = settings["conversations"] is not None
     lines = [
-        f"{' <- '.join(report['levels'])}: {where['cpu']}, {machine.conditions(report)}, "
+        f"{' <- '.join(report['levels'])}: {where['cpu']}, {output.conditions(report)}, "
         f"{report['load']['after']:.1f} after, transformers {where['transformers']}, commit "
         f"{where['commit']}.",
         f"Questions of {report['source']}, up to {settings['max_new_tokens']} new tokens, prefill "

@@ -79,11 +79,7 @@ def config_of(shape: Shape) -> Any:
 
 
 def growth_of(shape: Shape, model: Any) -> dict[str, int]:
-    """Return the arguments with which `tiny.grown` makes a model as wide and deep as a shape.
-
-    Raises:
-        ValueError: it cannot; names what the shape would have to be.
-    """
+    """Return the arguments with which `tiny.grown` makes a model as wide and deep as a shape."""
     width = model.config.hidden_size
     for name, fits, wanted in (
         ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
@@ -171,25 +167,15 @@ def memory_needed(shape: Shape, device: str) -> dict[str, float]:
 
 
 def memory_free(device: str) -> float:
-    """Return the bytes that are free on the device ("cpu": the host); infinity if unknown."""
+    """Return the bytes that are free on the device; "cpu": of the host, on Linux."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
-    file = Path("/proc/meminfo")
-    for line in file.read_text().splitlines() if file.is_file() else ():
-        if line.startswith("MemAvailable:"):
-            return 1024.0 * int(line.split()[1])
-    return float("inf")
+    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return 1024.0 * int(sizes["MemAvailable"].split()[0])
 
 
 def require_memory(shape: Shape, device: str, hint: str = "") -> None:
-    """Refuse a shape that has no room.
-
-    Args:
-        hint: what to do about it, after the message.
-
-    Raises:
-        ValueError: names what is needed for what, and what is free.
-    """
+    """Refuse a shape that has no room, with a `hint` behind what is needed and what is free."""
     needed = memory_needed(shape, device)
     host = {"4-bit numbers": needed.pop("on the host")}
     where = {"cpu": needed | host} if device == "cpu" else {device: needed, "cpu": host}

@@ -1,9 +1,9 @@
 """Timing in turns: every contender once per turn, the order rotating, so that a change in the
 machine's load or clock meets all of them; medians, quartiles and ratios with intervals.
 
-CPU: wall time or processor time of a call. CUDA: events around one replay of a captured graph (or
-the call, where it cannot be captured), with the L2 cache overwritten before. Replays are queued
-after the overwriting, so their launch costs the device no time.
+CPU: wall time. CUDA: events around one replay of a captured graph (or the call, where it cannot be
+captured), with the L2 cache overwritten before. The replay is queued while that runs, so its launch
+costs the device no time.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
 def median_interval(count: int) -> tuple[int, int]:
     """Return the ranks, from 0, of the order statistics of `count` values that enclose the median
     with 95 % confidence for any distribution; the extremes where the values are too few."""
-    below = [sum(math.comb(count, i) for i in range(n + 1)) / 2**count for n in range(count // 2)]
-    rank = max(sum(share <= 0.025 for share in below) - 1, 0)
+    below = np.cumsum([math.comb(count, n) / 2**count for n in range(count // 2)])
+    rank = max(int((below <= 0.025).sum()) - 1, 0)
     return rank, count - 1 - rank
 
 
@@ -72,41 +72,21 @@ def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(ratios), "low": ratios[low], "high": ratios[high]}
 
 
-class CpuClock:
-    """Wall time, or the process's processor time, which a busy machine stretches less."""
+class Clock:
+    """Measure calls on a device, "cpu" or "cuda"."""
 
-    def __init__(self, processor_time: bool = False) -> None:
-        self.kind = "processor time" if processor_time else "wall time"
-        self._now = time.process_time_ns if processor_time else time.perf_counter_ns
-
-    def prepare(self, contender: Contender) -> Call:
-        """Return the call of a turn."""
-        return contender.call
-
-    def time(self, run: Call) -> Any:
-        """Run; return a handle for `seconds`."""
-        began = self._now()
-        run()
-        return self._now() - began
-
-    def seconds(self, handle: Any) -> float:
-        return float(handle) * 1e-9
-
-
-class CudaClock:
-    """Events around graph replays. Nothing waits for the device until `seconds`."""
-
-    kind = "events"
-
-    def __init__(self) -> None:
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        # Long enough that the next call is queued before the overwriting ends.
-        size = max(4 * getattr(properties, "L2_cache_size", 64 * MIB), 256 * MIB)
-        self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
+    def __init__(self, device: str) -> None:
+        self.kind = "events" if device == "cuda" else "wall time"
+        self._flush: torch.Tensor | None = None
+        if device == "cuda":
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            # Long enough that the next call is queued before the overwriting ends.
+            size = max(4 * getattr(properties, "L2_cache_size", 64 * MIB), 256 * MIB)
+            self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
 
     def prepare(self, contender: Contender) -> Call:
-        """Return the replay of a captured call, or the call where it cannot be captured."""
-        if not contender.graph:
+        """Return the replay of a captured call, or the call where nothing can be captured."""
+        if self._flush is None or not contender.graph:
             return contender.call
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -124,27 +104,19 @@ class CudaClock:
         contender.captured = True
         return graph.replay
 
-    def time(self, run: Call) -> Any:
-        """Run; return the events before and after."""
+    def seconds(self, run: Call) -> float:
+        """Return the seconds of a call."""
+        if self._flush is None:
+            began = time.perf_counter()
+            run()
+            return time.perf_counter() - began
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._flush.add_(1)
         started.record()
         run()
         ended.record()
-        return started, ended
-
-    def seconds(self, handle: Any) -> float:
-        started, ended = handle
         ended.synchronize()
         return float(started.elapsed_time(ended)) * 1e-3
-
-
-Clock = CpuClock | CudaClock
-
-
-def clock_of(device: str, processor_time: bool = False) -> Clock:
-    """Return the clock of a device."""
-    return CudaClock() if device == "cuda" else CpuClock(processor_time)
 
 
 def measure(
@@ -171,24 +143,27 @@ def measure(
             run = clock.prepare(contender)
             for turn in range(WARM_UP):
                 load(turn)
-                clock.seconds(clock.time(run))
+                clock.seconds(run)
             runs.append((contender, run))
         except Exception as error:  # a peer that fails must not end the run
-            failures[contender.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    handles: list[tuple[Contender, Any]] = []
+            failures[contender.name] = error_line(error)
     for turn in range(repeats):
         load(turn)
-        handles += [(one, clock.time(run)) for one, run in rotated(runs, turn)]
+        for one, run in rotated(runs, turn):
+            one.seconds.append(clock.seconds(run))
         tick()
-    for one, handle in handles:
-        one.seconds.append(clock.seconds(handle))
     return [one for one, _ in runs], failures
 
 
-def copy_bandwidth(clock: Clock, device: str) -> float:
+def error_line(error: Exception) -> str:
+    """Return kind and first line of an error."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def copy_bandwidth(device: str) -> float:
     """Return GB/s of ``copy_`` between buffers that no cache holds, bytes read and written."""
     size = 1024 * MIB if device == "cuda" else 128 * MIB
     source = torch.ones(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    ((copy,), _) = measure([Contender("copy", lambda: target.copy_(source))], 9, clock)
+    ((copy,), _) = measure([Contender("copy", lambda: target.copy_(source))], 9, Clock(device))
     return 2 * size / statistics.median(copy.seconds) * 1e-9

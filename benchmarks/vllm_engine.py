@@ -30,30 +30,19 @@ VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
 
 
 class Way(NamedTuple):
-    """A way to decode with vLLM.
+    """A way to decode with vLLM."""
 
-    Attributes:
-        key: in ``--methods``.
-        label: for tables.
-        options: arguments of vLLM's ``EngineArgs``.
-    """
-
-    key: str
-    label: str
-    options: dict[str, Any]
+    key: str  # in ``--methods``
+    label: str  # for tables
+    options: dict[str, Any]  # arguments of vLLM's ``EngineArgs``
 
 
 def ways(
     target: str, dtype: str, drafts: Sequence[str], window: Sequence[int] | None, policy: str
 ) -> list[Way]:
-    """Return the ways for a target and the levels below it.
-
-    Args:
-        target: directory of the model; dtype: by torch's name.
-        drafts: as `Chain` takes levels, the dearest first. vLLM drafts with the first model.
-        window: that each of `drafts` hands up. None: 4 each.
-        policy: of ``vllm-policy``, which chooses windows up to these.
-    """
+    """Return the ways for a target's directory and the levels below it, the dearest first, of which
+    each hands up a `window`. vLLM drafts with the first model. A policy chooses windows up to
+    these."""
     from benchmarks.methods import WORDS
     from polyspec_ext.levels.sources import original
 
@@ -87,18 +76,8 @@ def ways(
 
 
 class VllmEngine:
-    """vLLM with fixed options, in one process on all cores of this one.
-
-    Args:
-        python: interpreter of the environment that has vLLM.
-        options: arguments of vLLM's ``EngineArgs``.
-
-    Attributes:
-        command: options, with no path of this machine; version: of vLLM.
-
-    Raises:
-        RuntimeError: it does not start.
-    """
+    """vLLM with fixed arguments of ``EngineArgs``, in one process on all cores of this one. Its
+    `command` has no path of this machine."""
 
     def __init__(self, python: Path, options: Mapping[str, Any]) -> None:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
@@ -150,11 +129,8 @@ class VllmEngine:
         return self._answer()
 
     def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
-        """Yield the new tokens of a request as they arrive, with nothing beside it.
-
-        Args:
-            key: of the request; asked: its prompt, and arguments of vLLM's ``SamplingParams``.
-        """
+        """Yield the new tokens of a request as they arrive, with nothing beside it; `asked` are
+        its prompt, and arguments of vLLM's ``SamplingParams``."""
         self._ask(key=key, **asked)
         done = False
         while not done:

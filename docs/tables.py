@@ -29,7 +29,7 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from benchmarks import adaptation, machine, output, overhead, report, serving  # noqa: E402
+from benchmarks import adaptation, output, overhead, report, serving  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
@@ -120,7 +120,7 @@ def caption(report: Any, command: str, name: str) -> str:
     """Command, processor, versions and load of a report."""
     where = report["machine"]
     return (
-        f"`{command}`: {where['cpu']}, {machine.conditions(report)}, transformers "
+        f"`{command}`: {where['cpu']}, {output.conditions(report)}, transformers "
         f"{where['transformers']}, commit {where['commit']}; `docs/results/{name}`."
     )
 
@@ -306,7 +306,7 @@ def chains() -> Lines:
         if label != "plain decoding":
             rows.append([label, *map(cell, (column.get(label) for column in columns), plain)])
     return [
-        f"`{CHAINS_COMMAND}`: {reports[0]['machine']['cpu']}, {machine.conditions(reports[0])}; by "
+        f"`{CHAINS_COMMAND}`: {reports[0]['machine']['cpu']}, {output.conditions(reports[0])}; by "
         f"column {', '.join(commands)}; `docs/results/{Path(CHAINS['4 times, greedy']).parent}`.",
         "Over plain decoding, compiled as the chains are: prefill included, in brackets without "
         f"it. {settings['prompts']} questions, up to {settings['max_new_tokens']} new tokens; "

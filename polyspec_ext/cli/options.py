@@ -144,11 +144,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "--device": {"choices": ("cpu", "cuda"), "default": "cpu", "help": "(default: cpu)"},
     "--temperature": {"type": number(0), "default": 0.0, "metavar": "T", "help": "(default: 0.0)"},
     "--seed": {"type": SEED, "default": 0, "metavar": "S", "help": "(default: 0)"},
-    "--processor-time": {
-        "action": "store_true",
-        "help": "CPU: processor time of the process in place of wall time, for a machine that is "
-        "busy with something else; says what wall time would only with --threads 1",
-    },
     "--measure-again": {
         "action": "store_true",
         "help": "forget what was found to be fastest on this processor, which is kept in "

@@ -152,5 +152,3 @@ def test_the_command(
     text = capsys.readouterr().out
     assert "## target, middle, drafter" in text
     assert text.count("\n| joint |") == 1 + 2 * 2
-    assert cli.main(["adaptation", "--overhead"]) == 0
-    assert "## target" not in capsys.readouterr().out

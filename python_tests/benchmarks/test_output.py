@@ -17,14 +17,16 @@ from polyspec_ext import ops
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, parser = tmp_path / "report.json", argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, nargs="+")
-    output.add_report(
-        parser,
+    sub = output.add_command(
+        parser.add_subparsers(),
+        "rows",
+        "Count rows.",
         lambda args: {"rows": args.rows},
         lambda report: f"# {report['rows']}",
         lambda report: len(report["rows"]),
     )
-    words = ["--rows", "1", "2", "--json-file", str(file), *["--json"] * as_json]
+    sub.add_argument("--rows", type=int, nargs="+")
+    words = ["rows", "--rows", "1", "2", "--json-file", str(file), *["--json"] * as_json]
     args = parser.parse_args(words)
     assert args.run(args) == 2
     out, report = capsys.readouterr().out, {"rows": [1, 2]}

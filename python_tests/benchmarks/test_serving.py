@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import machine, serving
+from benchmarks import output, serving
 from benchmarks.__main__ import main
 from benchmarks.services import Ask, Client, Load, Service, Trace, served
 
@@ -182,7 +182,7 @@ def test_a_report_names_the_commit() -> None:
         pytest.skip("no checkout")
     git = ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=True)
-    assert (machine.commit() or "").rstrip("+") == done.stdout.strip()
+    assert (output.commit() or "").rstrip("+") == done.stdout.strip()
 
 
 def test_times_between_tokens() -> None:
