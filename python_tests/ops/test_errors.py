@@ -82,6 +82,11 @@ SAMPLE = [
     ("logits", torch.zeros(B, V, dtype=torch.int64), TypeError, ["float16", "torch.int64"]),
     ("logits", np.zeros((B, V), np.float32), TypeError, ["tensor", "ndarray"]),
     ("logits", None, TypeError, ["tensor", "NoneType"]),
+    ("node", 2**14, ValueError, ["integer in [0, 16383]", "16384"]),
+    ("allowed", torch.ones(B, 1, dtype=torch.int64), TypeError, ["an int32 tensor"]),
+    ("allowed", torch.ones(B, V, dtype=torch.bool), TypeError, ["an int32 tensor"]),
+    ("allowed", torch.ones(B, 2, dtype=torch.int32), ValueError, ["[3, 1]", "[3, 2]"]),
+    ("allowed", [[1]] * B, TypeError, ["an int32 tensor"]),
 ]
 
 VERIFY = [

@@ -17,7 +17,7 @@ import pytest
 import reference as ref
 import reference_rules as reference
 import torch
-from bitwise import equal
+from calls import equal
 from reference_rules import ACCEPT, TRY, Distribution, Draw, philox_draws, pick
 
 import polyspec_ext as ps
