@@ -166,22 +166,6 @@ def test_inputs_are_left_alone(device: torch.device) -> None:
         assert torch.equal(options[name], copy), name
 
 
-@pytest.mark.parametrize("k", [0, 3])
-def test_empty_batch_and_empty_draft(k: int, device: torch.device) -> None:
-    none = ps.verify(
-        torch.randn(0, k + 1, 9, device=device),
-        torch.zeros(0, k, dtype=torch.int64, device=device),
-        torch.randn(0, k, 9, device=device),
-    )
-    assert none.tokens.shape == (0, k + 1)
-    assert ps.sample(torch.randn(0, 9, device=device)).tokens.shape == (0,)
-    logits = torch.randn(2, 1, 9, device=device)
-    empty = torch.zeros(2, 0, dtype=torch.int64, device=device)
-    plain = ps.verify(logits, empty, torch.randn(2, 0, 9, device=device), temperature=0.0)
-    assert torch.equal(plain.tokens[:, 0], logits[:, 0].argmax(-1))
-    assert plain.num_accepted.tolist() == [0, 0]
-
-
 def test_seed_is_64_bits(device: torch.device) -> None:
     logits = torch.zeros(1, 2**16, device=device)
 
