@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from dispatched import arguments_of
+from calls import arguments_of
 from eagle_heads import Reference, Variant, save, target_of, variants, weights_of
 from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from told import draft_input, drawn_from, prompts, told

@@ -1,4 +1,5 @@
-"""The distribution of what a chain emits is the target's, by enumeration of every draw, and
+"""The distribution of what a chain emits is the target's, by enumeration of every draw, with tails
+(tokens of the drafter's behind those that the level below the target has verified) as well, and
 mutations show.
 
 Toy levels; scheduler and operators are the production ones.
@@ -14,9 +15,11 @@ import pytest
 import torch
 import toy
 import toy_rows
+from proposal_kinds import FIXED, SAMPLED, Kind, Various, distance, enumerated, text_distributions
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import DraftModel
+from polyspec_ext.runtime.rows import PendingRows, StateRows
 from polyspec_ext.tensors import RowCounts
 
 
@@ -54,6 +57,17 @@ SHAPES = [
     (3, 2, [3, 2], 4),
     (4, 2, [2, 1, 1], 4),
 ]
+# Levels, vocabulary, windows, tail, new tokens.
+TAILS = [
+    (3, 3, [1, 1], 1, 3),
+    (3, 2, [1, 2], 2, 4),
+    (3, 2, [2, 1], 1, 4),
+    (3, 2, [1, 2], 9, 3),
+    (4, 2, [1, 1, 1], 1, 3),
+    (4, 2, [2, 1, 1], 1, 4),
+    # The level below the target decodes alone, so only tails are drafted.
+    (4, 2, [2, 0, 1], 1, 4),
+]
 
 
 def staying(count: int, vocab: int) -> list[Any]:
@@ -76,7 +90,24 @@ LAWS: dict[str, tuple[Callable[[], Any], list[int], int, dict[str, Any]]] = {
     "deterministic": (toy.with_lookup, [2, 2], 4, {}),
     "plain": (THREE, [0, 2], 3, {}),
     "a middle that is plain": (THREE, [2, 0], 3, {}),
-}
+    **{
+        f"{s} tail": (partial(toy.make_levels, *s[:2]), s[2], s[4], {"tail": s[3]}) for s in TAILS
+    },
+    **{
+        f"{s} tail at once": (
+            partial(staying, *s[:2]), s[2], s[4], {"tail": s[3], "sync_each_step": False},
+        )
+        for s in [*TAILS[2:5], TAILS[6]]
+    },
+    "tail, filters, unbounded rounds": (
+        THREE, [1, 1], 4,
+        {"tail": 1, "rounds": [0], "sampling": {"temperature": 1.5, "top_k": 2}},
+    ),
+    "tail, EOS": (THREE, [1, 1], 3, {"tail": 1, "sampling": {"eos": [1]}}),
+    "tail, fewer ids last": (partial(toy.of_sizes, 3, 3, 2), [1, 1], 3, {"tail": 1}),
+    "tail, fewer ids below": (partial(toy.of_sizes, 3, 2, 2), [1, 1], 3, {"tail": 1}),
+    "tail, deterministic": (toy.with_lookup, [1, 2], 4, {"tail": 2}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -84,6 +115,42 @@ LAWS: dict[str, tuple[Callable[[], Any], list[int], int, dict[str, Any]]] = {
 def test_the_law_is_the_targets(kind: str, rule: str) -> None:
     make, window, length, options = LAWS[kind]
     assert gap(make(), window, length, rule=rule, **options) < 1e-12
+
+
+class Half(toy_rows.Rows):
+    """Logits in bfloat16, which holds none of the drafter's in float32."""
+
+    def forward(self, *args: Any) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(*args).to(torch.bfloat16)
+
+
+KINDS: dict[str, Callable[[int, int], Kind]] = {
+    "dtypes": lambda request, round: (Kind(torch.bfloat16), SAMPLED)[(request + round) % 2],
+    "widths": lambda request, round: (Kind(width=2), SAMPLED)[(request + round) % 2],
+    "lengths": lambda request, round: (Kind(most=1), FIXED)[(request + round) % 2],
+    "row statistics": lambda request, round: (SAMPLED, Kind(statistics=False))[
+        (request + round) % 2
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("middle", "kinds", "rule"),
+    [
+        *[(toy_rows.Rows, kinds, ["token", "block"][i % 2]) for i, kinds in enumerate(KINDS)],
+        (Half, "lengths", "token"),
+    ],
+)
+def test_tails_of_rows_of_a_batch(middle: Any, kinds: str, rule: str) -> None:
+    """A row's tail beside other rows' drafts, tails of other kinds, and rows without one."""
+    prompts = [[0, 1], [2, 0]]
+    target = toy_rows.Rows(3, 11)
+    enumerator, chain = enumerated(
+        [target, middle(3, 12), Various(KINDS[kinds])], [1, 1], rule=rule, tail=1
+    )
+    others = -1 if rule == "token" else 0
+    found = text_distributions(enumerator, chain, prompts, 3, others, temperature=1.0)
+    assert distance(found, target, prompts, 3, [1.0, 1.0]) < 1e-9
 
 
 # ---- known mistakes: each must show --------------------------------------------------------------
@@ -221,3 +288,71 @@ def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any) -> Non
     made = toy.make_levels(3, vocab=2, scale=1.5)
     with monkeypatch.context() as patch:
         assert gap(made, [2, 2], 4, mistake(patch, made)) > 1e-3
+
+
+def distribution_of_the_level_below(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
+    """q = p2 for all tokens, also for those of the tail."""
+
+    class Wrong(toy.Enumerator):
+        def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
+            if options["level"] == 1 and draft is not None:
+                text, start = made[0].cache, int(options["position"])
+                rows = [made[1].row(text[: start + i]) for i in range(len(tokens[0]))]
+                draft, options["draft_statistics"] = torch.stack(rows)[None], None
+            return super().verify(target, tokens, draft, **options)
+
+    return Wrong()
+
+
+def rows_not_handed_up(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
+    """The target finds what an earlier round has left where the tail's rows belong."""
+    patch.setattr(PendingRows, "append_tail", lambda x, *_: setattr(x, "tail_has_statistics", 0))
+    return toy.Enumerator()
+
+
+def rows_in_the_wrong_place(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
+    """The tail's rows take the place of those of the first tokens."""
+    right = PendingRows.append_tail
+
+    def wrong(self: PendingRows, tokens: Any, rows: Any, slots: Any, *rest: Any) -> None:
+        right(self, tokens, rows, (slots - slots.min()).clamp_min(0), *rest)
+        self.tail_has_statistics = False
+
+    patch.setattr(PendingRows, "append_tail", wrong)
+    return toy.Enumerator()
+
+
+def tail_depends_on_its_tokens(patch: pytest.MonkeyPatch, made: Any) -> toy.Enumerator:
+    """A tail of an unlikely token is thrown away (contract C2)."""
+    report = StateRows.report
+
+    def wrong(
+        self: StateRows, step: Any, tokens: Any, counts: Any, *given: Any, **rest: Any
+    ) -> Any:
+        if step.tail:
+            drawn_from = toy.distribution(made[2].row(self.text(0).tolist()))
+            if drawn_from[int(tokens[0, 0])] <= 0.5:
+                counts = torch.zeros(1, dtype=torch.int64)
+        return report(self, step, tokens, counts, *given, **rest)
+
+    patch.setattr(StateRows, "report", wrong)
+    return toy.Enumerator()
+
+
+TAIL_MISTAKES = [
+    (distribution_of_the_level_below, "token"),
+    (distribution_of_the_level_below, "block"),
+    (rows_not_handed_up, "token"),
+    (rows_in_the_wrong_place, "token"),
+    (tail_depends_on_its_tokens, "token"),
+    (tail_depends_on_its_tokens, "block"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "rule"), TAIL_MISTAKES)
+def test_mistakes_of_tails_are_seen(
+    monkeypatch: pytest.MonkeyPatch, mistake: Any, rule: str
+) -> None:
+    made = toy.make_levels(3, vocab=2, scale=1.5)
+    with monkeypatch.context() as patch:
+        assert gap(made, [2, 1], 4, mistake(patch, made), rule=rule, tail=1) > 1e-3

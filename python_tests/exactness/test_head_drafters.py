@@ -40,28 +40,23 @@ def distance(
     return found
 
 
-@SYNC
-@pytest.mark.parametrize("window", [[2], [2, 1]], ids=str)
-@pytest.mark.parametrize("kind", any_head.KINDS)
+CASES: list[tuple[str, list[int], bool | None, dict[str, Any]]] = [
+    *((kind, window, sync, {}) for kind in any_head.KINDS for window in ([2], [2, 1])
+      for sync in (None, False)),
+    # Several heads of a token each: the host knows what each has read.
+    *((kind, window, None, {"length": 1 + max(window[0], 2)}) for kind in ("mtp 2", "mtp 3")
+      for window in ([2], [2, 1], [3])),
+    *(("eagle", [1, 1], sync, {"rule": rule, "tail": 1}) for rule in ("token", "block")
+      for sync in (None, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "window", "sync", "more"), CASES)
 def test_the_distribution_is_the_targets(
-    kind: str, window: list[int], sync: bool | None, tmp_path: Path
+    kind: str, window: list[int], sync: bool | None, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert distance(kind, tmp_path, window, sync) < 1e-12
-
-
-@pytest.mark.parametrize("kind", ["mtp 2", "mtp 3"])
-@pytest.mark.parametrize(("window", "length"), [([2], 3), ([2, 1], 3), ([3], 4)], ids=str)
-def test_several_heads_of_a_token_each(
-    kind: str, window: list[int], length: int, tmp_path: Path
-) -> None:
-    """Step by step alone: the host knows what each head has read."""
-    assert distance(kind, tmp_path, window, None, length) < 1e-12
-
-
-@SYNC
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_tail(rule: str, sync: bool | None, tmp_path: Path) -> None:
-    assert distance("eagle", tmp_path, [1, 1], sync, rule=rule, tail=1) < 1e-12
+    """With tails as well."""
+    assert distance(kind, tmp_path, window, sync, **more) < 1e-12
 
 
 @SYNC

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
-import polyspec_ext as ps
-from polyspec_ext.kv_cache import SequenceState
 from polyspec_ext.levels import RowCounts
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -51,26 +48,3 @@ def test_read_of_a_tensor(on_host: bool) -> None:
     counts = RowCounts.read(tensor, on_host)
     assert counts.host == ((2, 7) if on_host else None)
     assert counts.on(CPU) is tensor
-
-
-def test_a_cache_takes_them_in_every_form() -> None:
-    """Lists and tensors as well; what it gives back says how many are kept."""
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=16,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-        )
-    ).eval()
-    cache = ps.RollbackCache.for_model(model, 2)
-    assert isinstance(cache, SequenceState)
-    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
-    for step, counts in enumerate(([3, 2], torch.tensor([3, 2]), RowCounts([3, 2]))):
-        model(ids, past_key_values=cache, **cache.inputs(3, counts))
-        assert (cache.rows.host is None) == (step == 1)
-        left = cache.rollback([2, 2] if step else RowCounts([2, 2]))
-        assert list(left) == [2, 2]
-        assert cache.lengths.tolist() == [2, 2]
-        cache.reset()

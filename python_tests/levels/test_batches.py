@@ -167,21 +167,14 @@ def test_rows_at_the_end_of_learned_positions_can_wait() -> None:
     torch.testing.assert_close(logits[1, 0], whole, rtol=1e-4, atol=1e-4)
 
 
-def test_one_sequence_where_batches_cannot_be() -> None:
-    """A cache of one's own, and models that place tokens by themselves."""
+def test_one_sequence_in_a_cache_of_ones_own() -> None:
     model = make("llama")
-    dynamic = HuggingFaceLevel(model, new_cache=hf.DynamicCache)
-    bloom = HuggingFaceLevel(
-        hf.BloomForCausalLM(
-            hf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)
-        ).eval()
-    )
-    for level in (dynamic, bloom):
-        assert not level.supports_batches
-        with pytest.raises(ValueError, match="expected one sequence, given a batch of 2"):
-            level.prefill(torch.tensor([[1, 2], [3, 4]]))
-        out = ps.Chain([level, make("llama", 1)], [3]).generate([5, 6, 7], 12, eos_token_id=[])
-        assert out.sequences.tolist() == [plain_greedy(level.model, [5, 6, 7], 12)]
+    level = HuggingFaceLevel(model, new_cache=hf.DynamicCache)
+    assert not level.supports_batches
+    with pytest.raises(ValueError, match="expected one sequence, given a batch of 2"):
+        level.prefill(torch.tensor([[1, 2], [3, 4]]))
+    out = ps.Chain([level, make("llama", 1)], [3]).generate([5, 6, 7], 12, eos_token_id=[])
+    assert out.sequences.tolist() == [plain_greedy(model, [5, 6, 7], 12)]
 
 
 def test_bad_arguments() -> None:

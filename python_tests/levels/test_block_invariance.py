@@ -5,11 +5,12 @@ target says alone. What is not so is told."""
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from small_models import wide
 
 import polyspec_ext as ps
 
@@ -21,29 +22,16 @@ PROMPT, TOKENS = 12, 34
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def model(dtype: torch.dtype, seed: int = 0, **more: Any) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **{
-            "vocab_size": 97,
-            "hidden_size": 128,
-            "intermediate_size": 192,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            **more,
-        }
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+model = partial(wide, num_hidden_layers=3)
 
 
 def level(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
-    return ps.HuggingFaceLevel(model(dtype), pack=True, **options)
+    return ps.HuggingFaceLevel(model(dtype=dtype), pack=True, **options)
 
 
 def copy(dtype: torch.dtype, **options: Any) -> ps.HuggingFaceLevel:
     """All of whose layers are in 4 bits."""
-    return ps.HuggingFaceLevel(ps.quantize_w4(model(dtype), 32, head=True), **options)
+    return ps.HuggingFaceLevel(ps.quantize_w4(model(dtype=dtype), 32, head=True), **options)
 
 
 def ids(rows: int = 1) -> torch.Tensor:
@@ -64,23 +52,6 @@ def logits(made: ps.HuggingFaceLevel, tokens: torch.Tensor, sizes: list[int]) ->
 
 SINGLE = [1] * (TOKENS - PROMPT)
 BLOCKS = ([5, 5, 12], [22], [2, 16, 1, 3])
-
-
-@DTYPES
-def test_a_token_has_the_same_logits_alone_and_in_a_block(dtype: torch.dtype) -> None:
-    made = level(dtype)
-    alone = logits(made, ids(), SINGLE)
-    for sizes in BLOCKS:
-        assert logits(made, ids(), sizes).equal(alone)
-
-
-@DTYPES
-def test_rows_beside_a_row_do_not_change_it(dtype: torch.dtype) -> None:
-    made = level(dtype)
-    together = logits(made, ids(3), [4] * 5 + [2])
-    for row in range(3):
-        for sizes in (SINGLE, *BLOCKS):
-            assert logits(level(dtype), ids(3)[row : row + 1], sizes)[0].equal(together[row])
 
 
 @DTYPES
@@ -107,28 +78,32 @@ def test_a_prompt_has_the_same_keys_alone_in_a_batch_and_token_by_token(dtype: t
         assert behind(pieces).equal(wanted)
 
 
+KINDS = {"packed": level, "w4": copy, "packed w4": partial(copy, pack=True)}
+
+
 @DTYPES
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_copy_in_4_bits_has_them_packed_or_not(dtype: torch.dtype, pack: bool) -> None:
-    made = copy(dtype, pack=pack)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_has_the_same_logits_in_every_block_and_batch(
+    kind: str, dtype: torch.dtype
+) -> None:
+    made = KINDS[kind](dtype)
     assert made.varies == ()
     assert "block-invariant" in repr(made)
     assert made.model.config._attn_implementation == "sdpa"  # it is not touched
-    alone = logits(made, ids(), SINGLE)
-    for sizes in BLOCKS:
-        assert logits(made, ids(), sizes).equal(alone)
     together = logits(made, ids(3), [4] * 5 + [2])
-    assert logits(made, ids(3)[1:2], SINGLE)[0].equal(together[1])
+    for row in range(3):
+        for sizes in (SINGLE, *BLOCKS):
+            assert logits(made, ids(3)[row : row + 1], sizes)[0].equal(together[row])
 
 
 def test_a_chain_says_what_its_4_bit_target_says_alone() -> None:
     """Greedy texts of a sharp random model, of which a last bit makes others."""
-    sharp = model(torch.bfloat16, num_hidden_layers=4)
+    sharp = model(dtype=torch.bfloat16, num_hidden_layers=4)
     for parameter in sharp.parameters():
         parameter.data.mul_(2 if parameter.dim() > 1 else 1)
     target = ps.quantize_w4(sharp, 32, head=True)
     alone = ps.Chain([target])
-    chain = ps.Chain([target, model(torch.bfloat16, seed=1), "prompt-lookup"], [5, 3])
+    chain = ps.Chain([target, model(dtype=torch.bfloat16, seed=1), "prompt-lookup"], [5, 3])
     for prompt in range(3):
         given = [prompt + 1, 2 * prompt + 5, 90 - prompt]
         texts = (one.generate(given, 40, eos_token_id=[]).sequences for one in (alone, chain))
@@ -139,14 +114,14 @@ def test_what_varies_is_told() -> None:
     def told(made: ps.HuggingFaceLevel) -> str:
         return repr(made).rsplit(", ", 1)[1].rstrip(")")
 
-    small = {"num_attention_heads": 8}  # of 16, which the operator does not read
+    small = {"num_attention_heads": 8, "head_dim": 16}  # of 16, which the operator does not read
     assert told(level(torch.float32)) == "block-invariant"
-    assert told(ps.HuggingFaceLevel(model(torch.float32))) == "cpu"  # nobody has looked
-    narrow = ps.HuggingFaceLevel(model(torch.bfloat16, **small), pack=True)
+    assert told(ps.HuggingFaceLevel(model(dtype=torch.float32))) == "cpu"  # nobody has looked
+    narrow = ps.HuggingFaceLevel(model(dtype=torch.bfloat16, **small), pack=True)
     assert told(narrow) == "block-invariant but for attention"
     assert narrow.varies == ("attention",)
-    part = ps.quantize_w4(model(torch.bfloat16), 32, head=False)
+    part = ps.quantize_w4(model(dtype=torch.bfloat16), 32, head=False)
     assert told(ps.HuggingFaceLevel(part)) == "block-invariant but for head"
     assert told(ps.HuggingFaceLevel(part, pack=True)) == "block-invariant"
-    odd = ps.quantize_w4(model(torch.float32, intermediate_size=200, **small), 32)
+    odd = ps.quantize_w4(model(dtype=torch.float32, intermediate_size=200, **small), 32)
     assert told(ps.HuggingFaceLevel(odd)) == "block-invariant but for attention and products"

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
-from toy import Enumerator
 
 import polyspec_ext as ps
 from polyspec_ext.levels import EncodedInput, InputBlock, PromptBatch
@@ -160,32 +158,6 @@ def test_a_masked_source() -> None:
         eos_token_id=None,
     )
     assert got.tolist() == [greedy(models[0], 16)]
-
-
-@pytest.mark.parametrize("window", [[2], [2, 1]], ids=str)
-def test_sampled_text_has_the_targets_distribution(window: list[int]) -> None:
-    """Every outcome of every draw, of three tokens."""
-    size, count, source = 3, 3, [1, 2, 2]
-    models = [t5(16, 1, seed, size) for seed in range(len(window) + 1)]
-    for model in models:
-        with torch.no_grad():
-            model.lm_head.weight.mul_(0.1)
-    expected: dict[tuple[int, ...], float] = {}
-    for text in itertools.product(range(size), repeat=count):
-        expected[text] = 1.0
-        for i, token in enumerate(text):
-            rows = plain(models[0], [*START, *text[:i]], source).double().softmax(-1)
-            expected[text] *= float(rows[token])
-    assert 1e-4 < min(expected.values()) < max(expected.values()) < 0.8
-    chance = Enumerator()
-    chain = ps.Chain(models, window, operators=chance.operators)
-    found: dict[tuple[int, ...], float] = {}
-    for _ in chance.runs():
-        out = chain.generate([START], count, 1.0, eos_token_id=[], encoder_input_ids=source)
-        text = tuple(out.sequences[0, 1:].tolist())
-        found[text] = found.get(text, 0.0) + chance.weight
-    assert chance.paths > 20
-    assert sum(abs(found.get(t, 0.0) - p) for t, p in expected.items()) / 2 < 1e-5
 
 
 def test_rollback_at_the_level() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from small_models import wide as model
+from transformers import DynamicCache
 
 import polyspec_ext as ps
 
@@ -18,28 +18,6 @@ pytestmark = pytest.mark.skipif(
 )
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 FUSED = ("RMSNorm", "MLP", "Attention", "DecoderLayer")
-
-
-def model(family: str = "qwen2", dtype: torch.dtype = torch.float32, **more: Any) -> Any:
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](
-        **{
-            "vocab_size": 97,
-            "hidden_size": 128,
-            "intermediate_size": 192,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            **more,
-        }
-    )
-    made: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "norm" in name or name.endswith("bias"):
-                parameter.add_(torch.randn_like(parameter) / 4)
-    return made
 
 
 def kinds(level: ps.HuggingFaceLevel) -> set[str]:
@@ -62,16 +40,16 @@ def test_known_families(dtype: torch.dtype) -> None:
         ("qwen3", set(FUSED)),  # whose heads have norms
         ("gemma2", set()),
     ):
-        assert kinds(ps.HuggingFaceLevel(model(family, dtype), pack=True)) == wanted
-    copy = ps.quantize_w4(model(dtype=dtype), 32)
+        assert kinds(ps.HuggingFaceLevel(model(family, dtype=dtype), pack=True)) == wanted
+    copy = ps.quantize_w4(model("qwen2", dtype=dtype), 32)
     assert kinds(ps.HuggingFaceLevel(copy)) == set(FUSED)
-    assert kinds(ps.HuggingFaceLevel(model(dtype=dtype))) == set()  # as it was given
+    assert kinds(ps.HuggingFaceLevel(model("qwen2", dtype=dtype))) == set()  # as it was given
 
 
 @DTYPES
 @pytest.mark.parametrize("quantised", [False, True])
 def test_attention_is_its_class_s_bit_for_bit(dtype: torch.dtype, quantised: bool) -> None:
-    given = model(dtype=dtype)
+    given = model("qwen2", dtype=dtype)
     level = ps.HuggingFaceLevel(ps.quantize_w4(given, 32) if quantised else given, pack=True)
     attention = level._runs.model.layers[0].self_attn
     theirs = type(attention).__bases__[1].forward
@@ -91,7 +69,7 @@ def test_attention_is_its_class_s_bit_for_bit(dtype: torch.dtype, quantised: boo
 @DTYPES
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_layers_are_their_classes_to_rounding(family: str, dtype: torch.dtype) -> None:
-    level = ps.HuggingFaceLevel(model(family, dtype), pack=True)
+    level = ps.HuggingFaceLevel(model(family, dtype=dtype), pack=True)
     layer = level._runs.model.layers[1]
     x, angles = torch.randn(2, 6, 128, dtype=dtype), torch.randn(1, 6, 32)
     turns = (angles.cos().to(dtype), angles.sin().to(dtype))
@@ -115,11 +93,11 @@ def test_layers_are_their_classes_to_rounding(family: str, dtype: torch.dtype) -
 
 
 def test_other_modules_stay() -> None:
-    assert kinds(ps.HuggingFaceLevel(model(hidden_act="gelu"), pack=True)) == {
+    assert kinds(ps.HuggingFaceLevel(model("qwen2", hidden_act="gelu"), pack=True)) == {
         "RMSNorm", "Attention", "DecoderLayer",
     }  # fmt: skip
 
-    given = model()
+    given = model("qwen2")
     norm = type(given.model.norm)
     own = type("OwnRMSNorm", (norm,), {"forward": lambda self, x: 2 * norm.forward(self, x)})
     given.model.norm.__class__ = own
@@ -146,20 +124,24 @@ def test_norms_of_heads_that_the_operator_does_not_have(change: str) -> None:
 
 def test_hooks_still_run() -> None:
     """Those that hang on what a layer would pass by, and those of hidden states."""
-    given, seen = model(), []
+    given, seen = model("qwen2"), []
     norm = given.model.layers[0].post_attention_layernorm
     norm.register_forward_hook(lambda *_: seen.append("norm"))
     given.model.layers[1].mlp.act_fn.register_forward_hook(lambda *_: seen.append("activation"))
+    given.lm_head.register_forward_hook(lambda *_: seen.append("head"))
     level = ps.HuggingFaceLevel(given, pack=True)
     seen.clear()
     level.prefill(torch.tensor([[1, 2]]))
-    assert seen == ["norm", "activation"]
+    assert seen == ["norm", "activation", "head"]
     names = [type(layer).__name__ for layer in level._runs.model.layers]
     assert names == ["Qwen2DecoderLayer", "FusedQwen2DecoderLayer"]
 
 
 def test_the_model_stays_as_it_is() -> None:
-    given = model()
+    given = model("qwen2")
     before = {name: type(module) for name, module in given.named_modules()}
-    ps.HuggingFaceLevel(given, pack=True)
+    level = ps.HuggingFaceLevel(given, pack=True)
+    assert level.model is given
     assert {name: type(module) for name, module in given.named_modules()} == before
+    embeddings = given.get_input_embeddings()
+    assert level._runs.get_input_embeddings().weight is embeddings.weight

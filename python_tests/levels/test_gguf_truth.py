@@ -130,13 +130,8 @@ TEXTS = ["hello World", "  hello", "123 45 6789", "don't DON'T we'll", "helloWor
 
 def bytes_of(pre: str, **flags: bool) -> Callable[[Any], None]:
     def header(writer: Any) -> None:
-        tokens = [
-            *ALPHABET,
-            *("".join(merge.split()) for merge in MERGES),
-            "<s>",
-            "</s>",
-            "<|im_end|>",
-        ]
+        merged = ("".join(merge.split()) for merge in MERGES)
+        tokens = [*ALPHABET, *merged, "<s>", "</s>", "<|im_end|>"]
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(pre)
         writer.add_token_list(tokens)
@@ -153,21 +148,8 @@ def bytes_of(pre: str, **flags: bool) -> Callable[[Any], None]:
 def pieces(**flags: bool) -> Callable[[Any], None]:
     def header(writer: Any) -> None:
         known = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "<|im_end|>"]
-        words = [
-            "▁hello",
-            "hello",
-            "hell",
-            "▁h",
-            "he",
-            "ll",
-            "▁W",
-            "or",
-            "▁▁",
-            "▁a",
-            "12",
-            *"helowrdab",
-        ]
-        words += ["▁", "1", "2", "3", "W", "t", "n", "'"]
+        words = ["▁hello", "hello", "hell", "▁h", "he", "ll", "▁W", "or", "▁▁", "▁a", "12"]
+        words += [*"helowrdab", "▁", "1", "2", "3", "W", "t", "n", "'"]
         tokens = [*known, *words]
         writer.add_tokenizer_model("llama")
         writer.add_token_list(tokens)
@@ -179,6 +161,10 @@ def pieces(**flags: bool) -> Callable[[Any], None]:
     return header
 
 
+SPEAKER = hf.LlamaConfig(
+    vocab_size=400, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=4,
+)  # fmt: skip
 PRE = [
     "llama-bpe",
     "smaug-bpe",
@@ -205,11 +191,7 @@ PRE = [
 )
 def test_ids(truth: Truth, header: Callable[[Any], None], tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    config = hf.LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=4,
-    )  # fmt: skip
-    write_checkpoint(hf.LlamaForCausalLM(config), file, "llama", header)
+    write_checkpoint(hf.LlamaForCausalLM(SPEAKER), file, "llama", header)
     lines = truth("-t", file, text="\0".join(TEXTS)).splitlines()
     tokenizer = tokenizer_at(file)
     for text, line in zip(TEXTS, lines, strict=True):
@@ -219,11 +201,7 @@ def test_ids(truth: Truth, header: Callable[[Any], None], tmp_path: Path) -> Non
 @pytest.mark.parametrize("pre", ["default", "deepseek-llm", "of tomorrow"])
 def test_text_of_an_unknown_rule_is_refused(pre: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    config = hf.LlamaConfig(
-        vocab_size=400, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=4,
-    )  # fmt: skip
-    write_checkpoint(hf.LlamaForCausalLM(config), file, "llama", bytes_of(pre))
+    write_checkpoint(hf.LlamaForCausalLM(SPEAKER), file, "llama", bytes_of(pre))
     with pytest.raises(ValueError, match=rf"tokenizer\.ggml\.pre: expected .*given '{pre}'"):
         tokenizer_at(file)
     assert load(file).tokenizer() is None

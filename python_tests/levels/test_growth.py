@@ -28,6 +28,7 @@ def require_same(wanted: Output, found: Output) -> None:
     [
         (1, {"key_value_heads": 4}),
         (2, {"layers": 12}),
+        (4, {}),
         (2, {"intermediate_size": 1400}),
         (2, {"key_value_heads": 2}),
         (3, {"layers": 11, "intermediate_size": 2000, "key_value_heads": 12}),
@@ -40,6 +41,7 @@ def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> N
     assert config.num_hidden_layers == more.get("layers", 10)
     assert config.intermediate_size == more.get("intermediate_size", 640 * times)
     assert config.num_key_value_heads == more.get("key_value_heads", 2 * times)
+    assert made.lm_head.weight is made.model.embed_tokens.weight
     ids = torch.tensor([[0, *range(5, 45)]])
     wanted, found = (model(input_ids=ids).logits for model in (small, made))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
@@ -62,6 +64,8 @@ def test_more_of_everything_says_the_same(times: int, more: dict[str, int]) -> N
 def test_no_less_than_there_is(more: dict[str, int], wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong):
         tiny.grown(2, **more)
+    with pytest.raises(ValueError, match="times: expected >= 1"):
+        tiny.grown(0)
 
 
 def drafted(target: Any, place: Path) -> list[Output]:

@@ -200,17 +200,6 @@ def test_states_of_a_users_level_are_checked(
         level.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))
 
 
-def test_logits_of_some_tokens() -> None:
-    torch.manual_seed(0)
-    head, states = torch.nn.Linear(6, 9), torch.randn(2, 5, 6)
-    rows = torch.tensor([[0, 3], [4, 4]])
-    with gathering(head, rows):
-        some = head(states)
-    assert some.equal(head(gather(states, rows)))
-    assert head(states).shape == (2, 5, 9)
-    assert not head._forward_pre_hooks
-
-
 def test_what_an_interrupt_leaves_behind_changes_no_later_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

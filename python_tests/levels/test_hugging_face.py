@@ -10,40 +10,12 @@ import pytest
 import torch
 import transformers as hf
 from model_families import model_of
-from small_models import FAMILIES, PROMPT, V, make, plain_greedy
+from small_models import PROMPT, make, plain_greedy, rough
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import polyspec_ext as ps
 from polyspec_ext import processor, tiny
-from polyspec_ext.levels import HuggingFaceLevel, IdMap
-from polyspec_ext.tensors import padded
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rollback_is_exact(family: str) -> None:
-    """Tokens, a detour that is rolled back, more tokens: the rows are those of a forward pass
-    without a cache."""
-    model = make(family)
-    level = HuggingFaceLevel(model)
-    text = [*PROMPT, *range(20, 40)]
-    whole = model(input_ids=torch.tensor([text]), use_cache=False).logits
-    level.prefill(torch.tensor([text[:4]]))
-    at = 4
-    with torch.inference_mode():
-        for step, detour in ((1, 3), (3, 1), (2, 6), (5, 2), (1, 4), (6, 5), (4, 1)):
-            level.forward(torch.tensor([[9] * detour]), detour)
-            level.rollback([at])
-            rows = level.forward(torch.tensor([text[at : at + step]]), step)
-            assert rows.shape == (1, step, V)
-            torch.testing.assert_close(rows, whole[:, at : at + step], rtol=1e-4, atol=1e-4)
-            at += step
-    assert at == len(text)
-
-
-def test_half_precision_level() -> None:
-    target, draft = make("llama").bfloat16(), make("llama", 1, seed=3).bfloat16()
-    out = ps.Chain([target, draft], [3]).generate(PROMPT, 10, temperature=1.0, eos_token_id=[])
-    assert out.sequences.shape == (1, 16)
+from polyspec_ext.levels import HuggingFaceLevel
 
 
 def test_levels_from_directories_and_ids(tmp_path: Path) -> None:
@@ -197,19 +169,6 @@ def test_wider_draft_of_unknown_tokenizer_is_refused() -> None:
         ps.Chain([make("llama"), make("llama", 1, vocab=128)], [2])
 
 
-def test_rows_are_padded_and_unknown_ids_replaced() -> None:
-    level = HuggingFaceLevel(make("llama"))
-    ids, counts = padded([[1, 95, 96, 400], [2], []], level.device)
-    assert counts == [4, 1, 0]
-    id_map = IdMap(level.vocab_size, text_size=401)
-    known = id_map.to_below(ids)
-    assert known.tolist() == [[1, 95, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
-    assert ids.tolist()[0] == [1, 95, 96, 400]  # other levels know them
-    ids, counts = padded([[]], level.device)
-    assert ids.shape == id_map.to_below(ids).shape == (1, 0)
-    assert counts == [0]
-
-
 def test_a_smaller_draft_never_reads_ids_that_it_does_not_know() -> None:
     """Neither in the prompt nor of what the levels above have emitted, on either executor."""
     for sync in (True, False):
@@ -270,3 +229,41 @@ def test_a_model_whose_bits_depend_on_the_width_of_a_pass_is_float32(
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
     assert dtype_of(str(tmp_path)) == torch.float32
+
+
+# ---- models that accelerate's hooks have spread over devices -------------------------------------
+
+
+def device_map(model: Any, offloaded: set[str]) -> dict[str, str]:
+    """A device map of every block by name; the CPU, or the disk."""
+    names = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
+    names += [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)]
+    return {name: "disk" if name in offloaded else "cpu" for name in names}
+
+
+@pytest.mark.parametrize(
+    "offloaded",
+    [set(), {"model.layers.1"}, {"model.embed_tokens", "model.layers.0", "lm_head"}],
+    ids=["all on one device", "a layer on disk", "embeddings and head on disk"],
+)
+def test_a_spread_target(offloaded: set[str], tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    target, draft = make("llama"), rough(make("llama"))
+    expected = {length: plain_greedy(target, PROMPT[:length], 16) for length in (6, 2)}
+    spread = accelerate.dispatch_model(
+        target,
+        device_map(target, offloaded),
+        main_device="cpu",
+        offload_dir=str(tmp_path),
+        force_hooks=True,
+    )
+    if "model.embed_tokens" in offloaded:
+        assert spread.device.type == "meta"  # where its first weights are, between passes
+    level = HuggingFaceLevel(spread)
+    assert level.device == torch.device("cpu")
+    assert level.supports_batches
+    chain = ps.Chain([level, draft], [3])
+    assert chain.generate(PROMPT, 16, eos_token_id=[]).sequences.tolist() == [expected[6]]
+    both = chain.generate([PROMPT, PROMPT[:2]], 16, eos_token_id=[], pad_token_id=0).sequences
+    assert both.tolist() == [expected[6], expected[2] + [0] * 4]
+    assert level.cache.layers[0].keys.device == level.cache.lengths.device

@@ -156,10 +156,11 @@ def llama(**options: Any) -> Any:
     return model
 
 
+@pytest.mark.parametrize("quantised", [False, True])
 def test_a_model_that_places_tokens_by_itself_takes_one_prompt(
-    monkeypatch: pytest.MonkeyPatch,
+    quantised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = llama()
+    model = ps.quantize_w4(llama(), 32) if quantised else llama()
     forward = model.forward
 
     def deaf(

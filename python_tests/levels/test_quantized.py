@@ -3,7 +3,6 @@ saving and loading; the grown target."""
 
 from __future__ import annotations
 
-import json
 import math
 import weakref
 import zlib
@@ -163,35 +162,23 @@ def test_calibration_holds_few_layers_at_a_time() -> None:
         apart.of("model.layers.0.mlp.down_proj")  # forgotten
 
 
-def test_calibration_reads_bfloat16_inputs_as_they_are() -> None:
-    """Where the processor multiplies bfloat16 it does so here: the factors are in it, and only sums
-    of float32 keep the matrix definite. Torch's setting is as before."""
-    model = llama(torch_dtype=torch.bfloat16).bfloat16()
-    seen: list[torch.Tensor] = []
-    name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
-    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    setting = torch.backends.mkldnn.matmul.fp32_precision
-    found = calibration.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
-    x = torch.cat(seen).double()
-    wanted = (x.T @ x).triu()
-    torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=1e-5 * wanted.max())
-    assert torch.backends.mkldnn.matmul.fp32_precision == setting
-
-
-def test_float32_factors_are_rounded_only_where_that_is_allowed() -> None:
-    """What calibration reads in float32 is not, and the setting survives an error."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_calibration_sums_inputs_as_they_are(dtype: torch.dtype) -> None:
+    """Only sums of float32 keep the matrix definite; float32 factors are rounded only where that is
+    allowed. Torch's setting is as before, after an error too."""
     setting = torch.backends.mkldnn.matmul.fp32_precision
     with pytest.raises(KeyError), processor.bfloat16_factors():
         raise KeyError
     assert torch.backends.mkldnn.matmul.fp32_precision == setting
-    model = llama(hidden_size=256, intermediate_size=256)
-    name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
+    model = llama(hidden_size=256, intermediate_size=256).to(dtype)
     seen: list[torch.Tensor] = []
+    name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
     layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
     found = calibration.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
     x = torch.cat(seen).double()
-    wanted = (x.T @ x).triu()
-    torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=1e-6 * wanted.max())
+    wanted, near = (x.T @ x).triu(), 1e-5 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=near * wanted.max())
+    assert torch.backends.mkldnn.matmul.fp32_precision == setting
 
 
 def test_calibration_comes_closer_to_the_target(target: Any, texts: list[torch.Tensor]) -> None:
@@ -376,13 +363,9 @@ def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [place.name]
 
 
-def test_a_kept_copy_is_the_same(tmp_path: Path) -> None:
+def test_a_kept_copy_of_another_model(tmp_path: Path) -> None:
     model = llama()
-    copy = ps.quantize_w4(model, 32, [[1, 2, 3, 4, 5], [7, 8, 9]])
-    ps.save_w4(copy, tmp_path)
-    again = ps.load_w4(model, tmp_path)
-    ids = torch.arange(10)[None]
-    assert again(input_ids=ids).logits.equal(copy(input_ids=ids).logits)
+    ps.save_w4(ps.quantize_w4(model, 32), tmp_path)
     with pytest.raises(ValueError, match="model: expected the layers"):
         ps.load_w4(llama(num_hidden_layers=3), tmp_path)
     with pytest.raises(ValueError, match=r"model: expected model\.layers.* of"):
@@ -562,20 +545,6 @@ def test_a_chain_over_one_cache_says_what_the_target_says(temperature: float) ->
         assert out.stats.levels[0].draft_acceptance_rate > 0.7
 
 
-@torch.inference_mode()
-def test_a_verification_is_what_single_steps_are() -> None:
-    """The product's rows do not depend on the number of tokens; what is left is the attention."""
-    copy = ps.quantize_w4(llama(), 32)
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    layer = copy.model.layers[0].self_attn
-    together = layer.q_proj(x)
-    layer.k_proj(x), layer.v_proj(x)
-    for row in range(4):
-        one = x[row : row + 1]
-        assert layer.q_proj(one).equal(together[row : row + 1])
-        layer.k_proj(one), layer.v_proj(one)
-
-
 def test_the_form_of_torchs_operator_on_cuda() -> None:
     """Shapes only: the operators' own checks, without values or a device."""
     random = torch.Generator().manual_seed(0)
@@ -609,44 +578,6 @@ def test_cuda_multiplies_the_same_weights() -> None:
         torch.testing.assert_close(on_cpu.float(), y.cpu().float(), rtol=0.03, atol=0.5)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("times", [2, 4])
-def test_the_grown_target_says_the_same(target: Any, texts: list[torch.Tensor], times: int) -> None:
-    grown = tiny.grown(times)
-    assert grown.config.hidden_size == times * target.config.hidden_size
-    assert grown.lm_head.weight is grown.model.embed_tokens.weight
-    for ids in texts[:2]:
-        wanted, found = (m(input_ids=ids[None]).logits for m in (target, grown))
-        torch.testing.assert_close(found, wanted, rtol=0, atol=5e-5)
-    assert (
-        ps.Chain([grown])
-        .generate([5, 6, 7], 12)
-        .sequences.equal(ps.Chain([target]).generate([5, 6, 7], 12).sequences)
-    )
-    if times == 2:
-        copy = ps.quantize_w4(grown, 128, texts[:6])
-        assert overlap(grown, copy, texts[12:]) > 0.95
-    with pytest.raises(ValueError, match="times: expected >= 1"):
-        tiny.grown(0)
-
-
-def test_kept_file_tells_its_format(tmp_path: Path) -> None:
-    model = llama()
-    ps.save_w4(ps.quantize_w4(model, 32), tmp_path)
-    with (tmp_path / "int4.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    sums = header["__metadata__"].pop("crc32")
-    assert len(bytes.fromhex(sums)) == 4 * (len(header) - 1)
-    assert header["__metadata__"] == {"format": "polyspec-int4-4", "group": "32"}
-    name = "model.layers.0.self_attn.k_proj"
-    assert header[f"{name}.values"]["shape"] == [32, 32]
-    assert header[f"{name}.scales"] | {"data_offsets": None} == {
-        "dtype": "BF16",
-        "shape": [32, 2],
-        "data_offsets": None,
-    }
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("seed", [251, 254, 263, 273])
 def test_a_step_of_8_bits_is_no_reason_to_refuse(seed: int) -> None:
@@ -660,22 +591,3 @@ def test_a_step_of_8_bits_is_no_reason_to_refuse(seed: int) -> None:
     level = ps.Level(ps.quantize_w4(model, 32), pack=bool(seed % 2))
     assert level.one_at_a_time is None
     assert level.no_trees is None
-
-
-@torch.no_grad()
-def test_a_quantised_model_that_is_wrong_is_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that places tokens by their slot."""
-    model = llama(3, tie_word_embeddings=False)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.normal_(0, 0.25)
-    copy = ps.quantize_w4(model, 32)
-    forward = copy.forward
-
-    def deaf(
-        input_ids: Any, position_ids: Any = None, logits_to_keep: int = 0, **others: Any
-    ) -> Any:
-        return forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **others)
-
-    monkeypatch.setattr(copy, "forward", deaf)
-    assert "rows of different lengths" in str(ps.Level(copy).one_at_a_time)

@@ -126,14 +126,6 @@ def test_texts_at_every_place(count: int, place: int, every: int, temperature: f
         assert out.sequences.equal(alone.sequences)
 
 
-@pytest.mark.parametrize("options", [{"rule": "block"}, {"rounds": [0]}, {"tail": 2}], ids=str)
-def test_all_levels_at_once(options: dict[str, Any]) -> None:
-    made = levels([4, 3, 2])
-    wanted = generate(levels([1] * 3), 1.0, **options)
-    assert generate(made, 1.0, **options).sequences.equal(wanted.sequences)
-    assert all(level.missing > 0 for level in made)
-
-
 def test_a_level_that_says_it_keeps_more_is_refused() -> None:
     class Wrong(Recurrent):
         def rollback(self, lengths: Any) -> list[int]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from evidence import ALPHA, chi_square
 from recorder import Recorder, addresses, keys_of_captures, on_a_device
 from small_models import PROMPT, V, keys_of, make, plain_greedy, rough
 
@@ -334,35 +331,6 @@ def test_batches_through_the_chain(window: list[int], shared: int) -> None:
             text = plain_greedy(target, prompt, length)
             assert row[: len(text)] == text
             assert not any(row[len(text) :])
-
-
-@pytest.mark.parametrize("shared", [1, 2])
-def test_sampled_text_has_the_targets_distribution(shared: int) -> None:
-    """Joint distribution of three tokens, from the seeds of a batch, against that of the target
-    alone."""
-    vocab, draws, temperature, prompt = 5, 4096, 2.0, [1, 3, 2]
-    target = make("llama", vocab=vocab)
-    copies = [rough(target, 0.15, seed=i) for i in (1, 2)]
-    owner = HuggingFaceLevel(target)
-    levels = [owner, *(ps.Level(m, shares_cache_with=owner) for m in copies[:shared])]
-    chain = ps.Chain([*levels, *copies[shared:]], [3, 2])
-    distribution = np.zeros((vocab,) * 3)
-    for cell in np.ndindex(*distribution.shape):
-        with torch.no_grad():
-            rows = target(torch.tensor([[*prompt, *cell]])).logits[0, 2:5].double()
-        steps = (rows / temperature).softmax(-1)
-        distribution[cell] = math.prod(float(steps[i, token]) for i, token in enumerate(cell))
-    assert abs(distribution.sum() - 1) < 1e-6
-    counts = np.zeros_like(distribution)
-    for start in range(0, draws, 256):
-        out = chain.generate(
-            [prompt] * 256, 6, temperature, seed=start, eos_token_id=[], pad_token_id=0
-        )
-        for row in out.sequences[:, 3:6].tolist():
-            counts[tuple(row)] += 1
-    assert chi_square(counts.ravel(), distribution.ravel() / distribution.sum()) > ALPHA
-    # The test can fail: the copy's own distribution is another one.
-    assert out.stats.levels[0].num_accepted_tokens < out.stats.levels[0].num_draft_tokens
 
 
 # ---- rounds without host synchronisation ---------------------------------------------------------

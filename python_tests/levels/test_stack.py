@@ -3,21 +3,11 @@ and the model's own forward where the call is none for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from small_models import wide
 
 import polyspec_ext as ps
 from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
@@ -25,40 +15,18 @@ from polyspec_ext.levels.base import InputBlock
 from polyspec_ext.levels.fused import StackedPass
 from polyspec_ext.tensors import RowCounts
 
-_SHAPE = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
-}  # fmt: skip
 _LAYERS = (0, 2, 3, -1)
 
 
-def _llama(**more: Any) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**{**_SHAPE, **more}))
-
-
-def _mistral() -> MistralForCausalLM:
-    return MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=9))
-
-
-def _qwen() -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM(Qwen2Config(**_SHAPE))  # its projections have biases
-
-
-def _qwen3() -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM(Qwen3Config(**_SHAPE, head_dim=32))  # its heads have norms
-
-
-_MODELS: dict[str, Callable[[], Any]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen,
-    "qwen3": _qwen3,
-}
+_MODELS: dict[str, dict[str, Any]] = {
+    "llama": {}, "mistral": {"sliding_window": 9},
+    "qwen2": {},  # its projections have biases
+    "qwen3": {},  # its heads have norms
+}  # fmt: skip
 
 
 def _level(kind: str, dtype: torch.dtype, copy: bool) -> HuggingFaceLevel:
-    torch.manual_seed(1)
-    model = _MODELS[kind]().eval()
+    model = wide(kind, 1, num_hidden_layers=3, **_MODELS[kind])
     for parameter in model.parameters():
         parameter.data.normal_(std=0.3)
     model = model.to(dtype)
@@ -86,7 +54,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> _Passes:
 
 
 def _tokens(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(0, 96, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _block(tokens: torch.Tensor, keep: int, **more: Any) -> InputBlock:
@@ -185,8 +153,7 @@ def test_norms_that_were_changed_are_seen(which: str, passes: _Passes) -> None:
 
 
 def test_a_cache_that_the_call_does_not_take_is_left_to_the_model(passes: _Passes) -> None:
-    torch.manual_seed(1)
-    level = HuggingFaceLevel(_llama().eval(), pack=True, streaming=16)
+    level = HuggingFaceLevel(wide(), pack=True, streaming=16)
     made = passes.made  # those that try the model with another cache
     level.prefill(_tokens(1, 8))
     level.forward(_tokens(1, 1), 1)
@@ -194,34 +161,20 @@ def test_a_cache_that_the_call_does_not_take_is_left_to_the_model(passes: _Passe
 
 
 @pytest.mark.parametrize(
-    "make",
+    "more",
     [
-        lambda: _llama(hidden_act="gelu"),
-        lambda: _llama(num_attention_heads=4),  # heads of 16, which the attention does not take
-        lambda: _llama(mlp_bias=True),
+        {"hidden_act": "gelu"},
+        {"num_attention_heads": 8, "head_dim": 16},
+        {"mlp_bias": True},
     ],
     ids=["another activation", "narrow heads", "a bias behind the rounding"],
 )
 def test_what_the_call_does_not_compute_is_left_to_the_model(
-    make: Callable[[], Any], passes: _Passes
+    more: dict[str, Any], passes: _Passes
 ) -> None:
-    torch.manual_seed(1)
-    model = make().eval()
-    level = HuggingFaceLevel(ps.quantize_w4(model, 32), pack=True)
+    level = HuggingFaceLevel(ps.quantize_w4(wide(**more), 32), pack=True)
     assert level.supports_batches  # a call that is refused would count as a model without batches
     for _ in range(2):
         level.prefill(_tokens(1, 8))
         level.forward(_tokens(1, 1), 1)
     assert passes.made == 0
-
-
-def test_texts_of_chains(passes: _Passes) -> None:
-    target, draft = _level("qwen2", torch.float32, False), _level("qwen2", torch.float32, True)
-    chain = ps.Chain([target, draft], window=[3])
-    prompts = [[1, 2, 3, 4], [5, 6]]
-    request: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.8, "seed": [1, 2]}
-    chain.generate(prompts, **request)
-    at_once = chain.generate(prompts, **request)
-    assert passes.made > 0
-    passes.runs = False
-    assert torch.equal(at_once.sequences, chain.generate(prompts, **request).sequences)

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from eagle_heads import Reference, Variant, save, weights_of
-from evidence import ALPHA, chi_square
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import V, model_of
@@ -146,57 +144,6 @@ def test_hidden_states_are_those_of_one_pass(family: str, advance: bool) -> None
         require(piece, 0, 0, begin, 5)
 
 
-class Plain(ps.Eagle):
-    """Compares every draft with the plain forward pass of its head over the states of one pass."""
-
-    reference: Any
-    model: Any
-    num_compared = 0
-
-    def draft(self, inputs: Any) -> Any:
-        block = super().draft(inputs)
-        for row, count in enumerate(inputs.lengths):
-            text = inputs.text(row).tolist()
-            if not count or len(text) < 2:
-                continue
-            with torch.no_grad():
-                out = self.model(input_ids=torch.tensor([text]), output_hidden_states=True)
-            states = [out.hidden_states[layer][0] for layer in self.capabilities.hidden_layers]
-            features = torch.cat(states, -1)[: len(text) - 1]
-            wanted = self.reference.draft(text, features, count).argmax(-1)
-            assert block.tokens[row, :count].tolist() == wanted.tolist()
-            self.num_compared += 1
-        return block
-
-
-@pytest.mark.parametrize(("family", "advance"), [("lfm2", False), ("qwen3_next", True)])
-def test_an_eagle_head_drafts_as_over_whole_passes(
-    family: str, advance: bool, tmp_path: Path
-) -> None:
-    level = made(family, advance=advance)
-    model = level.model
-    shape = Variant("head", version=3, hidden=32, vocab=V, own_head=True, aux=(0, 1))
-    weights = weights_of(shape, 2)
-    head = Plain.from_pretrained(save(shape, weights, tmp_path), level)
-    head.model = model
-    head.reference = Reference(shape, weights, model)
-    prompts = [[5, 17, 80, 3, 3, 41], [9], [30, 31, 32]]
-    options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0}
-    wanted = ps.Chain([level]).generate(prompts, [14, 9, 12], **options)
-    chain = ps.Chain([level, head], [3])
-    level.num_replayed = level.num_advanced = 0
-    assert chain.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
-    assert bool(level.num_replayed) == (not advance)
-    assert bool(level.num_advanced) == advance
-    text = list(prompts[0])
-    for _ in range(2):  # a conversation that goes on behind a checkpoint
-        text += chain.stream(text, 8, eos_token_id=[], cache_prompt=True)
-        text += [3, 9]
-    assert head.num_compared > 20
-    word = ps.Chain([level, f"eagle:{tmp_path}"], [3])
-    assert word.generate(prompts, [14, 9, 12], **options).sequences.equal(wanted.sequences)
-
-
 def levels_of(family: str, count: int, **options: Any) -> list[StatefulLevel]:
     """A model and others that are a little off."""
     levels = []
@@ -210,37 +157,6 @@ def levels_of(family: str, count: int, **options: Any) -> list[StatefulLevel]:
                 weight += 0.03 * torch.randn_like(weight)
         levels.append(StatefulLevel(model, **options))
     return levels
-
-
-@pytest.mark.parametrize(
-    ("family", "seeds", "advance"), [("lfm2", 240, False), ("qwen3_next", 120, True)]
-)
-def test_the_law_of_three_levels(family: str, seeds: int, advance: bool) -> None:
-    levels = levels_of(family, 3, advance=advance)
-    prompt, count = [5, 17, 80], 3
-    options: dict[str, Any] = {"top_k": 2, "eos_token_id": []}
-    chain = ps.Chain(levels, [3, 2])
-    found: dict[tuple[int, ...], int] = {}
-    for begin in range(0, seeds, 40):
-        rows = list(range(begin, begin + 40))
-        out = chain.generate([prompt] * 40, count, 3.0, seed=rows, **options)
-        for text in out.sequences.tolist():
-            key = tuple(text[3:])
-            found[key] = found.get(key, 0) + 1
-    expected: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(count):
-        longer = {}
-        for text, mass in expected.items():
-            values, ids = law(levels[0].model, [*prompt, *text])[-1].topk(2)
-            for p, token in zip((values / 3.0).softmax(0).tolist(), ids.tolist(), strict=True):
-                longer[(*text, token)] = mass * p
-        expected = longer
-    assert set(found) <= set(expected)
-    for level in levels[:2]:
-        assert bool(level.num_replayed) == (not advance)
-        assert bool(level.num_advanced) == advance
-    observed = [found.get(text, 0) for text in expected]
-    assert chi_square(observed, list(expected.values())) > ALPHA
 
 
 @pytest.mark.filterwarnings("ignore:.*expected no more parameters")
@@ -305,19 +221,6 @@ def test_requests_that_join_have_the_text_that_they_have_alone() -> None:
             assert event.error is None
             texts[event.request] += event.tokens
     assert list(texts.values()) == [*alone, alone[2]]
-
-
-def test_a_conversation_goes_on_behind_a_checkpoint() -> None:
-    def answer(chain: ps.Chain, prompt: list[int]) -> tuple[list[int], int]:
-        stream = chain.stream(prompt, 12, eos_token_id=[], cache_prompt=True)
-        return [*prompt, *stream], stream.stats.num_cached_tokens
-
-    chain = ps.Chain(levels_of("qwen3_next", 2), [3])
-    first, _ = answer(chain, [5, 17, 80])
-    text, cached = answer(chain, [*first, 11, 12])
-    fresh = ps.Chain(levels_of("qwen3_next", 2), [3])
-    assert text == answer(fresh, [*first, 11, 12])[0]
-    assert cached > len(first) // 2
 
 
 def test_another_answer_to_the_same_prompt_goes_on_behind_it() -> None:

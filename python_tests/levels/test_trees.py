@@ -224,30 +224,6 @@ def test_a_tree_goes_in_one_pass() -> None:
         level.forward(block)
 
 
-def test_ancestors_and_slots() -> None:
-    """Random trees, against a walk up from every node."""
-    generator = torch.Generator().manual_seed(1)
-    for nodes in (1, 2, 9, 40):
-        above = torch.rand(3, nodes, generator=generator) * (torch.arange(nodes) + 1)
-        parents = above.long() - 1
-        wanted = torch.zeros(3, nodes, nodes, dtype=torch.bool)
-        for b, row in enumerate(parents.tolist()):
-            for node in range(nodes):
-                at = node
-                while at >= 0:
-                    wanted[b, node, at] = True
-                    at = row[at]
-        deepest = int(wanted.sum(-1).max())
-        for depth in (None, deepest, deepest + 3):
-            assert masks.ancestors(parents, depth).equal(wanted)
-        for base, capacity in ((4, nodes + 4), (4, nodes + 7), (0, nodes)):
-            slots = masks.tree_slots(torch.full((3,), base), wanted, capacity)
-            assert masks.tree_slots(base, wanted, capacity).equal(slots)
-            assert slots[..., :base].all()
-            assert slots[..., base : base + nodes].equal(wanted)
-            assert not slots[..., base + nodes :].any()
-
-
 def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
     nodes = parents.shape[1]
     return torch.ones(nodes, nodes, dtype=torch.bool).tril().expand(len(parents), -1, -1)

@@ -11,7 +11,6 @@ import instruction_sets
 import pytest
 import torch
 
-from polyspec_ext.ops import attention as cache_attention
 from polyspec_ext.ops.attention import attention
 
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16)}
@@ -163,28 +162,6 @@ def test_lengths_are_what_their_mask_is(dtype: torch.dtype) -> None:
             attention(query, key, value, None, 0.2, **wrong)  # type: ignore[arg-type]
 
 
-def with_threads(count: int, given: Any, mask: torch.Tensor | None) -> torch.Tensor:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        return attention(*given, mask, 0.2)
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("length", [150, 512, 513, 1300])
-def test_threads_change_nothing(length: int) -> None:
-    """Threads beyond the heads of keys share the keys of a long cache."""
-    given = inputs(1, (6, 3), 15, length)
-    mask = causal(15, length, torch.float32)
-    mask[..., 5, :600] = -torch.inf  # a query that sees nothing of the first span
-    made = [with_threads(count, given, mask) for count in (1, 2, 3, 5, 8)]
-    assert all(one.equal(made[0]) for one in made)
-    tolerance = bound(given[2], torch.float32)
-    if length > 600:
-        assert (made[0].double() - reference(*given, mask, 0.2)).abs().amax() <= tolerance
-
-
 def digest() -> str:
     """Of a few results."""
     found = hashlib.sha256()
@@ -266,22 +243,6 @@ def test_refusals() -> None:
     ):
         with pytest.raises(RuntimeError, match=message):
             attention(*given, 0.2)
-
-
-def test_what_it_takes() -> None:
-    query, key, value = inputs(1, (4, 2), 3, 20)
-    mask = causal(3, 20, torch.float32)
-    takes = cache_attention.takes
-    assert takes(query, key, value, mask)
-    assert takes(query, key, value, None)
-    assert not takes(query.half(), key.half(), value.half(), None)
-    assert not takes(query, key.bfloat16(), value, None)
-    assert not takes(query, key, value, mask.bfloat16())
-    assert not takes(query, key, value, mask.expand(1, 4, 3, 20))
-    assert not takes(query[..., :16], key[..., :16], value, mask)
-    assert not takes(query, key, value[..., :16], mask)
-    assert not takes(query, key, value, mask.transpose(2, 3).contiguous().transpose(2, 3))
-    assert not takes(query.to("meta"), key, value, mask)
 
 
 def test_the_operator() -> None:

@@ -1,15 +1,34 @@
-"""Kilobytes of code of a launch of each operator, for sm_90: instruction caches are small, and a
-launch finds them cold."""
+"""What nvcc makes of the CUDA kernels for sm_90: kilobytes of code of a launch (instruction caches
+are small, and a launch finds them cold), and, in bfloat16, instructions per logit of the loops over
+a row and per weight of the 4-bit product's."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-from cubin import compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compiled(source: str, folder: Path) -> Path:
+    """Return the cubin of a file below csrc; without nvcc the test is skipped."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("needs nvcc")
+    cubin = folder / "code.cubin"
+    includes = [f"-I{ROOT / 'csrc' / name}" for name in ("src", "include")]
+    options = ["-std=c++17", "-O3", "-arch=sm_90", "-fmad=false", "-cubin", "-o", str(cubin)]
+    path = ROOT / "csrc" / source
+    subprocess.run([nvcc, *options, *includes, str(path)], check=True, capture_output=True)
+    return cubin
+
 
 RULES = {"0": "by token", "1": "by block"}
 REQUESTS = {"0": "any", "1": "unfiltered", "2": "greedy"}
@@ -90,3 +109,201 @@ def test_code_of_a_layer(source: str, tmp_path: Path) -> None:
         most[kernel] = max(most[kernel], size)
     for kernel, budget in LAYERS[source].items():
         assert 0 < most[kernel] <= budget, f"{kernel}: {most[kernel]:.2f} KB"
+
+
+# ---- instructions of loops -----------------------------------------------------------------------
+
+PER_VECTOR = 8  # logits in 16 bytes
+
+
+class Loop(NamedTuple):
+    per_logit: float
+    vectors: int  # loaded before the first is used
+
+
+class Probe(NamedTuple):
+    """A kernel of loop_probes.cu, how many rows its loop reads, and whether it skips vectors."""
+
+    kernel: str
+    rows: int = 1
+    skips: bool = False
+
+
+# The most instructions per logit, and the least vectors under way. Of loops that skip vectors,
+# those of a vector that is skipped.
+LOOPS = {
+    Probe("maximum"): Loop(0.8, 4),
+    Probe("mass"): Loop(15.8, 4),
+    Probe("mass", skips=True): Loop(1.8, 4),
+    Probe("candidates", skips=True): Loop(1.7, 4),
+    Probe("residual", rows=2): Loop(38.5, 2),
+    Probe("count_digit"): Loop(11.1, 4),
+    Probe("mass_digit"): Loop(36.3, 2),
+}
+
+
+def disassembler() -> Path | None:
+    """nvdisasm of the toolkit, or of the package nvidia-cuda-nvdisasm."""
+    found = shutil.which("nvdisasm")
+    if found:
+        return Path(found)
+    try:
+        files = metadata.files("nvidia-cuda-nvdisasm") or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(file.locate()) for file in files if file.name == "nvdisasm"), None)
+
+
+def instructions(listing: str) -> Iterator[tuple[str, list[str]]]:
+    """The kernels of a listing by name, each with its labels (``name:``) and instructions."""
+    for part in re.split(r"^\.text\.", listing, flags=re.MULTILINE)[1:]:
+        lines = re.findall(r"^\.(L_x_\d+:)|^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", part, re.MULTILINE)
+        yield part.split(":", 1)[0], [label or code for label, code in lines]
+
+
+def loops_of(code: list[str]) -> Iterator[tuple[int, int]]:
+    """First and last line of each loop."""
+    for end, line in enumerate(code):
+        jump = re.search(r"\bBRA\b.*\.(L_x_\d+)", line)
+        if jump is not None and f"{jump[1]}:" in code[:end]:
+            yield code.index(f"{jump[1]}:"), end
+
+
+class Way(NamedTuple):
+    """From a line to the loop's end: the way with most atomics, and of those the shortest."""
+
+    atomics: int = 0
+    length: int = 0
+    vectors: int = 0  # that are loaded
+
+    def better(self, other: Way) -> bool:
+        return (self.atomics, -self.length) > (other.atomics, -other.length)
+
+
+def shortest(code: list[str], begin: int, end: int, rare: set[int]) -> Way:
+    """The way through a loop on which a full step is taken: of a branch for the last vectors of a
+    row, which may be fewer, the other side. Lines of `rare` cost nothing."""
+    ways: dict[int, Way] = {end + 1: Way()}
+    for line in range(end, begin - 1, -1):
+        text = code[line]
+        jump = re.search(r"\bBRA(\.\w+)*\s.*\.(L_x_\d+)", text)
+        after = [line + 1]
+        if jump is not None and line < end:
+            target = f"{jump[2]}:"
+            # Out of the loop is no way through it, nor is back in a loop within.
+            to = code.index(target) if target in code[line : end + 1] else None
+            stays = text.startswith(("@", "BRA.DIV", "BRA.CONV")) or "U" in text.split()[0][:2]
+            after = ([line + 1] if stays or to is None else []) + ([to] if to is not None else [])
+        best: Way | None = None
+        for to in after:
+            if to in ways and (best is None or ways[to].better(best)):
+                best = ways[to]
+        if best is None:
+            continue
+        if text[-1] != ":" and line not in rare:
+            best = Way(
+                best.atomics + ("ATOMS" in text),
+                best.length + 1,
+                best.vectors + ("LDG.E.128" in text),
+            )
+        ways[line] = best
+    return ways.get(begin, Way())
+
+
+def hot_loop(code: list[str], probe: Probe) -> Loop:
+    """The loop with most vectors under way, and of those the shortest. What it runs in loops of
+    its own, for the few vectors that it does not skip, is not counted."""
+    best: Loop | None = None
+    found = list(loops_of(code))
+    for begin, end in found:
+        rare = {
+            line
+            for first, last in found
+            if begin < first and last < end
+            for line in range(first, last + 1)
+        }
+        way = shortest(code, begin, end, rare)
+        if way.vectors == 0 or bool(rare) != probe.skips:
+            continue
+        loop = Loop(way.length * probe.rows / (PER_VECTOR * way.vectors), way.vectors)
+        if best is None or (-loop.vectors, loop.per_logit) < (-best.vectors, best.per_logit):
+            best = loop
+    assert best is not None, "no loop with loads of 16 bytes"
+    return best
+
+
+def listing_of(source: str, folder: Path) -> str:
+    """Return the instructions of a file below csrc."""
+    nvdisasm = disassembler()
+    if nvdisasm is None:
+        pytest.skip("needs nvdisasm")
+    command = [str(nvdisasm), "-c", str(compiled(source, folder))]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> dict[Probe, Loop]:
+    listing = listing_of("tests/gpu/loop_probes.cu", tmp_path_factory.mktemp("probes"))
+    found = {}
+    for symbol, code in instructions(listing):
+        for probe in LOOPS:
+            if f"{len(probe.kernel)}{probe.kernel}E" in symbol:
+                found[probe] = hot_loop(code, probe)
+    return found
+
+
+@pytest.mark.parametrize("probe", LOOPS, ids=str)
+def test_instructions_per_logit(probe: Probe, loops: dict[Probe, Loop]) -> None:
+    loop, most = loops[probe], LOOPS[probe]
+    assert loop.per_logit <= most.per_logit, f"{loop.per_logit:.1f} instructions per logit"
+    assert loop.vectors >= most.vectors, f"{loop.vectors} vectors under way"
+
+
+# Of the 4-bit product, by tiles of 32 outputs and of 8 tokens that a warp has, and by warps that
+# share weights: the most instructions per weight with groups of 128 inputs, and chunks of weights
+# that are copied ahead.
+INT4_BUDGET = {
+    (1, 1, 1): (3.5, 5),
+    (1, 2, 1): (4.2, 5),
+    (1, 4, 1): (5.3, 3),
+    (2, 1, 1): (2.5, 3),
+    (2, 2, 1): (3.1, 3),
+    (2, 4, 1): (3.9, 3),
+    (2, 4, 2): (8.1, 2),
+}
+
+
+def test_instructions_per_weight(tmp_path: Path) -> None:
+    found = {}
+    for symbol, code in instructions(listing_of("src/cuda/int4.cu", tmp_path)):
+        form = re.search(r"int4_product_kernelIN.*8BFloat16ELi(\d)ELi(\d)ELi(\d)E", symbol)
+        if form is None:
+            continue
+        tiles, tokens, sharers = map(int, form.groups())
+        begin, end = min(
+            (loop for loop in loops_of(code) if any("HMMA" in x for x in code[slice(*loop)])),
+            key=lambda loop: loop[1] - loop[0],
+        )
+        loop = code[begin : end + 1]
+        assert sum("HMMA" in x for x in loop) == (2 * tiles * 2 + 2) * tokens
+        # A vector of each tile a lane, by one of the sharers: half a byte for each weight.
+        assert sum("LDGSTS.E.BYPASS.128" in x for x in loop) == tiles // sharers + tokens
+        assert sum("LDG.E.128" in x for x in loop) == tiles  # scales, once a group
+        assert not any(re.search(r"\b(LDL|STL)\b", x) for x in loop)
+        assert sum(bool(re.search(r"\bBAR\b", x)) for x in loop) == sharers - 1
+        # What follows the last product runs once a group.
+        last = max(line for line, x in enumerate(loop) if "HMMA" in x)
+        jump = next(line for line in range(last, len(loop)) if "BRA" in loop[line])
+        target = re.search(r"L_x_\d+", loop[jump])
+        assert target is not None
+        of_group = range(jump, loop.index(f"{target[0]}:"))
+        count = sum(
+            0.25 if line in of_group else 1.0 for line, x in enumerate(loop) if x[-1] != ":"
+        )
+        waits = [re.search(r"DEPBAR.LE SB0, 0x(\d)", x) for x in loop]
+        ahead = next(int(wait[1], 16) + 1 for wait in waits if wait)
+        found[tiles, tokens, sharers] = sharers * count / (32 * tiles), ahead
+    assert found.keys() == INT4_BUDGET.keys()
+    for form, (most, ahead) in INT4_BUDGET.items():
+        assert found[form][0] <= most, f"{form}: {found[form][0]:.2f} instructions per weight"
+        assert found[form][1] >= ahead, f"{form}: {found[form][1]} chunks ahead"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from dispatched import arguments_of
+from calls import arguments_of
 
 import polyspec_ext as ps
 

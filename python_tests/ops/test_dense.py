@@ -35,15 +35,6 @@ def test_is_the_product(outputs: int, inputs: int, dtype: torch.dtype) -> None:
     assert ((biased.double() - wanted - bias.double()).abs() <= bound).all()
 
 
-@DTYPES
-def test_a_row_is_what_it_is_alone(dtype: torch.dtype) -> None:
-    packed = dense.pack(random(90, 333, dtype=dtype))
-    x = random(300, 333, seed=1, dtype=dtype)
-    alone = torch.cat([dense.product(row[None], packed, 90, None) for row in x])
-    for tokens in (*range(1, 40), 127, 128, 129, 300):
-        assert dense.product(x[:tokens], packed, 90, None).equal(alone[:tokens])
-
-
 def test_rows_with_a_stride() -> None:
     weights, x = random(16, 100), random(4, 100, seed=1)
     packed = dense.pack(weights[:, :64])

@@ -148,19 +148,3 @@ def test_no_distribution_brings_out_a_token_without_probability(
         {**SLIPPERY, **CAUGHT}[name](statistics, np.random.default_rng(seed))
         r = ps.verify(**arguments, draft_statistics=torch.from_numpy(statistics), rule=rule)
         assert_possible(r, arguments["target_logits"])
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_right_distributions_are_as_good_as_none(rule: str, dtype: torch.dtype) -> None:
-    sampling: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.001}
-    arguments, _ = call(4, **sampling)
-    draft = arguments["draft_logits"] = arguments["draft_logits"].to(dtype)
-    options = {**sampling, "seed": arguments["seed"]}
-    drawn = [ps.sample(draft[:, i], **options, position=i, level=2) for i in range(K)]
-    arguments["draft_tokens"] = torch.stack([d.tokens for d in drawn], 1)
-    statistics = torch.stack([d.statistics for d in drawn], 1)
-    given = ps.verify(**arguments, draft_statistics=statistics, rule=rule)
-    assert not given.status.any()
-    for a, b in zip(given, ps.verify(**arguments, rule=rule), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

@@ -82,6 +82,11 @@ SAMPLE = [
     ("logits", torch.zeros(B, V, dtype=torch.int64), TypeError, ["float16", "torch.int64"]),
     ("logits", np.zeros((B, V), np.float32), TypeError, ["tensor", "ndarray"]),
     ("logits", None, TypeError, ["tensor", "NoneType"]),
+    ("node", 2**14, ValueError, ["integer in [0, 16383]", "16384"]),
+    ("allowed", torch.ones(B, 1, dtype=torch.int64), TypeError, ["an int32 tensor"]),
+    ("allowed", torch.ones(B, V, dtype=torch.bool), TypeError, ["an int32 tensor"]),
+    ("allowed", torch.ones(B, 2, dtype=torch.int32), ValueError, ["[3, 1]", "[3, 2]"]),
+    ("allowed", [[1]] * B, TypeError, ["an int32 tensor"]),
 ]
 
 VERIFY = [
@@ -253,6 +258,9 @@ def test_raise_for_status_names_request_level_and_position() -> None:
         ({"draft_tokens": torch.full((B, K), -1)}, ps.Status.TOKEN_OUT_OF_RANGE),
         ({"draft_lengths": torch.full((B,), K + 1)}, ps.Status.BAD_LENGTH),
         ({"temperature": torch.full((B,), -1.0)}, ps.Status.BAD_PARAMETER),
+        ({"temperature": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
+        ({"temperature": torch.full((B,), torch.inf)}, ps.Status.BAD_PARAMETER),
+        ({"min_p": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
         ({"top_p": torch.full((B,), 1.5)}, ps.Status.BAD_PARAMETER),
         ({"top_p": torch.full((B,), torch.nan)}, ps.Status.BAD_PARAMETER),
         ({"min_p": torch.full((B,), 1.5)}, ps.Status.BAD_PARAMETER),

@@ -1,4 +1,5 @@
-"""The GPU against the CPU over a grid: equal in every bit, for clusters of every size."""
+"""The GPU against the CPU through torch: equal in every bit, in a graph and on two streams. (Random
+calls of every operator, for clusters of every size: csrc/tests/gpu/cuda_test.cpp.)"""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bitwise import equal
+from calls import equal
 
 import polyspec_ext as ps
 
@@ -59,74 +60,6 @@ def test_verify(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     assert equal(ps.verify(**proposal), ps.verify(**on_gpu(proposal)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 10, 128256), (5, 3, 50257), (20, 2, 32000)])
-def test_verify_by_index(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Draft rows in a pool, some proposals deterministic, parameters at slots, rows by offsets."""
-    batch, k, _ = shape
-    options = blocks(*shape, dtype)
-    order = torch.randperm(batch * k)
-    rows = order.argsort().view(batch, k).masked_fill(torch.rand(batch, k) < 0.2, -1)
-    offsets = torch.arange(batch + 1) * (k + 1)
-    call = {
-        "target_logits": options["target_logits"].flatten(0, 1),
-        "draft_tokens": torch.nn.functional.pad(options["draft_tokens"], (0, 1)).flatten(),
-        "draft_logits": options["draft_logits"].flatten(0, 1)[order],
-        "draft_rows": torch.nn.functional.pad(rows, (0, 1)).flatten(),
-        "draft_statistics": options["draft_statistics"].flatten(0, 1)[order],
-        "slots": torch.arange(batch).flip(0),
-        "seed": options["seed"],
-        "offsets": offsets,
-        "draft_len": k,
-    }
-    for rule in ("token", "block"):
-        assert equal(ps.verify(**call, rule=rule), ps.verify(**on_gpu(call), rule=rule)), rule
-        for filters in FILTERS:
-            given = {**call, **filters, "rule": rule, "draft_statistics": None}
-            assert equal(ps.verify(**given), ps.verify(**on_gpu(given))), (rule, filters)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 128256), (5, 50257), (20, 32000)])
-def test_verify_tree(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """Drawn children behind the root and node 0, deterministic ones elsewhere."""
-    batch, vocab = shape
-    parents = torch.tensor([-1, -1, 0, 0, 1, 2])
-    nodes = len(parents)
-    pool = torch.randn(batch * (nodes + 1), vocab)
-    rows = torch.arange(batch * (nodes + 1)).view(batch, nodes + 1)
-    target = (pool[rows] + 0.4 * torch.randn(batch, nodes + 1, vocab)).to(dtype)
-    pool = pool.to(dtype)
-    drawn = [
-        ps.sample(pool[rows[:, parent + 1]], seed=5, position=node, level=2).tokens
-        for node, parent in enumerate(parents.tolist())
-    ]
-    call: dict[str, Any] = {
-        "target_logits": target,
-        "draft_tokens": torch.stack(drawn, 1),
-        "parents": parents.expand(batch, nodes),
-        "draft_logits": pool,
-        "draft_rows": rows.index_fill(1, torch.tensor([2, 3]), -1),
-        "counts": nodes - torch.arange(batch) % 3,
-        "seed": torch.arange(batch),
-        "depth": 3,
-    }
-    for filters in FILTERS:
-        given = {**call, **filters}
-        assert equal(ps.verify_tree(**given), ps.verify_tree(**on_gpu(given))), filters
-        given |= {"eos": torch.arange(50), "room": torch.arange(batch) % 4}
-        assert equal(ps.verify_tree(**given), ps.verify_tree(**on_gpu(given))), (filters, "cut")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 128256), (30, 50257), (256, 4099)])
-def test_sample(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    logits = torch.randn(shape[0], shape[1] + 1)[:, 1:].to(dtype)
-    for filters in FILTERS:
-        cpu = ps.sample(logits, seed=3, **filters)
-        assert equal(cpu, ps.sample(logits.cuda(), seed=3, **filters)), filters
-
-
 def test_replay_with_other_seeds_lengths_and_ends() -> None:
     options = on_gpu(blocks(4, 3, 40000, torch.bfloat16))
     options |= {"room": torch.full((4,), 9).cuda(), "eos": torch.zeros(4, 2).long().cuda()}
@@ -135,6 +68,7 @@ def test_replay_with_other_seeds_lengths_and_ends() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = ps.verify(**options)
+        drawn = ps.sample(options["target_logits"][:, 0], seed=options["seed"])
     for step in range(6):
         options["seed"].fill_(step)
         options["draft_lengths"].fill_(step % 4)
@@ -144,6 +78,7 @@ def test_replay_with_other_seeds_lengths_and_ends() -> None:
         torch.cuda.synchronize()
         cpu = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in options.items()}
         assert equal(ps.verify(**cpu), captured)
+        assert equal(ps.sample(cpu["target_logits"][:, 0], seed=cpu["seed"]), drawn)
 
 
 def test_two_streams_at_once() -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bitwise import equal
-from dispatched import arguments_of
-from slots import slotted
+from calls import arguments_of, equal, pooled, ragged, slotted
 
 import polyspec_ext as ps
 
@@ -35,32 +33,6 @@ def block(device: torch.device) -> dict[str, Any]:
         "seed": torch.arange(B, device=device) + 11,
         "position": torch.arange(B, device=device) * 7,
     }
-
-
-def pooled(call: dict[str, Any]) -> dict[str, Any]:
-    device = call["draft_logits"].device
-    order = torch.randperm(B * K + 4, device=device)[: B * K]
-    pool = call["draft_logits"].new_full((B * K + 4, VD + 3), torch.nan)[:, 2 : 2 + VD]
-    pool[order] = call["draft_logits"].flatten(0, 1)
-    statistics = torch.zeros(B * K + 4, 2, dtype=torch.int64, device=device)
-    statistics[order] = call["draft_statistics"].flatten(0, 1)
-    rows = order.view(B, K)
-    return {**call, "draft_logits": pool, "draft_rows": rows, "draft_statistics": statistics}
-
-
-def ragged(call: dict[str, Any]) -> dict[str, Any]:
-    lengths = call["draft_lengths"]
-    mask = torch.arange(K + 1, device=lengths.device) <= lengths[:, None]
-    offsets = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0))
-
-    def tokens(table: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(table, (0, 1), value=-9)[mask]
-
-    made = {**call, "target_logits": call["target_logits"][mask], "draft_lengths": None}
-    made |= {"offsets": offsets, "draft_len": K, "draft_tokens": tokens(call["draft_tokens"])}
-    if "draft_rows" in call:
-        made["draft_rows"] = tokens(call["draft_rows"])
-    return made
 
 
 WAYS = [(pooled,), (ragged,), (slotted,), (pooled, ragged), (pooled, ragged, slotted)]
@@ -131,28 +103,6 @@ def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> 
         got = ps.verify(**{**call, "draft_lengths": changed})
         assert got.status.tolist() == [0, 0, ps.Status.BAD_LENGTH, 0, 0]
         assert (got.tokens[2] == -1).all()
-
-
-def test_the_level_below_is_a_pool(device: torch.device) -> None:
-    """Rows of the logits that the middle verified with, found by index, serve the target."""
-    middle, target = (
-        torch.randn(2, K + 1, V, device=device),
-        torch.randn(2, K + 1, V, device=device),
-    )
-    nothing = torch.zeros(2, 0, dtype=torch.int64, device=device)
-    steps = [ps.verify(middle[:, i : i + 1], nothing, position=i, level=2) for i in range(K)]
-    tokens = torch.cat([step.tokens for step in steps], 1)
-    statistics = torch.zeros(2, K + 1, 2, dtype=torch.int64, device=device)
-    statistics[:, :K] = torch.cat([step.statistics for step in steps], 1)
-    rows = torch.arange(2, device=device)[:, None] * (K + 1) + torch.arange(K, device=device)
-    by_index = ps.verify(
-        target,
-        tokens,
-        middle.flatten(0, 1),
-        draft_rows=rows,
-        draft_statistics=statistics.flatten(0, 1),
-    )
-    assert equal(by_index, ps.verify(target, tokens, middle[:, :K]))
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -271,14 +221,7 @@ def test_opcheck_and_compile(block: dict[str, Any]) -> None:
         assert equal(compiled(**given), ps.verify(**given))
 
 
-def test_nodes_tell_draws_apart(device: torch.device) -> None:
-    logits = torch.zeros(16, 2**16, device=device)
-    nodes = torch.arange(16, device=device)
-    drawn = ps.sample(logits, seed=3, node=nodes).tokens
-    assert len(set(drawn.tolist())) > 12
-    assert drawn[0] == ps.sample(logits[:1], seed=3).tokens[0]
-    assert [int(ps.sample(logits[:1], seed=3, node=n).tokens) for n in range(16)] == drawn.tolist()
-    with pytest.raises(ValueError, match=r"node: expected an integer in \[0, 16383\]"):
-        ps.sample(logits, node=2**14)
-    bad = ps.sample(logits, node=nodes * 2**12)
+def test_nodes_out_of_range_are_of_their_request(device: torch.device) -> None:
+    nodes = torch.arange(16, device=device) * 2**12
+    bad = ps.sample(torch.zeros(16, 99, device=device), node=nodes)
     assert bad.status.tolist() == [0] * 4 + [ps.Status.BAD_PARAMETER] * 12

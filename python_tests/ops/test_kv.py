@@ -33,41 +33,6 @@ def guarded(*shape: int, dtype: torch.dtype, device: str) -> tuple[torch.Tensor,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ring", [False, True])
-def test_append(dtype: torch.dtype, ring: bool, device: str) -> None:
-    sinks = 2 if ring else 0
-    b, h, t, c, dk, dv = 5, 3, 6, 10, 8, 4
-    keys, whole_keys = guarded(b, h, c, dk, dtype=dtype, device=device)
-    values, whole_values = guarded(b, h, c, dv, dtype=dtype, device=device)
-    # As attention layers hand them over: [b, t, h, d] with the heads moved to the front.
-    new_keys = numbers(b, t, h, dk, dtype=dtype, device=device).transpose(1, 2)
-    new_values = numbers(b, t, h, dv, dtype=dtype, device=device).transpose(1, 2)
-    lengths = torch.tensor([0, 7, 4, -1, 9], device=device)
-    counts = torch.tensor([6, 4, 6, 1, 7], device=device)
-    expected_keys, expected_values = whole_keys.clone(), whole_values.clone()
-    bad_length, full = int(CacheStatus.BAD_LENGTH), int(CacheStatus.CACHE_FULL)
-    status = [0, 0 if ring else full, 0, bad_length, bad_length]
-    for row, (length, count) in enumerate(zip(lengths.tolist(), counts.tolist(), strict=True)):
-        for i in range(count if status[row] == 0 else 0):
-            slot = length + i
-            if ring and slot >= sinks:
-                slot = sinks + (slot - sinks) % (c - sinks)
-            expected_keys[row + 1, 1:-1, slot + 1, 1:-1] = new_keys[row, :, i]
-            expected_values[row + 1, 1:-1, slot + 1, 1:-1] = new_values[row, :, i]
-    new_lengths, got = cache_ops.append(
-        keys, values, new_keys, new_values, lengths, counts, ring=ring, sinks=sinks
-    )
-    assert torch.equal(whole_keys, expected_keys)
-    assert torch.equal(whole_values, expected_values)
-    assert got.tolist() == status
-    expected = [
-        n + c if s == 0 else n
-        for n, c, s in zip(lengths.tolist(), counts.tolist(), status, strict=True)
-    ]
-    assert new_lengths.tolist() == expected
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: str) -> None:
     b, h, t, d, pages, size, most = 3, 2, 5, 8, 8, 4, 4
     keys, whole_keys = guarded(pages, h, size, d, dtype=dtype, device=device)
@@ -105,33 +70,6 @@ def test_pages_are_reserved_filled_and_given_back(dtype: torch.dtype, device: st
     status = torch.ops.polyspec.reserve_pages(*pool, torch.tensor([16, 5, 16], device=device), size)
     assert status.tolist() == [0, 0, int(CacheStatus.CACHE_FULL)]  # three pages went to row 0
     assert held.tolist() == [4, 2, 0]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_compact_tree(dtype: torch.dtype, device: str) -> None:
-    layers, b, h, c, d = 3, 4, 2, 12, 8
-    held = [guarded(b, h, c, d, dtype=dtype, device=device) for _ in range(2 * layers)]
-    keys, values = [view for view, _ in held[:layers]], [view for view, _ in held[layers:]]
-    for i, (_, whole) in enumerate(held):
-        whole.add_(i)
-    lengths = torch.tensor([2, 0, 5, 1], device=device)
-    path = torch.tensor(
-        [[1, 4, 6, 9], [0, 1, 3, -1], [2, 7, -1, -1], [3, 3, -1, -1]], device=device
-    )
-    expected = [whole.clone() for _, whole in held]
-    for (_, whole), wanted in zip(held, expected, strict=True):
-        for row, nodes in enumerate([[1, 4, 6, 9], [0, 1, 3], [], []]):
-            for j, node in enumerate(nodes):
-                at = int(lengths[row]) + 1
-                wanted[row + 1, 1:-1, at + j, 1:-1] = whole[row + 1, 1:-1, at + node, 1:-1]
-    new_lengths, status = cache_ops.compact_tree(
-        keys, values, cache_ops.pointers(keys, values), lengths, path
-    )
-    bad = int(CacheStatus.BAD_PATH)
-    assert status.tolist() == [0, 0, bad, bad]  # row 2 leaves the cache, row 3 repeats a node
-    assert new_lengths.tolist() == [6, 3, 5, 1]
-    for (_, whole), wanted in zip(held, expected, strict=True):
-        assert torch.equal(whole, wanted)
 
 
 def arguments() -> dict[str, Any]:

@@ -1,322 +1,524 @@
-"""What holds for every input: shapes, strides, ties, one-hot rows, equal and disjoint
-distributions, filters that keep one token, NaN, infinities and values out of range."""
+"""Random calls of sample, verify and verify_tree: `reference_rules` recomputes what each request
+gets from its rows, bit for bit; bad rows, tokens and lengths stop their request alone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import mmap
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import reference as ref
+import reference_rules as reference
 import torch
-from draws import distributions_of, injected, tensor_of
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from reference import Sampling
-from reference_rules import Distribution, pick, verify
+from calls import equal
+from reference_rules import ACCEPT, TRY, Distribution, Draw, philox_draws, pick
 
 import polyspec_ext as ps
-
-settings.register_profile(
-    "operators",
-    max_examples=120,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-operators = settings.get_profile("operators")
+from polyspec_ext import _C
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-ROWS = ("normal", "ties", "flat", "one_hot", "holes", "wide", "lone")
-RELATIONS = ("close", "equal", "unrelated", "disjoint", "none")
-BAD_VALUES = {torch.nan: ref.NAN, torch.inf: ref.INF, -torch.inf: ref.EMPTY_ROW}
-
-temperatures = st.sampled_from([0.0, 1e-45, 1e-30, 0.01, 0.5, 1.0, 1.7, 100.0, 1e30])
-samplings = st.builds(
-    Sampling,
-    temperatures,
-    st.sampled_from([0, 1, 2, 5, 40, 2**40]),
-    st.sampled_from([1.0, 0.999, 0.7, 0.2, 1e-30, 0.0]),
-    st.sampled_from([0.0, 1e-40, 1e-3, 0.2, 0.999, 1.0]),
-)
+RULES = pytest.mark.parametrize("rule", ["token", "block"])
+BAD = {torch.nan: ref.NAN, torch.inf: ref.INF, -torch.inf: ref.EMPTY_ROW}
+VOCABULARIES = (1, 2, 3, 5, 31, 33, 100, 1000, 1025, 2049)
+# Too slow for kernels on the host.
+LARGE = (1025, 2049) if hasattr(_C, "launches") else (50257, 128256)
+HEADERS = Path(__file__).parents[2] / "csrc" / "include" / "polyspec"
 
 
-def make_row(kind: str, vocab: int, rng: np.random.Generator) -> np.ndarray:
-    """One row of logits, all finite in float16 or -inf."""
-    normal = rng.normal(0, 2, vocab)
-    if kind == "ties":
-        return rng.integers(-2, 3, vocab).astype(float)
-    if kind == "flat":
-        return np.full(vocab, rng.normal())
-    if kind == "one_hot":
-        return np.where(np.arange(vocab) == rng.integers(vocab), 500.0, -6e4)
-    if kind == "holes":
-        return np.where((rng.random(vocab) < 0.5) & (normal < normal.max()), -np.inf, normal)
-    if kind == "wide":
-        return normal * 1000
-    if kind == "lone":
-        return np.where(np.arange(vocab) == rng.integers(vocab), -0.0, -np.inf)
-    return normal
+def tensor_of(bits: ref.Words) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int64))
 
 
-def lay_out(rows: np.ndarray, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
-    """The rows [B, R, V] as a view with odd strides in a buffer full of NaN."""
-    values = torch.from_numpy(rows).to(dtype)
-    batch, count, vocab = rows.shape
-    pad, head = (int(x) for x in rng.integers(0, 5, 2))
-    order = (batch, count) if rng.random() < 0.5 else (count, batch)
-    buffer = torch.full((*order, vocab + pad + head), torch.nan, dtype=dtype)
-    view = buffer[..., head : head + vocab]
-    if order != (batch, count) or (batch == count and rng.random() < 0.5):
-        view = view.transpose(0, 1)
-    view.copy_(values)
-    return view
-
-
-@dataclass
-class Case:
-    """One call of ps.verify whose every row has a distribution, with its draws and the reference's
-    rows."""
-
-    target: torch.Tensor
-    draft: torch.Tensor | None
-    tokens: torch.Tensor
-    lengths: torch.Tensor
-    draws: torch.Tensor
-    sampling: Sampling
-    rule: str
-    p: list[list[Distribution]]
-    q: list[list[Distribution]] | None
-
-    def verify(self, **changes: Any) -> ps.VerifyResult:
-        arguments: dict[str, Any] = {
-            "target_logits": self.target,
-            "draft_tokens": self.tokens,
-            "draft_logits": self.draft,
-            "draft_lengths": self.lengths,
-            "draws": self.draws,
-            "rule": self.rule,
-            **self.sampling.kwargs(),
-        }
-        return ps.verify(**{**arguments, **changes})
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        batch, rows, vocab = self.target.shape
-        return batch, rows - 1, vocab
-
-
-@st.composite
-def cases(draw: st.DrawFn, at_least: int = 0) -> Case:
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    batch, k = draw(st.integers(1, 4)), draw(st.integers(at_least, 4))
-    vocab = draw(st.sampled_from([1, 2, 3, 5, 16, 33, 70]))
-    dtype, draft_dtype = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(DTYPES))
-    sampling, rule = draw(samplings), draw(st.sampled_from(["token", "block"]))
-    relation = draw(st.sampled_from(RELATIONS))
-    kinds = draw(st.lists(st.sampled_from(ROWS), min_size=2, max_size=2))
-    target = np.stack([make_row(rng.choice(kinds), vocab, rng) for _ in range(batch * (k + 1))])
-    target = target.reshape(batch, k + 1, vocab)
-    above = target[:, :k]
-    if relation == "equal":
-        proposal = above
-        draft_dtype = dtype
-    elif relation == "close":
-        proposal = above + 0.3 * rng.normal(size=above.shape)
-    elif relation == "disjoint":
-        proposal = np.where(above == above.max(-1, keepdims=True), -np.inf, 0.0)
-        assume(bool((proposal.max(-1) == 0).all()))
-    else:
-        proposal = np.array(
-            [make_row(draw(st.sampled_from(ROWS)), vocab, rng) for _ in range(batch * k)]
-        )
-        proposal = proposal.reshape(batch, k, vocab)
-    logits, draft = lay_out(target, dtype, rng), lay_out(proposal, draft_dtype, rng)
-    p = [distributions_of(rows, sampling) for rows in logits]
-    q = [distributions_of(rows, sampling) for rows in draft]
-    tokens = torch.from_numpy(rng.integers(0, vocab, (batch, k)))
-    if relation != "none":  # a proposal with a distribution is drawn from it
-        for b in range(batch):
-            for i in range(k):
-                tokens[b, i] = pick(q[b][i].masses, int(ref.random_bits((), rng)))
-    bits = ref.random_bits((batch, k + 1), rng)
-    bits[rng.random(bits.shape) < 0.1] = 0
-    bits[rng.random(bits.shape) < 0.1] = ref.ALL_ONES
-    lengths = torch.from_numpy(rng.integers(at_least, k + 1, batch))
-    none = relation == "none"
-    return Case(
-        logits,
-        None if none else draft,
-        tokens,
-        lengths,
-        tensor_of(bits),
-        sampling,
-        rule,
-        p,
-        None if none else q,
+def injected(bits: ref.Words) -> Draw:
+    """Return draws as `draws` has them: K acceptance tests, then the emitted token; a correction is
+    not tried by rejection."""
+    return lambda offset, purpose, node=0: (
+        None if purpose == TRY else int(bits[offset if purpose == ACCEPT else -1])
     )
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+def random_row(vocab: int, rng: np.random.Generator) -> np.ndarray:
+    """Logits [vocab], float64: plain, tied, with holes, denormal, or as wide as the types go."""
+    kind = rng.integers(10)
+    row = rng.normal(0, rng.choice([0.01, 0.5, 2, 8]), vocab)
+    if kind == 0:
+        row = np.rint(row * 2) / 2
+    elif kind == 1:
+        row[1:][rng.random(vocab - 1) < 0.5] = -np.inf
+    elif kind == 2:
+        row[1:] = -np.inf
+    elif kind == 3:
+        row = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
+    elif kind == 4:
+        row *= 1e37
+    elif kind == 5:
+        row *= 1e-40
+    elif kind == 6:
+        row = np.exp(rng.normal(0, 40, vocab)) * rng.choice([-1, 1], vocab)
+    return row
 
 
-@operators
-@given(cases())
-def test_every_verification(case: Case) -> None:
-    batch, k, vocab = case.shape
-    got = case.verify()
-    assert got.tokens.shape == got.logprobs.shape == (batch, k + 1)
-    assert not (got.status & (ref.ZERO_RESIDUAL - 1)).any()
-    for b in range(batch):
-        block = case.tokens[b, : int(case.lengths[b])].tolist()
-        q = None if case.q is None else case.q[b]
-        draw = injected(case.draws[b].numpy().view(np.uint64))
-        tokens, logprobs = verify(case.p[b], block, q, draw, case.rule)
-        n = len(tokens)
-        assert got.tokens[b].tolist() == tokens + [-1] * (k + 1 - n)
-        assert int(got.num_accepted[b]) == n - 1
-        assert all(0 <= token < vocab for token in tokens)
-        assert all(case.p[b][i].masses[token] > 0 for i, token in enumerate(tokens))
-        assert got.logprobs[b, :n].tolist() == logprobs
-        assert got.logprobs[b, n:].isnan().all()
+def lay_out(rows: np.ndarray, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
+    """Rows [B, R, V] in a type, as a view with odd strides of a buffer full of NaN."""
+    most = torch.finfo(dtype).max
+    values = torch.from_numpy(np.where(rows > -np.inf, np.clip(rows, -most, most), -np.inf))
+    pad, head = (int(n) for n in rng.integers(0, 9, 2))
+    batch, count, vocab = rows.shape
+    across = rng.random() < 0.3
+    shape = (count, batch) if across else (batch, count)
+    view = torch.full((*shape, head + vocab + pad), torch.nan, dtype=dtype)[
+        ..., head : head + vocab
+    ]
+    view = view.transpose(0, 1) if across else view
+    view.copy_(values.to(torch.float32))
+    return view
 
 
-@operators
-@given(cases())
-def test_a_verification_repeats_and_stands_alone(case: Case) -> None:
-    got, again = case.verify(), case.verify()
-    for first, second in zip(got, again, strict=True):
-        same(first, second)
-    for b in range(case.shape[0]):
-        row = slice(b, b + 1)
-        alone = case.verify(
-            target_logits=case.target[row].clone(),
-            draft_logits=None if case.draft is None else case.draft[row].clone(),
-            draft_tokens=case.tokens[row],
-            draft_lengths=case.lengths[row],
-            draws=case.draws[row],
-        )
-        for a, part in zip(alone, got, strict=True):
-            same(a[0], part[b])
+def words_of(allowed: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+    """Pack allowed ids [..., V] into words, whose bits behind the vocabulary mean nothing."""
+    vocab = allowed.shape[-1]
+    bits = rng.random((*allowed.shape[:-1], -(-vocab // 32) * 32)) < 0.5
+    bits[..., :vocab] = allowed
+    return torch.from_numpy(np.packbits(bits, -1, "little").view(np.int32))
 
 
-@operators
-@given(cases(), st.integers(0, 2**32))
-def test_every_sample(case: Case, seed: int) -> None:
-    logits = case.target[:, 0]
-    drawn = ps.sample(logits, **case.sampling.kwargs(), draws=case.draws[:, :1])
-    assert not drawn.status.any()
-    for b, token in enumerate(drawn.tokens.tolist()):
-        bits = int(case.draws[b].numpy().view(np.uint64)[0])
-        assert token == pick(case.p[b][0].masses, bits)
-    keyed = [ps.sample(logits, **case.sampling.kwargs(), seed=seed) for _ in range(2)]
-    same(keyed[0].tokens, keyed[1].tokens)
+class Case:
+    """Random arguments of ps.verify for up to three requests, and the reference's rows."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = np.random.default_rng(seed)
+        b, k = int(rng.integers(0 if seed % 10 == 0 else 1, 4)), int(rng.integers(0, 6))
+        vocab = int(rng.choice(VOCABULARIES)) if seed % 50 else LARGE[seed // 50 % 2]
+        draft_vocab = vocab if rng.random() < 0.6 else int(rng.integers(1, vocab + 1))
+        filters = rng.random() < 0.7
+        self.parameters: dict[str, np.ndarray] = {
+            "temperature": rng.choice([0, 1e-45, 1e-30, 0.01, 0.3, 0.7, 1, 1, 1.7, 50, 1e30], b),
+            "top_k": rng.choice([0, 0, 1, 2, 7, 50, vocab, vocab + 5, 2**62], b) * filters,
+            "top_p": rng.choice([1, 0.9, 0.5, 0.01, 0, 0.9999999, 1e-45], b)
+            if filters
+            else [1] * b,
+            "min_p": rng.choice([0, 0, 0.05, 0.5, 1, 1e-45], b) * filters,
+        }
+        self.keys = [
+            (int(s), int(p), int(r))
+            for s, p, r in zip(
+                rng.choice(np.array([0, 2**63, 2**64 - 1, 7 << 40], np.uint64), b),
+                rng.choice([0, 17, 2**31, 2**40, 2**63 - 20], b),
+                rng.choice([0, 5, 2**32 - 1], b),
+                strict=True,
+            )
+        ]
+        self.level = int(rng.integers(1, 2**16))
+        rows = np.array([random_row(vocab, rng) for _ in range(b * (k + 1))])
+        rows = rows.reshape(b, k + 1, vocab)
+        self.ids = np.where(np.arange(vocab) < draft_vocab, np.arange(vocab), -1)
+        self.mapped = bool(rng.random() < 0.3)
+        if self.mapped:
+            self.ids[:] = -1
+            self.ids[rng.permutation(vocab)[:draft_vocab]] = np.arange(draft_vocab)
+        own = np.argsort(np.where(self.ids < 0, vocab, self.ids))[:draft_vocab]
+        noise = rng.choice([0, 0.3, 2]) * rng.normal(size=(b, k, draft_vocab))
+        above = rows[:, :k, own]
+        if rng.random() < 0.1:  # supports that do not meet
+            above = np.where(above == above.max(-1, keepdims=True), -np.inf, 0.0)
+        if k and b:  # a row of the draft's needs a token of some probability
+            above[..., 0] = np.where((above == -np.inf).all(-1), 0.0, above[..., 0])
+        self.target = lay_out(rows, DTYPES[rng.integers(3)], rng)
+        self.draft = lay_out(above + noise, DTYPES[rng.integers(3)], rng)
+        masked = self.target.float().numpy()
+        self.masks: torch.Tensor | None = None
+        if rng.random() < 0.3:
+            allowed = rng.random(rows.shape) < rng.choice([0.3, 0.9])
+            allowed[..., 0] |= ~(allowed & (rows > -np.inf)).any(-1)
+            self.masks = words_of(allowed, rng)
+            masked = np.where(allowed, masked, -np.inf).astype(np.float32)
+            self.target[torch.from_numpy(~allowed)] = torch.nan  # harmless where it is forbidden
+        self.p = self.distributions(masked)
+        self.q = self.distributions(self.draft.float().numpy())
+        self.tokens = np.array(
+            [
+                [
+                    own[reference.sample(row, philox_draws(s, at + i, self.level + 1, r))]
+                    for i, row in enumerate(rows_)
+                ]
+                for rows_, (s, at, r) in zip(self.q, self.keys, strict=True)
+            ],
+            np.int64,
+        ).reshape(b, k)
+        self.lengths = rng.integers(0, k + 1, b)
+        self.bits = ref.random_bits((b, k + 1), rng)
+        self.bits[rng.random((b, k + 1)) < 0.1] = 0
+        self.bits[rng.random((b, k + 1)) < 0.1] = ref.ALL_ONES
+
+    def distributions(self, logits: np.ndarray) -> list[list[Distribution]]:
+        names = ("temperature", "top_k", "top_p", "min_p")
+        values = list(zip(*(self.parameters[name] for name in names), strict=True))
+        return [
+            [reference.distribution(row, t, int(k), p, m) for row in rows]
+            for rows, (t, k, p, m) in zip(logits, values, strict=True)
+        ]
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that ps.sample and ps.verify share."""
+        number = dict.fromkeys(("temperature", "top_p", "min_p"), torch.float32)
+        seeds, positions, rounds = ([key[i] for key in self.keys] for i in range(3))
+        return {
+            **{
+                name: torch.tensor(np.asarray(value), dtype=number.get(name, torch.int64))
+                for name, value in self.parameters.items()
+            },
+            "seed": torch.from_numpy(np.array(seeds, np.uint64)),
+            "position": torch.tensor(positions, dtype=torch.int64),
+            "round": torch.tensor(rounds, dtype=torch.int64),
+            "level": self.level,
+        }
+
+    def draw(self, b: int, given: bool = False) -> reference.Draw:
+        if given:
+            return injected(self.bits[b])
+        seed, position, round_ = self.keys[b]
+        return philox_draws(seed, position, self.level, round_)
+
+    def sample(self, **options: Any) -> ps.SampleResult:
+        masks = {} if self.masks is None else {"allowed": self.masks[:, 0]}
+        return ps.sample(self.target[:, 0], **self.options(), **masks, **options)
+
+    def verify(self, rule: str, deterministic: bool = False, **changes: Any) -> ps.VerifyResult:
+        call = {
+            "target_logits": self.target,
+            "draft_tokens": torch.from_numpy(self.tokens),
+            "draft_lengths": torch.from_numpy(self.lengths),
+            "allowed": self.masks,
+            **self.options(),
+        }
+        if not deterministic:
+            call["draft_logits"] = self.draft
+            call["target_to_draft"] = torch.from_numpy(self.ids) if self.mapped else None
+        return ps.verify(**{**call, **changes}, rule=rule)
 
 
-@operators
-@given(
-    cases(at_least=1), st.sampled_from(list(BAD_VALUES)), st.booleans(), st.booleans(), st.data()
-)
-def test_a_bad_row_stops_its_request_alone(
-    case: Case, value: float, in_draft: bool, whole: bool, data: st.DataObject
-) -> None:
-    batch, k, vocab = case.shape
-    b = data.draw(st.integers(0, batch - 1))
-    m = int(case.lengths[b])
-    assume(not in_draft or case.draft is not None)
-    i = data.draw(st.integers(0, m - 1 if in_draft else m))
-    clean = case.verify()
-    assume(not (clean.status & (ref.ZERO_RESIDUAL - 1)).any())
-    side = case.draft if in_draft else case.target
-    assert side is not None
-    bad = side.clone()
-    whole |= value == -torch.inf
-    bad[b, i, slice(None) if whole else data.draw(st.integers(0, vocab - 1))] = value
-    got = case.verify(**{"draft_logits" if in_draft else "target_logits": bad})
-    others = torch.arange(batch) != b
-    for x, y in zip(got, clean, strict=True):
-        same(x[others], y[others])
-    bit = BAD_VALUES[value] | (ref.DRAFT_ROW if in_draft else 0)
-    greedy = case.sampling.temperature == 0
-    by_token = greedy or case.rule == "token"
-    if (in_draft and greedy) or (
-        int(clean.num_accepted[b]) < i and (by_token or not got.status[b])
-    ):
-        for x, y in zip(got, clean, strict=True):  # the row was not needed
-            same(x[b], y[b])
-        return
-    assert int(got.status[b]) == bit
-    assert int(got.num_accepted[b]) == i
-    stands = i if by_token else 0  # a block verified as a whole has no prefix that stands
-    assert got.tokens[b].tolist() == case.tokens[b, :stands].tolist() + [-1] * (k + 1 - stands)
-    assert got.logprobs[b, :stands].isfinite().all()
-    assert got.logprobs[b, stands:].isnan().all()
+def statistics_of(words: torch.Tensor) -> tuple[float, ...]:
+    """Return mass, maximum and threshold."""
+    return int(words[1]), *words.numpy().view(np.float32)[:2].tolist()
 
 
-@operators
-@given(cases(at_least=1), st.sampled_from([-1, -(2**40), 0, 1, 2**31, 2**62]), st.data())
-def test_a_token_out_of_range_stops_its_request(
-    case: Case, token: int, data: st.DataObject
-) -> None:
-    batch, k, vocab = case.shape
-    b = data.draw(st.integers(0, batch - 1))
-    i = data.draw(st.integers(0, int(case.lengths[b]) - 1))
-    clean = case.verify()
-    assume(not (clean.status & (ref.ZERO_RESIDUAL - 1)).any())
-    tokens = case.tokens.clone()
-    tokens[b, i] = token if token < 0 else vocab + token
-    got = case.verify(draft_tokens=tokens)
-    if case.rule == "token" and int(clean.num_accepted[b]) < i:
-        same(got.tokens, clean.tokens)
-        return
-    assert int(got.status[b]) & ref.TOKEN_OUT_OF_RANGE or case.rule == "block"
-    assert (got.tokens < vocab).all()
-    assert (got.tokens >= -1).all()
-    if case.rule == "token":
-        assert got.num_accepted[b] == i
-        assert got.tokens[b, i:].tolist() == [-1] * (k + 1 - i)
+def same_bits(got: torch.Tensor, want: list[float]) -> bool:
+    return got.numpy().tobytes() == np.array(want, np.float32).tobytes()
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_every_token_is_recomputed(first: int) -> None:
+    """With Philox's draws, and with those of a caller."""
+    for seed in range(first, first + 25):
+        case = Case(seed)
+        k = case.draft.shape[1]
+        for given in (False, True):
+            draws = tensor_of(case.bits) if given else None
+            drawn = case.sample(draws=None if draws is None else draws[:, -1:])
+            assert not drawn.status.any(), seed
+            for b, (row, *_) in enumerate(case.p):
+                token = reference.sample(row, case.draw(b, given))
+                assert int(drawn.tokens[b]) == token, (seed, b)
+                assert same_bits(drawn.logprobs[b], [row.logprob(token)]), (seed, b)
+                assert statistics_of(drawn.statistics[b]) == row[2:5], (seed, b)
+            for rule, deterministic in itertools.product(("token", "block"), (False, True)):
+                r = case.verify(rule, deterministic, draws=draws)
+                for b, p in enumerate(case.p):
+                    where = (seed, b, rule, deterministic)
+                    assert int(r.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), where
+                    block = case.tokens[b, : case.lengths[b]].tolist()
+                    q, ids = (
+                        (None if deterministic else case.q[b]),
+                        case.ids if case.mapped else None,
+                    )
+                    tokens, logprobs = reference.verify(p, block, q, case.draw(b, given), rule, ids)
+                    n = len(tokens)
+                    assert r.tokens[b].tolist() == tokens + [-1] * (k + 1 - n), where
+                    assert int(r.num_accepted[b]) == n - 1, where
+                    assert same_bits(r.logprobs[b, :n], logprobs), where
+                    assert r.logprobs[b, n:].isnan().all(), where
+                    for row, statistics in zip(p, r.statistics[b, :n], strict=False):
+                        assert statistics_of(statistics) == row[2:5], where
+
+
+@RULES
+@pytest.mark.parametrize("value", BAD)
+def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
+    stopped = 0
+    for seed in range(1, 50):
+        case = Case(seed)
+        rng = case.rng
+        if case.masks is not None or not case.lengths.any():
+            continue
+        b, in_draft = int(rng.choice(np.flatnonzero(case.lengths))), bool(rng.random() < 0.5)
+        i = int(rng.integers(case.lengths[b] + (not in_draft)))
+        options = {"deterministic": not in_draft and bool(rng.random() < 0.3)}
+        options["draws"] = tensor_of(case.bits)
+        clean = case.verify(rule, **options)
+        bad = (case.draft if in_draft else case.target).clone()
+        whole = value == -torch.inf or rng.random() < 0.5
+        bad[b, i, slice(None) if whole else int(rng.integers(bad.shape[2]))] = value
+        options["draft_logits" if in_draft else "target_logits"] = bad
+        got = case.verify(rule, **options)
+        others = torch.arange(len(bad)) != b
+        assert equal([x[others] for x in got], [x[others] for x in clean]), seed
+        greedy = case.parameters["temperature"][b] == 0
+        by_token = greedy or rule == "token"
+        if (in_draft and greedy) or (
+            int(clean.num_accepted[b]) < i and (by_token or not got.status[b])
+        ):
+            assert equal([x[b] for x in got], [x[b] for x in clean]), seed  # it was not needed
+            continue
+        stopped += 1
+        assert int(got.status[b]) == BAD[value] | (ref.DRAFT_ROW if in_draft else 0), seed
+        assert int(got.num_accepted[b]) == i
+        stands = i if by_token else 0  # a block verified as a whole has no prefix that stands
+        tokens = case.tokens[b, :stands].tolist()
+        assert got.tokens[b].tolist() == tokens + [-1] * (bad.shape[1] + in_draft - stands)
+        assert got.logprobs[b, :stands].isfinite().all()
+        assert got.logprobs[b, stands:].isnan().all()
+    assert stopped > 5
+
+
+@RULES
+def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
+    for seed in range(1, 50):
+        case = Case(seed)
+        rng, vocab = case.rng, case.target.shape[2]
+        if not case.lengths.any():
+            continue
+        b = int(rng.choice(np.flatnonzero(case.lengths)))
+        i = int(rng.integers(case.lengths[b]))
+        clean = case.verify(rule)
+        case.tokens[b, i] = rng.choice([-1, -(2**40), vocab, vocab + 1, 2**31, 2**62])
+        got = case.verify(rule)
+        if rule == "token" and int(clean.num_accepted[b]) < i:
+            assert got.tokens.equal(clean.tokens), seed
+            continue
+        assert int(got.status[b]) & ref.TOKEN_OUT_OF_RANGE or rule == "block"
+        assert (got.tokens < vocab).all()
+        assert (got.tokens >= -1).all()
+        if rule == "token":
+            assert got.num_accepted[b] == i
+            assert (got.tokens[b, i:] == -1).all()
+
+
+@RULES
 @pytest.mark.parametrize("length", [-1, 4, 2**40])
 def test_a_length_out_of_range(rule: str, length: int) -> None:
-    logits = torch.zeros(2, 4, 9)
-    lengths = torch.tensor([3, length])
-    got = ps.verify(logits, torch.zeros(2, 3, dtype=torch.long), draft_lengths=lengths, rule=rule)
+    logits, tokens = torch.zeros(2, 4, 9), torch.zeros(2, 3, dtype=torch.long)
+    got = ps.verify(logits, tokens, draft_lengths=torch.tensor([3, length]), rule=rule)
     assert got.status.tolist() == [0, ref.BAD_LENGTH]
     assert got.num_accepted[1] == 0
     assert got.tokens[1].tolist() == [-1] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1.0),
-        ("temperature", torch.nan),
-        ("temperature", torch.inf),
-        ("top_k", -1),
-        ("top_p", 1.5),
-        ("top_p", -0.5),
-        ("top_p", torch.nan),
-        ("min_p", 1.5),
-        ("min_p", torch.nan),
-        ("position", -1),
-        ("round", -1),
-        ("round", 2**32),
-    ],
-)
-def test_a_parameter_out_of_range(name: str, value: float) -> None:
-    good = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}.get(name, 0)
-    options: dict[str, Any] = {name: torch.tensor([good, value])}
-    alone: dict[str, Any] = {name: value}
-    drawn = ps.sample(torch.zeros(2, 9), **options)
-    verified = ps.verify(torch.zeros(2, 2, 9), torch.zeros(2, 1, dtype=torch.long), **options)
-    for got in (drawn, verified):
-        assert got.status.tolist() == [0, ref.BAD_PARAMETER]
-        assert (got.tokens[1] == -1).all()
-        assert got.logprobs[1].isnan().all()
-    with pytest.raises(ValueError, match=name):
-        ps.sample(torch.zeros(2, 9), **alone)
+@RULES
+def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
+    """Trees whose children are drawn, deterministic, or both, from one row to the next."""
+    longest, rejected = 0, 0
+    for seed in range(150):
+        case = Case(seed)
+        batch, count, vocab = case.target.shape
+        n = count - 1
+        if not batch:
+            continue
+        rng = case.rng
+        # Below one node or the other; few at the root, so that paths are long.
+        parents = [int(rng.integers(max(-1, i - 3), i)) for i in range(n)]
+        drawn = rng.random(count) < 0.7
+        own = np.argsort(np.where(case.ids < 0, vocab, case.ids))
+        nodes = np.zeros((batch, n), np.int64)
+        # Row i of the draft is the one behind row i of the target; behind the last there is none.
+        for b, (s, at, r) in enumerate(case.keys):
+            depths = [0] * count
+            for i, parent in enumerate(parents):
+                row = parent + 1
+                depths[i + 1] = depths[row] + 1
+                sibling = parents[:i].count(parent)
+                if drawn[row] and row < n:
+                    q = case.q[b][row]
+                    at_depth = philox_draws(s, at + depths[row], case.level + 1, r)
+                    bits = at_depth(0, reference.SAMPLE, sibling)
+                    nodes[b, i] = own[reference.pick(q.masses, bits)]
+                else:  # distinct
+                    nodes[b, i] = (int(case.p[b][row].masses.argmax()) + sibling) % vocab
+        if any(
+            parents.count(row - 1) > vocab for row in range(count) if not (drawn[row] and row < n)
+        ):
+            continue
+        pool = case.draft.reshape(batch * n, -1) if n else None
+        rows = torch.arange(batch)[:, None] * n + torch.arange(count)
+        rows = rows.masked_fill(~(torch.from_numpy(drawn) & (torch.arange(count) < n)), -1)
+        options = case.options()
+        if n:
+            options |= {"draft_logits": pool, "draft_rows": rows}
+            if case.mapped:
+                options["target_to_draft"] = torch.from_numpy(case.ids)
+        got = ps.verify_tree(
+            case.target,
+            torch.from_numpy(nodes),
+            torch.tensor(parents, dtype=torch.int64).expand(batch, n),
+            depth=n,
+            allowed=case.masks,
+            rule=rule,
+            **options,
+        )
+        for b, p in enumerate(case.p):
+            draft = [case.q[b][i] if i < n and drawn[i] else None for i in range(count)]
+            ids = case.ids if case.mapped else None
+            tokens, logprobs, path = reference.verify_tree(
+                p, nodes[b].tolist(), parents, draft, case.draw(b), ids, rule
+            )
+            assert int(got.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), (seed, b)
+            assert got.tokens[b, : len(tokens)].tolist() == tokens, (seed, b)
+            assert int(got.num_accepted[b]) == len(path) == len(tokens) - 1, (seed, b)
+            assert got.path[b, : len(path)].tolist() == path, (seed, b)
+            assert same_bits(got.logprobs[b, : len(tokens)], logprobs), (seed, b)
+            longest = max(longest, len(path))
+            rejected += n > 0 and not path
+    assert longest >= 3
+    assert rejected > 20
+
+
+@RULES
+def test_siblings_of_a_tree_are_recomputed(rule: str) -> None:
+    """Five children drawn from one flat row: later ones stand as well."""
+    rng = np.random.default_rng(0)
+    stood = set()
+    for seed in range(200):
+        p, q = rng.normal(size=(2, 12)).astype(np.float32)
+        above, below = (reference.distribution(row) for row in (p, q))
+        nodes = [
+            reference.pick(below.masses, philox_draws(seed, 0, 2)(0, reference.SAMPLE, i))
+            for i in range(5)
+        ]
+        got = ps.verify_tree(
+            torch.from_numpy(np.tile(p, (1, 6, 1))),
+            torch.tensor([nodes]),
+            torch.full((1, 5), -1),
+            draft_logits=torch.from_numpy(q)[None],
+            draft_rows=torch.tensor([[0, -1, -1, -1, -1, -1]]),
+            depth=1,
+            seed=seed,
+            position=0,
+            level=1,
+            rule=rule,
+        )
+        draft = [below, None, None, None, None, None]
+        draw = philox_draws(seed, 0, 1)
+        tokens, _, path = reference.verify_tree(
+            [above] * 6, nodes, [-1] * 5, draft, draw, None, rule
+        )
+        assert got.tokens[0, : len(tokens)].tolist() == tokens, seed
+        assert got.path[0, : len(path)].tolist() == path, seed
+        stood.update(path)
+    assert stood == set(range(5))
+
+
+def test_the_public_headers_say_what_the_reference_does() -> None:
+    text = " ".join(re.sub(r"^//", "", line) for line in (HEADERS / "types.hpp").open())
+    for coefficient in reference.EXP2[:-1]:
+        assert f"{coefficient}," in text
+    assert "1.4426950408889634" in text
+    drawing = (HEADERS / "sample.hpp").read_text()
+    for constant in ("1.4142135623730951", "0.6931471805599453"):
+        assert constant in drawing
+
+
+# ---- mistakes that other systems shipped ---------------------------------------------------------
+
+# Recomputed tokens show as well: u <= p/q at u = 0 (SGLang 35771), filters of one side alone (vLLM
+# 42744, transformers 47932), one uniform for two purposes (vLLM 54282), one seed for all requests
+# (FlashInfer 4861, vLLM 6038), a request that depends on its batch (vLLM 52522), tokens of NaN rows
+# (vLLM 53029), target ids that index a draft's row (xLLM 2175), vectors past a row's end, ties that
+# a kernel breaks (llama.cpp 25618).
+MAP_NORESERVE = 0x4000  # Linux; the mmap module names it from Python 3.13 on
+
+
+def fixed(*draws: int) -> torch.Tensor:
+    return tensor_of(np.asarray([draws], dtype=np.uint64))
+
+
+@RULES
+def test_zero_residual(rule: str) -> None:
+    # FlashInfer emitted uninitialised memory, transformers NaN: p ~ q, and u rounds to 1.
+    vocab = 1000
+    target = torch.zeros(1, 2, vocab)
+    target[..., 7] = -20.0
+    draft = target[:, :1].clone()
+    draft[..., 7] = -20.0 + 1e-4  # a token of probability 2e-12: what is left rounds to nothing
+    for last in (0, 2**63, ref.ALL_ONES):
+        got = ps.verify(
+            target, torch.tensor([[7]]), draft, rule=rule, draws=fixed(ref.ALL_ONES, last)
+        )
+        assert got.num_accepted.item() == 0
+        assert got.status.item() == ref.ZERO_RESIDUAL
+        distribution = ref.processed_distribution(target[0, 0].numpy())
+        assert got.tokens.tolist() == [[pick(distribution.masses, last), -1]]
+        assert got.logprobs[0, 0].isfinite()
+
+
+def sparse(elements: int) -> torch.Tensor:
+    """A float16 tensor of zeros whose pages cost nothing until they are written to."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, 2 * elements, flags), dtype=torch.float16)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs unreserved memory")
+@pytest.mark.parametrize("stride", [2**31 + 3, 2**32 + 5])
+def test_offsets_past_32_bits(stride: int) -> None:
+    # Everybody: B * (K + 1) * V >= 2^32 wraps. The rows lie one stride apart and differ, so an
+    # offset that wraps finds another token.
+    vocab = 33
+    memory = sparse(2 * stride + vocab)
+    for i, token in enumerate((10, 20, 30)):
+        memory[i * stride + token] = 40.0
+    by_request = memory.as_strided((3, vocab), (stride, 1))
+    assert ps.sample(by_request).tokens.tolist() == [10, 20, 30]
+    by_row = memory.as_strided((1, 3, vocab), (0, stride, 1))
+    drafts = torch.tensor([[10, 20]])
+    got = ps.verify(by_row, drafts, by_row[:, :2])
+    assert got.tokens.tolist() == [[10, 20, 30]]
+    got = ps.verify(by_row, drafts, None, rule="block", temperature=0.0)
+    assert got.tokens.tolist() == [[10, 20, 30]]
+    requests = by_request[:, None]
+    got = ps.verify(requests.expand(3, 2, vocab), torch.tensor([[10], [20], [30]]), requests)
+    assert got.tokens.tolist() == [[10, 10], [20, 20], [30, 30]]
+
+
+RANK = """
+import sys, torch, polyspec_ext as ps
+torch.set_num_threads(int(sys.argv[1]))
+g = torch.Generator().manual_seed(0)
+t, d = torch.randn(6, 4, 50257, generator=g), torch.randn(6, 3, 50257, generator=g)
+distribution = {"temperature": 0.9, "top_k": 100, "top_p": 0.9, "min_p": 0.01}
+q = ps.sample(d.flatten(0, 1), **distribution, seed=torch.arange(18), level=2).tokens.view(6, 3)
+for rule in ("token", "block"):
+    r = ps.verify(t, q, d, **distribution, seed=torch.arange(6), rule=rule)
+    print(q.tolist(), [x.tolist() for x in r])
+"""
+
+
+def test_ranks_agree() -> None:
+    # SGLang 31071: tensor-parallel ranks drew apart and hung. Two processes with unlike threads and
+    # instruction sets.
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, threads],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **isa},
+        )
+        for threads, isa in (("1", {"POLYSPEC_CPU_ISA": "baseline"}), ("2", {}))
+    ]
+    first, second = (rank.communicate(timeout=300)[0] for rank in ranks)
+    assert first == second
+    assert len(first) > 100

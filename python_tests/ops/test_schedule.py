@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from polyspec_ext.ops import schedule
-from polyspec_ext.ops.schedule import HostStep, Plan, RoundShape
-from polyspec_ext.runtime.rows import Report, Row, StateRows, Step
-from polyspec_ext.sampling import Sampling
-from polyspec_ext.stats import LevelStats, Stats
+from polyspec_ext.ops.schedule import Plan, RoundShape
 
 SHAPE = RoundShape(levels=3, steps=4, capacity=40)
 WINDOWS, ROUNDS = (6, 2), (2, 0)
@@ -120,66 +117,7 @@ def test_a_report_of_another_form_is_refused() -> None:
     assert state.equal(before)
 
 
-def test_the_form_of_a_row() -> None:
-    assert (SHAPE.levels, SHAPE.steps, SHAPE.capacity) == (3, 4, 40)
-    assert SHAPE.log_at == SHAPE.level_at(4)
-    assert SHAPE.text_at == SHAPE.log_at + 4 * SHAPE.PER_STEP
-    assert SHAPE.words == SHAPE.text_at + 40
-
-
 # ---- the rows as the runtime writes and reads them -----------------------------------------------
-
-
-def request(number: int, tokens: list[int], most: int, eos: set[int]) -> Row:
-    stats = Stats([LevelStats("a"), LevelStats("b"), LevelStats("c")])
-    return Row(number, tokens, most, Sampling(), number, frozenset(eos), stats)
-
-
-def written(steps: int = 1) -> StateRows:
-    made = StateRows(3, 3, steps, 40, 2)
-    given = [request(0, [5, 6, 7], 30, {9, 4}), request(1, [8], 0, set()), request(2, [1], 9, {2})]
-    before = StateRows(3, 3)
-    for level in range(1, 4):
-        before.head[:, before.shape.level_at(level) + before.shape.ROUND] = 3
-        before.set_cached(level, [len(row.tokens) - 1 for row in given])
-    for slot, window in enumerate((2, 2, 0)):
-        before.set_windows(slot, [6, window, 2, 0])
-    made.write(given, before)
-    return made
-
-
-def due(state: StateRows) -> tuple[Step, HostStep]:
-    """The step to do now, and what the host reads of it."""
-    step = state.next()
-    assert step is not None
-    assert step.host is not None
-    return step, step.host
-
-
-def entered(state: StateRows, tokens: list[int], *given: Any, **options: Any) -> Report:
-    """The step that is due for all rows, each of which has brought `tokens`."""
-    return state.report(due(state)[0], torch.tensor([tokens] * 3), *given, **options)
-
-
-def test_tokens_that_end_no_text() -> None:
-    """Of a tree, one path of which stands for the others."""
-    entries = entered(written(), [9, 9], None, None, ends=False).entries
-    assert entries[0] == [2, 3, 0, 2, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "counts", "status"),
-    [
-        (torch.zeros(2, 2, dtype=torch.int64), None, None),
-        (torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), None),
-        (torch.zeros(3, 2, dtype=torch.int64), None, torch.zeros(3, dtype=torch.int32)),
-    ],
-)
-def test_wrong_reports_are_errors(tokens: Any, counts: Any, status: Any) -> None:
-    state = written()
-    with pytest.raises(ValueError, match="expected"):
-        state.report(due(state)[0], tokens, counts, status)
-    assert state.next() is not None
 
 
 def host(batch: int = 2) -> tuple[schedule.HostRounds, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bitwise import equal
+from calls import equal
 
 import polyspec_ext as ps
 from polyspec_ext.errors import ERROR_BITS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from slots import slotted
+from calls import pooled, ragged, ragged_trees, slotted
 
 import polyspec_ext as ps
 
@@ -34,35 +34,6 @@ def block(temperature: Any = 0.7, drawn_at: Any = None) -> dict[str, Any]:
         "seed": seed,
         "validate": True,
     }
-
-
-def pooled(call: dict[str, Any]) -> dict[str, Any]:
-    """Draft rows in another order, in a pool that holds one more, of no use."""
-    order = torch.randperm(B * K)
-    rows = torch.empty_like(order)
-    rows[order] = torch.arange(B * K)
-    logits = call["draft_logits"].flatten(0, 1)[order]
-    statistics = call["draft_statistics"].flatten(0, 1)[order]
-    return {
-        **call,
-        "draft_logits": torch.cat([logits, torch.full((1, V), float("nan"))]),
-        "draft_statistics": torch.cat([statistics, torch.zeros(1, 2, dtype=torch.int64)]),
-        "draft_rows": rows.view(B, K),
-    }
-
-
-def ragged(call: dict[str, Any]) -> dict[str, Any]:
-    """The target's rows without gaps."""
-    lengths = call.pop("draft_lengths").tolist()
-    offsets = [sum(lengths[:i]) + i for i in range(B + 1)]
-    pad = torch.nn.functional.pad
-    made = {**call, "offsets": torch.tensor(offsets), "draft_len": K}
-    for name in ("target_logits", "draft_tokens", "draft_rows"):
-        if name not in call:
-            continue
-        rows = call[name] if name == "target_logits" else pad(call[name], (0, 1), value=-7)
-        made[name] = torch.cat([rows[b, : n + 1] for b, n in enumerate(lengths)])
-    return made
 
 
 WAYS = {
@@ -120,6 +91,7 @@ def tree(drawn_at: float = 0.7) -> dict[str, Any]:
         "target_logits": target,
         "draft_tokens": tokens,
         "parents": torch.tensor(PARENTS).expand(B, -1),
+        "counts": torch.full((B,), len(PARENTS)),
         "draft_logits": pool,
         "draft_rows": rows,
         "draft_statistics": drawn.statistics,
@@ -129,21 +101,7 @@ def tree(drawn_at: float = 0.7) -> dict[str, Any]:
     }
 
 
-def ragged_tree(call: dict[str, Any]) -> dict[str, Any]:
-    """The rows of all trees without gaps; there are none between these."""
-    pad, nodes = torch.nn.functional.pad, len(PARENTS)
-    return {
-        **call,
-        "target_logits": call["target_logits"].flatten(0, 1),
-        "draft_tokens": pad(call["draft_tokens"], (0, 1)).flatten(),
-        "parents": pad(call["parents"], (0, 1)).flatten(),
-        "draft_rows": call["draft_rows"].flatten(),
-        "offsets": torch.arange(B + 1) * (nodes + 1),
-        "nodes": nodes,
-    }
-
-
-@pytest.mark.parametrize("way", [lambda call: call, ragged_tree, slotted])
+@pytest.mark.parametrize("way", [lambda call: call, ragged_trees, slotted])
 def test_statistics_of_a_tree(way: Any) -> None:
     assert not ps.verify_tree(**way(tree())).status.any()
     with pytest.raises(ValueError, match=r"draft_statistics: expected .* draft row 1 \(request 0"):

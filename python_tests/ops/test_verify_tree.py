@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bitwise import equal
-from dispatched import arguments_of
-from slots import slotted
+from calls import arguments_of, equal, ragged_trees, slotted
 
 import polyspec_ext as ps
 
@@ -174,35 +172,6 @@ def test_a_path_of_more_drawn_nodes_than_fit_is_refused(device: torch.device) ->
         assert bool((r.tokens == -1).all()) == bool(status)
 
 
-def test_temperature_0_follows_the_argmax(tree: dict[str, Any]) -> None:
-    r = ps.verify_tree(**{**tree, "temperature": 0.0, "draft_logits": None, "draft_rows": None})
-    best, lengths = tree["target_logits"].argmax(-1).tolist(), []
-    for b in range(B):
-        row, tokens = 0, []
-        while True:
-            tokens.append(best[b][row])
-            nodes = [
-                i
-                for i in range(int(tree["counts"][b]))
-                if PARENTS[i] == row - 1 and int(tree["draft_tokens"][b, i]) == tokens[-1]
-            ]
-            if not nodes or r.status[b]:
-                break
-            row = nodes[0] + 1
-        if not r.status[b]:
-            assert r.tokens[b, : len(tokens)].tolist() == tokens
-            lengths.append(len(tokens))
-    assert len(lengths) >= 3
-
-
-def test_alone_and_in_a_batch(tree: dict[str, Any]) -> None:
-    together = ps.verify_tree(**tree)
-    each = ("target_logits", "draft_tokens", "parents", "draft_rows", "seed", "counts")
-    for b in range(B):
-        alone = ps.verify_tree(**{**tree, **{name: tree[name][b : b + 1] for name in each}})
-        assert equal(alone, [t[b : b + 1] for t in together])
-
-
 def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
     good = ps.verify_tree(**tree)
     bits = ps.Status
@@ -236,19 +205,7 @@ def test_faults_are_of_their_request(tree: dict[str, Any]) -> None:
     assert shallow.path.shape == (B, 0)
 
 
-def ragged(call: dict[str, Any]) -> dict[str, Any]:
-    """The target's rows without gaps, each request's nodes at the places of its rows."""
-    counts = call["counts"]
-    mask = torch.arange(N + 1, device=counts.device) <= counts[:, None]
-    made = {**call, "counts": None, "target_logits": call["target_logits"][mask], "nodes": N}
-    made["offsets"] = torch.nn.functional.pad((counts + 1).cumsum(0), (1, 0))
-    made["draft_rows"] = call["draft_rows"][mask]
-    for name in ("draft_tokens", "parents"):
-        made[name] = torch.nn.functional.pad(call[name], (0, 1), value=-9)[mask]
-    return made
-
-
-WAYS = [(ragged,), (slotted,), (ragged, slotted)]
+WAYS = [(ragged_trees,), (slotted,), (ragged_trees, slotted)]
 
 
 @pytest.mark.parametrize("ways", WAYS, ids=lambda ways: "-".join(way.__name__ for way in ways))
@@ -271,7 +228,7 @@ def test_same_bits_however_the_rows_lie(tree: dict[str, Any], ways: Any) -> None
 def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None:
     for way, name, bad in [
         (slotted, "slots", [-1, B + 3, 2**62]),
-        (ragged, "offsets", [-1, 10**6, -(2**62)]),
+        (ragged_trees, "offsets", [-1, 10**6, -(2**62)]),
     ]:
         call = way(tree)
         good = ps.verify_tree(**call)
@@ -282,7 +239,7 @@ def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None
             assert wrong.status[-1] == ps.Status.BAD_INDEX
             assert wrong.tokens[-1].tolist() == [-1] * 4
             assert equal([t[:-1] for t in wrong], [t[:-1] for t in good])
-    few = ps.verify_tree(**{**ragged(tree), "nodes": 4})
+    few = ps.verify_tree(**{**ragged_trees(tree), "nodes": 4})
     assert few.status.tolist() == [ps.Status.BAD_LENGTH] * 3 + [0, 0, ps.Status.BAD_LENGTH]
 
 
@@ -306,7 +263,7 @@ def test_wrong_indices_are_named(
     device = tree["seed"].device
     change = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in change.items()}
     with pytest.raises(ValueError) as raised:  # noqa: PT011
-        ps.verify_tree(**{**ragged(tree), "seed": 0, **change})
+        ps.verify_tree(**{**ragged_trees(tree), "seed": 0, **change})
     for text in texts:
         assert text in str(raised.value), raised.value
 
@@ -356,10 +313,10 @@ def test_opcheck_compile_and_fake(tree: dict[str, Any]) -> None:
     compiled = torch.compile(
         lambda **c: tuple(ps.verify_tree(**c)), fullgraph=True, backend="eager"
     )
-    for given in (tree, slotted(ragged(tree))):
+    for given in (tree, slotted(ragged_trees(tree))):
         assert equal(compiled(**given), ps.verify_tree(**given))
     whole = {**call, "counts": torch.full_like(tree["counts"], N), "draft_rows": tree["draft_rows"]}
-    elsewhere = {**slotted(ragged(whole)), "draft_rows": None}
+    elsewhere = {**slotted(ragged_trees(whole)), "draft_rows": None}
     (arguments,) = arguments_of(operator, lambda: ps.verify_tree(**elsewhere))
     assert ps.verify_tree(**elsewhere).num_accepted.tolist() == [3] * B
     torch.library.opcheck(operator, arguments)

@@ -161,13 +161,6 @@ def draw_bits(
     return np.asarray(x1 << half | x0, dtype=np.uint64)
 
 
-def stratified_bits(n: int, rng: np.random.Generator) -> Words:
-    """n draws, one at random in each of n equal cells of [0, 2^64), in ascending order."""
-    step = 2**64 // n
-    inside = rng.integers(0, step, n, np.uint64)
-    return np.asarray(np.arange(n, dtype=np.uint64) * np.uint64(step) + inside, dtype=np.uint64)
-
-
 def random_bits(shape: tuple[int, ...], rng: np.random.Generator) -> Words:
     return rng.integers(0, 2**64, shape, np.uint64)
 

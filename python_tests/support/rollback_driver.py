@@ -8,52 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    Gemma2Config,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    Qwen2Config,
-)
+from small_models import FAMILIES
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
 
 VOCAB = 97
-COMMON = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-}
-GQA = {**COMMON, **SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128}
-CONFIGS = {
-    "llama": LlamaConfig(**GQA),
-    "qwen2": Qwen2Config(**GQA),
-    "gpt2": GPT2Config(**COMMON, n_embd=32, n_layer=3, n_head=4, n_positions=64),
-    "opt": OPTConfig(
-        **COMMON,
-        hidden_size=32,
-        ffn_dim=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-    ),
-    "gpt_neox": GPTNeoXConfig(**COMMON, **SIZES, max_position_embeddings=128),
-}
-WINDOWED = {
-    "mistral": MistralConfig(**GQA, sliding_window=7),
-    "gemma2": Gemma2Config(
-        **GQA, head_dim=8, sliding_window=7
-    ),  # sliding and full layers take turns
-}
+CONFIGS = {name: FAMILIES[name](3, VOCAB) for name in ("llama", "qwen2", "gpt2", "opt", "pythia")}
+# Gemma's sliding and full layers take turns.
+WINDOWED = {name: FAMILIES[f"{name}, sliding window"](3, VOCAB) for name in ("mistral", "gemma2")}
 
 
-def build(config: Any, attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Any:
+def build(config: Any, attention: str = "sdpa") -> Any:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     # The usual initialisation hardly tells positions apart; a wrong mask has to show.
@@ -61,7 +27,7 @@ def build(config: Any, attention: str = "sdpa", dtype: torch.dtype = torch.float
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 class Alone:
@@ -79,8 +45,8 @@ class Alone:
 class Driver:
     """Runs the batch and checks the logits of every forward pass."""
 
-    def __init__(self, model: Any, cache: RollbackCache, tolerance: float = 2e-5) -> None:
-        self.model, self.cache, self.tolerance = model, cache, tolerance
+    def __init__(self, model: Any, cache: RollbackCache) -> None:
+        self.model, self.cache = model, cache
         self.alone = Alone(model, cache.batch_size)
         self.random = torch.Generator().manual_seed(7)
 
@@ -96,9 +62,7 @@ class Driver:
             self.alone.tokens[row] += ids[row, :count].tolist()
             if count:
                 expected = self.alone.logits(row)[-count:]
-                torch.testing.assert_close(
-                    out.logits[row, :count], expected, rtol=0, atol=self.tolerance
-                )
+                torch.testing.assert_close(out.logits[row, :count], expected, rtol=0, atol=2e-5)
         assert self.cache.lengths.tolist() == [len(t) for t in self.alone.tokens]
         assert not self.cache.status.any()
 

@@ -65,6 +65,25 @@ def llama(seed: int, layers: int, vocab: int, **config: Any) -> Any:
     return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).eval()
 
 
+def wide(
+    family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any
+) -> Any:
+    """Return a random model with heads as the operators of packed levels take them, whose norms and
+    biases tell."""
+    sizes = {
+        "vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    config = hf.CONFIG_MAPPING[family](**{**sizes, **more})
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                p.add_(torch.randn_like(p) / 4)
+    return model
+
+
 @torch.no_grad()
 def plain_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """Greedy decoding without any cache."""

@@ -1,5 +1,5 @@
 // The loops over a row's logits, each in a kernel of its own. Nothing runs them:
-// python_tests/ops/test_loop_budget.py compiles and disassembles them.
+// python_tests/ops/test_code_budget.py compiles and disassembles them.
 #include "cuda/kernels.cuh"
 
 namespace polyspec::cuda {
