@@ -23,8 +23,7 @@ from benchmarks import machine, output, timing
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.quantization import rules
-from polyspec_ext.quantization.weights import CudaInt4Linear
+from polyspec_ext.quantization.weights import CudaInt4Linear, round_to_nearest
 
 SCHEMA = 1  # of the JSON report
 TOKENS = (1, 5, 9, 13, 60)  # of a product
@@ -118,7 +117,7 @@ class Preflight:
             product = partial(torch.nn.functional.linear, x, weight)
             numbers[f"bfloat16, {tokens}"] = self.microseconds(product)
         if self.device == "cuda":
-            layer = CudaInt4Linear(rules.round_to_nearest(weight.cpu(), 128), device=self.device)
+            layer = CudaInt4Linear(round_to_nearest(weight.cpu(), 128), device=self.device)
             for tokens in TOKENS:
                 x = self.randn(tokens, inputs)
                 exact = x.float() @ weight.float().T

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from polyspec_ext.drafters import dflash_format, eagle_format
+from polyspec_ext.drafters import dflash, eagle_format
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import MTPNetwork
@@ -247,7 +247,7 @@ def make_blocks(given: dict[str, Any], target_layers: int) -> DFlashNetwork:
     float32. Its layers add little at first, and the Markov head nothing."""
     count = given["transformer_layer_config"]["num_hidden_layers"]
     head = DFlashNetwork(
-        dflash_format.parse(given, [f"layers.{i}." for i in range(count)], target_layers, "head")
+        dflash.parse(given, [f"layers.{i}." for i in range(count)], target_layers, "head")
     )
     for layer in head.layers:
         own: Any = layer

@@ -209,7 +209,7 @@ class Unrolled(Drafts):
             mask = seen.begin(step, count)
             # (Of a cache a head asks for `update` alone.)
             out = head.read(
-                embeds[:, behind], states[:, :count], positions, mask, cast(RollbackCache, seen)
+                embeds[:, behind], states[:, :count], (positions, mask), cast(RollbackCache, seen)
             )
             some, last = about[:, behind], rows.last[:, behind]
             yield Draft(out, head.before_head(out), last, some, tokens[:, behind])

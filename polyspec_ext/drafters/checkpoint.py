@@ -64,11 +64,7 @@ class Target:
         exact: Collection[str] = (),
     ) -> _Network:
         """Load `tensors` of the checkpoint `name` into the module that `make` returns, on the
-        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32.
-
-        Raises:
-            ValueError: a tensor is missing, unknown, or of another shape; names it.
-        """
+        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32."""
         dtype = arguments.dtype("dtype", dtype) or self.model.dtype
         with torch.device("meta"):
             network = make()

@@ -12,9 +12,10 @@ draft worse, and nothing would show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LlamaConfig
@@ -22,8 +23,12 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from .. import arguments
 from ..arguments import shown
+from ..levels.models import ModelLevel
 from . import checkpoint
-from .heads import HeadConfig
+from .checkpoint import Target
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Of a layer's configuration: sizes, and what else its shape and rotary positions depend on.
 SIZES = (
@@ -96,11 +101,6 @@ class EagleConfig:
     @property
     def hidden_size(self) -> int:
         return int(self.layer.hidden_size)
-
-    @property
-    def head_dim(self) -> int:
-        dim = getattr(self.layer, "head_dim", None)
-        return int(dim or self.hidden_size // self.layer.num_attention_heads)
 
     @property
     def feature_size(self) -> int:
@@ -327,25 +327,67 @@ class Reader:
 # ---- tensors and ids -----------------------------------------------------------------------------
 
 
-def renamed(
-    tensors: Mapping[str, torch.Tensor], name: str, more: Sequence[tuple[str, str]] = ()
+def load_network(
+    place: str | Path,
+    target: ModelLevel | PreTrainedModel,
+    dtype: torch.dtype | None,
+    parse: Callable[..., Any],
+    kind: Callable[..., Any],
+    names: Sequence[tuple[str, str | None]] = (),
+) -> tuple[Any, Any, torch.Tensor | None]:
+    """Load the network that lies in a directory. Returns the arguments of `HeadPasses`.
+
+    Args:
+        parse: makes the configuration.
+        kind: makes the network, a `RotaryNetwork`.
+        names: beginnings of names of tensors beside those of all formats, and of the network's
+            names in their place; None: they are not read.
+    """
+    model = Target(target)
+    folder = checkpoint.folder_of(place)
+    name, text = str(folder), model.text
+    content, read = checkpoint.read_config(folder), checkpoint.read_folder(folder)
+    tensors = _renamed(read, name, (*_NAMES, *names))
+    config = parse(content, tensors, text.num_hidden_layers, name)
+    _require_target(config, text, name)
+    offsets = tensors.pop("d2t", None)
+    has = {key: f"{key}.weight" in tensors for key in ("embed_tokens", "lm_head")}
+    network: Any = model.load(
+        lambda: kind(config, embeds=has["embed_tokens"], heads=has["lm_head"]), tensors, dtype, name
+    )
+    size, width = config.draft_vocab_size, config.hidden_size
+    if not has["embed_tokens"] and width != text.hidden_size:
+        raise ValueError(
+            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, {width}], given "
+            f"none, and the target's embeddings have {text.hidden_size} columns"
+        )
+    if size is not None and not has["lm_head"]:
+        raise ValueError(f"{name}: lm_head.weight: expected shape [{size}, {width}], given none")
+    ids = _draft_ids(size, offsets, read.get("t2d"), text.vocab_size, name)
+    if ids is not None:
+        ids = _in_order(ids, network.drawn_weights).to(model.device)
+    return network, target, ids
+
+
+def _renamed(
+    tensors: Mapping[str, torch.Tensor], name: str, names: Sequence[tuple[str, str | None]]
 ) -> dict[str, torch.Tensor]:
-    """Return tensors under the network's names, without those that are not read; `more` are other
-    beginnings of names beside those of all formats."""
     found: dict[str, torch.Tensor] = {}
     for key, value in tensors.items():
         if key in _UNUSED or key.endswith(_UNUSED_END):
             continue
-        for old, new in (*_NAMES, *more):
-            if key.startswith(old):
-                key = new + key.removeprefix(old)
-        if key in found:
-            raise ValueError(f"{name}: {key}: expected one tensor of this name, given two")
-        found[key] = value
+        own: str | None = key
+        for old, new in names:
+            if own is not None and own.startswith(old):
+                own = None if new is None else new + own.removeprefix(old)
+        if own in found:
+            raise ValueError(f"{name}: {own}: expected one tensor of this name, given two")
+        if own is not None:
+            found[own] = value
     return found
 
 
-def require_target(config: HeadConfig, text: Any, name: str) -> None:
+def _require_target(config: Any, text: Any, name: str) -> None:
     """Refuse a head of another target than that with the decoder's configuration `text`."""
     if config.target_hidden_size != text.hidden_size:
         raise ValueError(
@@ -357,28 +399,16 @@ def require_target(config: HeadConfig, text: Any, name: str) -> None:
             f"{name}: vocab_size: expected the target's, {text.vocab_size}, given "
             f"{config.layer.vocab_size}"
         )
-
-
-def require_shared(
-    config: HeadConfig, draft_vocab: int | None, text: Any, tensors: Collection[str], name: str
-) -> None:
-    """Refuse a head that can use neither embeddings and output head of its checkpoint, whose
-    `tensors` have these names, nor those of the target."""
-    if "embed_tokens.weight" not in tensors and config.hidden_size != text.hidden_size:
+    fuses = not isinstance(config, EagleConfig) or config.fuse
+    if not fuses and config.hidden_size != config.target_hidden_size:
         raise ValueError(
-            f"{name}: embed_tokens.weight: expected shape [{text.vocab_size}, "
-            f"{config.hidden_size}], given none, and the target's embeddings have "
-            f"{text.hidden_size} columns"
-        )
-    if draft_vocab is not None and "lm_head.weight" not in tensors:
-        raise ValueError(
-            f"{name}: lm_head.weight: expected shape [{draft_vocab}, {config.hidden_size}], "
-            "given none"
+            f"{name}: hidden_size: expected the target's, {config.target_hidden_size}, where no "
+            f"product brings one to the other, given {config.hidden_size}"
         )
 
 
 @torch.no_grad()
-def in_order(ids: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+def _in_order(ids: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return `ids` ascending, and put the rows of `weights`, one for each, in the same order,
     whatever order they were stored in."""
     ids, order = ids.sort()
@@ -388,7 +418,7 @@ def in_order(ids: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return ids
 
 
-def draft_ids(
+def _draft_ids(
     size: int | None,
     offsets: torch.Tensor | None,
     mask: torch.Tensor | None,

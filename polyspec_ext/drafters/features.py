@@ -15,7 +15,6 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
 from ..kv_cache.lengths import DEVICE_BUCKET
-from ..levels.base import PromptBatch
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
@@ -539,37 +538,16 @@ class LastStateDrafter:
     def _tree_size(self, depth: int) -> TreeSize:
         return self.tree.size(min(depth, self.num_heads), self.vocab_size)
 
+    def _nothing(self, *_: Any) -> None: ...
+
     # It remembers nothing.
-
-    def prefill(self, prompts: PromptBatch) -> None: ...
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None: ...
+    prefill = read = open = extend = admit = save = restore = select = note_lengths = _nothing
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
-    def open(self, capacity: int) -> None: ...
-
-    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
-
-    def admit(
-        self,
-        sequences: Sequence[None],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None: ...
-
-    def save(self, row: int, begin: int, end: int) -> None: ...
-
-    def restore(self, sequence: None, saved: None, count: int) -> None: ...
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
     def reserve_span(self, tokens: int) -> Hashable:
         return Place(self._runs, self._runs.tensors())
-
-    def note_lengths(self, lengths: Sequence[int]) -> None: ...
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

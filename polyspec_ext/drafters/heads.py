@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels import IdMap
-from ..levels.base import InputBlock, LevelOutput, PromptBatch
+from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
 from ..ops import attention as cache_attention
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 # at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
+Where = tuple[torch.Tensor, torch.Tensor | None]  # positions of pairs, and what they see
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
@@ -64,11 +65,14 @@ class HeadConfig(Protocol):
         layer: configuration of its decoder layers, as `RollbackCache` reads it.
         hidden_layers: of the target, whose states the head reads, each of `target_hidden_size`
             numbers and all of them side by side of `feature_size`.
+        draft_vocab_size: ids that the checkpoint's output head draws; None: all of the target's.
         hidden_size: of the states that the head makes.
     """
 
     @property
     def layer(self) -> Any: ...
+    @property
+    def draft_vocab_size(self) -> int | None: ...
     @property
     def hidden_layers(self) -> tuple[int, ...]: ...
     @property
@@ -147,20 +151,15 @@ class HeadNetwork(nn.Module):
         return features
 
     def read(
-        self,
-        embeds: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: RollbackCache,
+        self, embeds: torch.Tensor, states: torch.Tensor, where: Where, cache: RollbackCache
     ) -> torch.Tensor:
         """Return the state behind each token, ``[B, T, H]``.
 
         Args:
             embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
-            positions: ``[B or 1, T or 1]`` int64, of the pairs.
-            mask: additive, ``[B or 1, 1, T, N]``; None: a token sees all slots, or of a pass of
-                at most `longest` tokens those in front of it.
+            where: positions, ``[B or 1, T or 1]`` int64, of the pairs; and the additive mask,
+                ``[B or 1, 1, T, N]``. None: a token sees all slots, or of a pass of at most
+                `longest` tokens those in front of it.
             cache: prepared for these pairs, and with earlier ones.
         """
         raise NotImplementedError
@@ -178,15 +177,31 @@ class HeadNetwork(nn.Module):
 
 
 class RotaryNetwork(HeadNetwork):
-    """A head whose layers rotate queries and keys as a Llama's do."""
+    """A head whose layers rotate queries and keys as a Llama's do, under the tensors' published
+    names.
 
-    def __init__(self, config: HeadConfig) -> None:
+    Args:
+        config: of the head.
+        embeds, heads: whether the checkpoint has embeddings and an output head.
+    """
+
+    def __init__(self, config: HeadConfig, *, embeds: bool = False, heads: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, width = config, config.hidden_size
+        vocab_size = config.layer.vocab_size
+        if embeds:
+            self.embed_tokens = nn.Embedding(vocab_size, width)
+        if heads:
+            self.lm_head = nn.Linear(width, config.draft_vocab_size or vocab_size, bias=False)
         self._rotary: LlamaRotaryEmbedding | None = None
         # Of the positions from 0 on cosines, sines, and sines for `rotated`, [3, P, D] (`reach`).
         self.rotations: torch.Tensor | None
         self.register_buffer("rotations", None, persistent=False)
+
+    @property
+    def drawn_weights(self) -> list[torch.Tensor]:
+        """Weights with a row for each id that is drawn."""
+        return [self.lm_head.weight]
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -216,22 +231,105 @@ class RotaryNetwork(HeadNetwork):
         return cos, sin, signed
 
 
+class HeadLayer(nn.Module):
+    """A Llama layer.
+
+    Args:
+        shape: of the layer.
+        attention: of it.
+        bare: without a norm in front of the attention.
+    """
+
+    def __init__(self, shape: Any, attention: HeadAttention, bare: bool = False) -> None:
+        super().__init__()
+        width, eps = shape.hidden_size, shape.rms_norm_eps
+        self.self_attn, self.mlp = attention, LlamaMLP(shape)
+        # (Identity has no tensors.)
+        self.input_layernorm: nn.Module = nn.Identity() if bare else nn.RMSNorm(width, eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+
+    def forward(
+        self,
+        states: torch.Tensor,
+        rotation: Rotation,
+        attention: Attention,
+        first: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the states behind the layer; `first` is what its attention reads in place of the
+        normed states."""
+        inputs = self.input_layernorm(states) if first is None else first
+        states = states + self.self_attn(inputs, rotation, attention)
+        out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+class HeadAttention(nn.Module):
+    """The attention of a layer.
+
+    Args:
+        shape: of the layer.
+        number: of the layer in the cache.
+        width: of what it reads.
+        biases: whether its first three products have one, and whether the last has.
+        norms: queries and keys have norms by head, as Qwen3's.
+    """
+
+    def __init__(
+        self, shape: Any, number: int, width: int, biases: tuple[bool, bool], norms: bool = False
+    ) -> None:
+        super().__init__()
+        heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+        dim = int(getattr(shape, "head_dim", None) or shape.hidden_size // heads)
+        self.head_dim, self._number, self.scaling = dim, number, dim**-0.5
+        self.q_proj = nn.Linear(width, heads * dim, bias=biases[0])
+        self.k_proj = nn.Linear(width, groups * dim, bias=biases[0])
+        self.v_proj = nn.Linear(width, groups * dim, bias=biases[0])
+        self.o_proj = nn.Linear(heads * dim, shape.hidden_size, bias=biases[1])
+        if norms:
+            self.q_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
+        self._norms = norms
+
+    def keys_values(
+        self, states: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values ``[B, Hkv, T, D]`` of the states ``[B, T, width]``."""
+        heads = (*states.shape[:2], -1, self.head_dim)
+        keys, values = self.k_proj(states).view(heads), self.v_proj(states).view(heads)
+        keys = self.k_norm(keys) if self._norms else keys
+        return rotated(keys.transpose(1, 2), *rotation), values.transpose(1, 2)
+
+    def forward(
+        self, states: torch.Tensor, rotation: Rotation, attention: Attention
+    ) -> torch.Tensor:
+        q = self.q_proj(states).view(*states.shape[:2], -1, self.head_dim)
+        q = self.q_norm(q) if self._norms else q
+        q = rotated(q.transpose(1, 2), *rotation)
+        seen = attention(self._number, q, *self.keys_values(states, rotation))
+        out: torch.Tensor = self.o_proj(seen.flatten(2))
+        return out
+
+
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Return queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` has the sign of
     the half that it is added to."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the attention's output ``[B, T, H, D]`` over keys and values of a cache; None: a query
-    sees all of them."""
-    if cache_attention.takes(q, keys, values, mask):
-        return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-    grouped = keys.shape[1] != q.shape[1]
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
-    return out.transpose(1, 2)
+def attention_over(cache: RollbackCache, masks: Sequence[torch.Tensor | None]) -> Attention:
+    """Return the attention over a cache, which is prepared for the tokens at hand, by the additive
+    mask of each layer; None: a query sees all that the cache has."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = cache.update(k, v, layer)
+        mask = masks[layer]
+        if cache_attention.takes(q, keys, values, mask):
+            return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+        grouped = keys.shape[1] != q.shape[1]
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+        return out.transpose(1, 2)
+
+    return attend
 
 
 class HeadPasses:
@@ -375,7 +473,7 @@ class HeadPasses:
         width, even = tokens.shape[1], counts.all(tokens.shape[1])
         masked = width > self._runs.longest
         inputs = self.features.inputs(width, None if even else counts, masked)
-        out = self._pass(tokens, states, *inputs)
+        out = self._pass(tokens, states, inputs)
         if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
@@ -388,24 +486,18 @@ class HeadPasses:
         ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
         `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
         inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
-        return self._pass(tokens, self._runs.carried(states), *inputs)
+        return self._pass(tokens, self._runs.carried(states), inputs)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
         logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(
-        self,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _pass(self, tokens: torch.Tensor, states: torch.Tensor, where: Where) -> torch.Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        return self._runs.read(embeds, states, positions, mask, cache)
+        return self._runs.read(embeds, states, where, cache)
 
 
 class HeadDrafter:
@@ -478,11 +570,7 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def admit(
-        self,
-        sequences: Sequence[list[Pairs]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[list[Pairs]], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         if rows is None:
             self._head.begin(len(sequences), capacity)

@@ -15,7 +15,7 @@ import torch
 
 from ..arguments import require_ids, row_integers
 from ..errors import add_note
-from ..levels.base import PromptBatch
+from ..levels.base import Ints, PromptBatch
 from ..tensors import RowCounts, on_device
 from ..validate import LOGITS_DTYPES, wrong_kind
 from .base import (
@@ -106,11 +106,7 @@ class ProposalDrafter:
         sequence += tokens[0].tolist()
 
     def admit(
-        self,
-        sequences: Sequence[list[int]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[list[int]], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         contexts = [Context(text, level=self._level) for text in sequences]
         if rows is None:

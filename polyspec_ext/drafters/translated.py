@@ -21,7 +21,6 @@ import torch
 from .. import arguments
 from ..levels import ELEMENTS, Options
 from ..levels.base import (
-    BatchedLevel,
     IdMap,
     InputBlock,
     Level,
@@ -29,10 +28,10 @@ from ..levels.base import (
     LevelOutput,
     PromptBatch,
     batched,
+    forwarded,
 )
 from ..tensors import RowCounts, common_prefix, on_device, padded
 from .base import DraftBlock, DrafterCapabilities, DraftInput
-from .model import forwarded
 from .proposals import cut_at_eos
 
 SPECIAL = b"\xff"  # begins the bytes of special tokens; no text has it
@@ -358,9 +357,6 @@ class RetokenizedDrafter:
     Args:
         level: the model, with a tokenizer.
         target: a level with the chain's tokenizer.
-
-    Raises:
-        TypeError, ValueError: as of `TranslatedLevel`.
     """
 
     max_length = None
@@ -383,10 +379,10 @@ class RetokenizedDrafter:
         """Why the model takes no batches, or None."""
         return self._level.one_at_a_time
 
-    prefill = forwarded(BatchedLevel.prefill)
-    read = forwarded(BatchedLevel.read)
-    rollback = forwarded(BatchedLevel.rollback)
-    select = forwarded(BatchedLevel.select)
+    prefill = forwarded("prefill")
+    read = forwarded("read")
+    rollback = forwarded("rollback")
+    select = forwarded("select")
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`."""
@@ -487,11 +483,7 @@ class RetokenizedDrafter:
 
 
 def load(thing: str, options: Options) -> TranslatedLevel | RetokenizedDrafter:
-    """Return what "translated:MODEL" or "retokenized:MODEL" stands for.
-
-    Raises:
-        TypeError, ValueError: as of `TranslatedLevel`; no target above it.
-    """
+    """Return what "translated:MODEL" or "retokenized:MODEL" stands for."""
     if not options.above:
         raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
     word, _, source = thing.partition(":")

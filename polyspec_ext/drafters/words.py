@@ -21,12 +21,7 @@ from .model import BEAM, DraftModel, early_exit
 
 
 def elements(levels: Any) -> list[Any]:
-    """Return the elements of a chain as they were passed.
-
-    Raises:
-        TypeError: no container.
-        ValueError: an empty one.
-    """
+    """Return the elements of a chain as they were passed."""
     things = entries("levels", levels)
     if things is None:
         raise TypeError(

@@ -18,8 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .. import arguments
 from .lengths import DEVICE_BUCKET
-from .rollback import RollbackCache
-from .state import CroppedState, SequenceState
+from .rollback import CroppedState, RollbackCache, SequenceState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,12 +48,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def require_rollback(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose state cannot be cut at a token.
-
-    Raises:
-        TypeError: `model` is not a causal language model of `transformers`.
-        ValueError: its state is recurrent or hybrid, or it is an encoder-decoder.
-    """
+    """Refuse a model whose state cannot be cut at a token."""
     config = getattr(model, "config", None)
     if config is None or not callable(getattr(model, "get_output_embeddings", None)):
         raise TypeError(
@@ -168,10 +162,6 @@ def factory(
         wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or
             where the configuration has layers that such a cache does not know, the default is one
             sequence in a `DynamicCache`.
-
-    Raises:
-        TypeError, ValueError: options that are none, that exclude each other or that the model
-            cannot have.
     """
     arguments.function("new_cache", new_cache, none=True)
     for option, value in options.items():

@@ -331,11 +331,7 @@ _FIXED = ("default", "linear", "llama3")
 
 
 def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
-    """Return the model's rotary frequencies, [R / 2] float32.
-
-    Raises:
-        ValueError: positions are not rotary in a layout known here; names the model.
-    """
+    """Return the model's rotary frequencies, [R / 2] float32."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", None)
     kind = getattr(rotary, "rope_type", "default")

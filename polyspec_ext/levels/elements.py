@@ -43,9 +43,6 @@ def load(
     Args:
         place, dtype, device, blocks, name: as of `load_model`.
         pack: see `HuggingFaceLevel`.
-
-    Raises:
-        TypeError, ValueError: as of `load_model`.
     """
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
@@ -125,11 +122,7 @@ class Options:
     choose: Callable[[ModelSource], Any] | None = None
 
     def target(self, what: str) -> HuggingFaceLevel:
-        """Return the chain's target, which `what` needs to be a Hugging Face model.
-
-        Raises:
-            ValueError: it is none; `what` begins the message.
-        """
+        """Return the chain's target, which `what` needs to be a Hugging Face model."""
         if self.above and isinstance(self.above[0], HuggingFaceLevel):
             return self.above[0]
         given = shown(self.above[0]) if self.above else "nothing above it"
@@ -169,11 +162,7 @@ class Registry:
         self._loaders: list[Loader] = []
 
     def register(self, loader: Loader) -> None:
-        """Ask `loader` from now on, before all that are known.
-
-        Raises:
-            TypeError, ValueError: it does not have the form of a `Loader`; names it.
-        """
+        """Ask `loader` from now on, before all that are known."""
         _require_loader(loader)
         self._loaders.insert(0, loader)
 

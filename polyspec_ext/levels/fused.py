@@ -27,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..ops import attention as cache_attention
-from ..ops import layer as operators
+from ..ops import decoder as operators
 from ..ops.decoder import (
     DecoderLayers,
     LayerOperators,
@@ -167,7 +167,7 @@ _ALIASES = {
 }  # fmt: skip
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
-_WIDEST_HEAD = 512  # that `ops.layer.rotary` takes
+_WIDEST_HEAD = 512  # that `ops.decoder.rotary` takes
 
 
 class _Norm(nn.Module):
@@ -256,7 +256,7 @@ class _Layer(nn.Module):
 @torch.inference_mode()
 def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
     """Have the modules of `made` that are known compute with one operator each for norms, heads and
-    activations (`ops.layer`); the objects must be the caller's.
+    activations (`ops.decoder`); the objects must be the caller's.
 
     A module is replaced where it is exactly a class of `transformers` of these families and its
     parts have no hooks; with `plain_norms` also where it is torch's `RMSNorm`, which rounds
@@ -620,11 +620,7 @@ def keep_freed_memory() -> None:
 def packed(model: nn.Module, name: str) -> Runs:
     """Return `model` with packed linear layers (`pack_layers`), grouped attention in place of sdpa
     and fused layers. Layers of 4-bit weights are packed already. The process keeps freed memory
-    from then on (`keep_freed_memory`).
-
-    Raises:
-        ValueError: the model cannot be run so; names the level `name` and the reason.
-    """
+    from then on (`keep_freed_memory`)."""
     if not can_pack(model) and not _is_quantised(model):
         raise ValueError(
             f"{name}: expected linear layers in a dtype that is multiplied here to pack, given "
@@ -670,11 +666,7 @@ def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
 
 def unpacked(model: nn.Module, name: str) -> Runs:
     """Return `model` itself; with grouped attention in place of sdpa and fused layers where it is a
-    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it.
-
-    Raises:
-        ValueError: its modules read weights of quantised layers; names the level `name`.
-    """
+    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it."""
     if not _is_quantised(model):
         return Runs(model)
     if _patched_forward(model) is None:

@@ -14,7 +14,16 @@ from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import Place, RowCounts
-from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
+from .base import (
+    Hidden,
+    InputBlock,
+    Ints,
+    Layers,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+    reading,
+)
 from .fused import packed, stacked_pass, unpacked
 from .models import (
     HiddenStates,
@@ -367,11 +376,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def extend_together(
-        self,
-        sequences: Sequence[Any],
-        tokens: torch.Tensor,
-        counts: Sequence[int],
-        layers: tuple[int, ...] = (),
+        self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers = ()
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
@@ -390,11 +395,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def admit(
-        self,
-        sequences: Sequence[Any],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[Any], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         if not self.capabilities.admits:
             if rows is not None:

@@ -39,10 +39,6 @@ class ModelLevel:
         vocab_size: ids that it reads are below it.
         id_map: which of them it has logits of, where its head was trimmed; None: of all.
         max_length: longest context; None: no limit.
-
-    Raises:
-        ValueError: in training mode, without weights, or with logits that cannot be read; names the
-            level.
     """
 
     no_trees: str | None
@@ -212,11 +208,7 @@ _SAMPLED = 4  # rows and columns of a packed matrix that are compared
 
 
 def require_no_autocast(device: torch.device, name: str) -> None:
-    """Refuse `torch.autocast` on `device`.
-
-    Raises:
-        ValueError: it is on; the message begins with `name`, of the level.
-    """
+    """Refuse `torch.autocast` on `device`."""
     if torch.is_autocast_enabled(device.type):
         raise ValueError(
             f"{name}: expected a call outside torch.autocast, given one inside "
@@ -249,11 +241,7 @@ class Unchanged:
         self._before = self._facts()
 
     def require(self) -> None:
-        """Refuse a call of a changed model, and one under `torch.autocast`.
-
-        Raises:
-            ValueError: names the level and what changed.
-        """
+        """Refuse a call of a changed model, and one under `torch.autocast`."""
         require_no_autocast(self._device, self._name)
         now = self._facts()
         if now == self._before:
@@ -326,11 +314,7 @@ class HiddenStates:
         return self.count > 0
 
     def require(self, layers: Sequence[int], name: str) -> None:
-        """Refuse layers that the model does not have.
-
-        Raises:
-            ValueError: names the level.
-        """
+        """Refuse layers that the model does not have."""
         if not self:
             raise ValueError(
                 f"{name}: expected a model whose decoder layers are one list of modules, to give "
@@ -642,9 +626,6 @@ def require_continued(found: str | None, model: Any, name: str) -> None:
 
     Args:
         found: by `failure`.
-
-    Raises:
-        ValueError: names the level.
     """
     if found is not None:
         raise ValueError(

@@ -26,11 +26,7 @@ from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
-    """Refuse to share a cache between models whose keys and values differ in shape or dtype.
-
-    Raises:
-        ValueError: names the level and what differs.
-    """
+    """Refuse to share a cache between models whose keys and values differ in shape or dtype."""
     ours, theirs = (m.config.get_text_config(decoder=True) for m in (model, other))
     for what, mine in _facts(ours).items():
         wanted = _facts(theirs)[what]

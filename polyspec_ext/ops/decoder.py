@@ -1,5 +1,5 @@
 """All decoder layers of a model over torch tensors: on the CPU in one call (polyspec/decoder.hpp),
-on either device by the operators of `ops.layer` and `ops.attention` one by one."""
+on either device by the operators here and of `ops.attention` one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,80 @@ from typing import Any, NamedTuple
 import torch
 
 from . import attention
-from .layer import add_rms_norm, gated, rms_norm, rotary_append
+
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+
+rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+rms_norm = torch.ops.polyspec.rms_norm.default
+"""``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N] by rows: of x [M, N], weight [N] and
+epsilon > 0."""
+
+add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+add_rms_norm = torch.ops.polyspec.add_rms_norm.default
+"""``x + residual`` and `rms_norm` of it, both [M, N]: of x, residual [M, N], weight and epsilon."""
+
+gated: Callable[[torch.Tensor], torch.Tensor] = torch.ops.polyspec.gated.default
+"""``silu(gate) * up``, [M, N], of gate and up side by side, [M, 2 N]."""
+
+rotary: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+rotary = torch.ops.polyspec.rotary.default
+"""Split a product into queries [B, heads, T, D], keys and values [B, groups, T, D], contiguous, and
+turn queries and keys by their positions: ``x cosine + (-second half of x, first half) sine``.
+
+Args:
+    x: [B T, (heads + 2 groups) D].
+    bias: [(heads + 2 groups) D], added to `x` first, and rounded; None: nothing.
+    cosine, sine: [B or 1, T, D]; D even, up to 512.
+    batch: B.
+    heads: of the queries.
+    groups: heads of keys and of values.
+    query_norm, key_norm: [D] each, weights of an `rms_norm` of every head of the queries and of the
+        keys, before they are turned; None both: none.
+    epsilon: of those norms, > 0.
+"""
+
+rotary_append: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+rotary_append = torch.ops.polyspec.rotary_append.default
+"""Return the queries of `rotary`, append its keys and values as `ops.kv.append` does, and return
+that status [B] int32.
+
+Args:
+    x, bias, cosine, sine: as of `rotary`.
+    cache_keys, cache_values: [B, groups, C, D] in the dtype of `x`, any strides but unit stride
+        along the last dimension. Written.
+    lengths, counts: as of `ops.kv.append`.
+    heads, query_norm, key_norm, epsilon: as of `rotary`.
+"""
+
+
+@_fake("polyspec::rms_norm")
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@_fake("polyspec::add_rms_norm")
+def _(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@_fake("polyspec::gated")
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@_fake("polyspec::rotary")
+def _(*given: Any) -> tuple[torch.Tensor, ...]:
+    x, _, cosine, _, batch, heads, groups, *_ = given
+    shape = cosine.shape[1:]
+    return tuple(x.new_empty(batch, count, *shape) for count in (heads, groups, groups))
+
+
+@_fake("polyspec::rotary_append")
+def _(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    x, _, cosine, _, keys, _, lengths, _, heads, *_ = given
+    batch = keys.shape[0]
+    return x.new_empty(batch, heads, *cosine.shape[1:]), lengths.new_empty(batch, dtype=torch.int32)
+
 
 # PackedLayout and DType of polyspec/types.hpp.
 DENSE, INT4, BLOCKS = 4, 5, 6
@@ -46,7 +119,7 @@ class LayerWeights(NamedTuple):
     Attributes:
         attention_norm, gated_norm: ``[N]``.
         attention_bias: ``[(heads + 2 groups) D]``, added to the rounded product; None: none.
-        query_norm, key_norm: ``[D]``, as of `ops.layer.rotary`; None both: none.
+        query_norm, key_norm: ``[D]``, as of `rotary`; None both: none.
         attention_in: queries, keys and values.
         attention_out: from the heads' results.
         gated_in: gate and up.
@@ -67,7 +140,7 @@ class LayerWeights(NamedTuple):
 class DecoderLayers:
     """Layers of one shape.
 
-    Results are those of the operators of `ops.layer`, `ops.attention`, `ops.kv` and of the
+    Results are those of the operators here, of `ops.attention`, `ops.kv` and of the
     products, called one by one: the same bits.
 
     Args:
@@ -122,7 +195,7 @@ class DecoderLayers:
 
         Args:
             x: [B, T, N] float32 or bfloat16, as all others but integers; contiguous.
-            cosine, sine: [B or 1, T, D], as of `ops.layer.rotary`.
+            cosine, sine: [B or 1, T, D], as of `rotary`.
             mask, causal: as of `ops.attention.attention`; mask [B or 1, 1, T, span].
             keys, values: of each layer [B, groups, C, D], of the same strides in all. Written.
             lengths, counts: as of `ops.kv.append`.

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ..validate import RULES
-from .verify_sample import VerifyResult
-from .verify_tree import TreeVerifyResult
+from .verification import TreeVerifyResult, VerifyResult
 
 _draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
 _sample: Callable[..., tuple[torch.Tensor, ...]] = torch.ops.polyspec.sample.default

@@ -22,11 +22,7 @@ def token_ids(
     model: Any, calibration: Sequence[Any], name: str = "calibration"
 ) -> list[torch.Tensor]:
     """Return texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer
-    that lies beside the model's weights.
-
-    Raises:
-        TypeError, ValueError: what is given is neither; the message begins with `name`.
-    """
+    that lies beside the model's weights."""
     given = arguments.entries(name, calibration)
     if given is None:
         raise TypeError(

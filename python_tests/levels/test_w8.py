@@ -13,7 +13,7 @@ from torch import nn
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.levels.gguf import BlockLinear
-from polyspec_ext.quantization import rules
+from polyspec_ext.quantization import weights as rules
 from polyspec_ext.quantization.weights import quantisable
 
 PROMPT = [5, 17, 80, 3, 3, 41]
