@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
-from polyspec_ext.drafters import dflash, eagle_format
+from polyspec_ext.drafters import dflash, eagle
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import MTPNetwork
@@ -79,7 +79,7 @@ def make_head(given: dict[str, Any], target_layers: int) -> EagleNetwork:
     to each other. What a random layer would have to find first is there then.
     """
     third = "draft_vocab_size" in given
-    config = eagle_format.parse(given, ["layers.0."], target_layers, "head")
+    config = eagle.parse(given, ["layers.0."], target_layers, "head")
     head = EagleNetwork(config)
     if third:
         with torch.no_grad():

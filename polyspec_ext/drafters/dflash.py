@@ -30,8 +30,8 @@ from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput
-from .eagle_format import REQUIRED, SIZES, Reader, load_network
+from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, row_buffer
+from .eagle import REQUIRED, SIZES, Reader, load_network
 from .heads import (
     Attention,
     HeadAttention,
@@ -41,7 +41,7 @@ from .heads import (
     RotaryNetwork,
     attention_over,
 )
-from .model import draw_chain, row_buffer
+from .model import draw_chain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -444,6 +444,8 @@ def parse(
     else:
         key = "aux_hidden_state_layer_ids"
         hidden_layers = both.layers(key, both.of(key), target_layers)
+    rank = 0 if both.of("markov_rank") == 0 else both.size("markov_rank")
+    rank = _RANK if rank is None and kind == "dspark" else rank or 0
     spark = kind == "dspark" or any("DSpark" in str(n) for n in checkpoint.architectures(config))
     found = DFlashConfig(
         shape,
@@ -456,7 +458,7 @@ def parse(
         tuple(window and window + assistant for window in windows),
         _causal(both, windows, flat, assistant),
         draft_vocab_size=both.size("draft_vocab_size", arguments.SIZE_MAX),
-        markov_rank=_rank(both, _RANK if kind == "dspark" else 0),
+        markov_rank=rank,
         embedding_scale=both.number("input_embedding_scale", 1.0),
         logit_scale=both.number("output_multiplier", 1.0),
         logit_cap=both.number("final_logit_softcapping", 0.0) or None,
@@ -514,9 +516,3 @@ def _mask_id(reader: Reader, vocab_size: int) -> int:
     if type(value) is not int or not 0 <= value < vocab_size:
         raise reader.error("mask_token_id", f"an id below {vocab_size}", value)
     return value
-
-
-def _rank(reader: Reader, default: int) -> int:
-    if reader.of("markov_rank") == 0:
-        return 0
-    return reader.size("markov_rank") or default

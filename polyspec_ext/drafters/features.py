@@ -14,7 +14,7 @@ from torch import nn
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
-from ..kv_cache.lengths import DEVICE_BUCKET
+from ..kv_cache.layers import DEVICE_BUCKET
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts

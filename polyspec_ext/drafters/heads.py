@@ -28,8 +28,7 @@ from ..levels import IdMap
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
-from ..ops import attention as cache_attention
-from ..ops import unchecked
+from ..ops import decoder, unchecked
 from ..ops.decoder import LayerOperators
 from ..tensors import Place, RowCounts
 from .base import (
@@ -110,7 +109,7 @@ class HeadNetwork(nn.Module):
             size = attends.q_proj.merged.sizes[1]
             made.key_shape = size // attends.head_dim, attends.head_dim
             on_cuda = operators.norms[0].is_cuda
-            made.longest = cache_attention.FEW_TOKENS if on_cuda else sys.maxsize
+            made.longest = decoder.FEW_TOKENS if on_cuda else sys.maxsize
         return made
 
     def fused(self) -> LayerOperators | None:
@@ -323,8 +322,8 @@ def attention_over(cache: RollbackCache, masks: Sequence[torch.Tensor | None]) -
     def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = cache.update(k, v, layer)
         mask = masks[layer]
-        if cache_attention.takes(q, keys, values, mask):
-            return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+        if decoder.takes(q, keys, values, mask):
+            return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
         grouped = keys.shape[1] != q.shape[1]
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
         return out.transpose(1, 2)

@@ -35,6 +35,7 @@ from .base import (
     RowBuffer,
     TreeSize,
     processed,
+    row_buffer,
 )
 
 DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
@@ -243,20 +244,6 @@ def draw_chain(
         status=status if left is None else None,
         rows=rows,
     )
-
-
-def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
-    buffer."""
-    batch, _, vocab = logits.shape
-    if old is not None and old.statistics is not None:
-        shape = old.logits.shape
-        fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
-        if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
-            return old
-    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
-    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
-    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
 
 # ---- early exit ----------------------------------------------------------------------------------

@@ -132,23 +132,14 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class MTPConfig:
-    """A multi-token prediction head.
+    """A multi-token prediction head."""
 
-    Attributes:
-        layer: configuration of the layers of its cache.
-        blocks: configuration of its decoder layers, those of all heads.
-        states_first: `fc` reads the state in front of the embedding.
-        hidden_size: of the target's states and the head's.
-        heads: how many draft a token each.
-        hidden_layers: the target's last states, behind its final norm.
-    """
-
-    layer: Any
-    blocks: Any
-    states_first: bool
-    hidden_size: int
-    heads: int = 1
-    hidden_layers: tuple[int, ...] = (LAST,)
+    layer: Any  # configuration of the layers of its cache
+    blocks: Any  # configuration of its decoder layers, those of all heads
+    states_first: bool  # `fc` reads the state in front of the embedding
+    hidden_size: int  # of the target's states and the head's
+    heads: int = 1  # how many draft a token each
+    hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, behind its final norm
     draft_vocab_size: None = None
 
     @property

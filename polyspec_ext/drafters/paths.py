@@ -15,7 +15,7 @@ import torch
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import IdMap, InputBlock, LevelOutput
 from ..tensors import RowCounts
-from .base import DraftBlock, DraftInput, RowBuffer, processed
+from .base import DraftBlock, DraftInput, processed, row_buffer
 
 
 def draw_paths(
@@ -62,7 +62,7 @@ def draw_paths(
         depth = best.append(logits) if some else None
         if others:
             if rows is None:
-                rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
+                rows = row_buffer(inputs.rows, 1 + paths * most, logits, exact=True)
             begin = 1 + paths * (at - 1) if at else 0
             rows.logits[:, begin : begin + logits.shape[1]] = logits
             drawn = joined.append(draws.next(logits, joined.first, at))
@@ -93,15 +93,10 @@ def draw_paths(
 
 
 class Depth(NamedTuple):
-    """The nodes of one depth.
+    """The nodes of one depth."""
 
-    Attributes:
-        entries: ``[B, K]`` int64, of the rows of logits.
-        above: ``[B, K]`` int64, which node of the depth above is each one's parent.
-    """
-
-    entries: torch.Tensor
-    above: torch.Tensor
+    entries: torch.Tensor  # ``[B, K]`` int64, of the rows of logits
+    above: torch.Tensor  # ``[B, K]`` int64, which node of the depth above is each one's parent
 
 
 class Joined:
@@ -213,14 +208,3 @@ class PathDraws:
                 if bits:
                     position = int(inputs.positions[b]) + at
                     raise RequestError(inputs.requests[b], inputs.level, position, bits)
-
-
-def _exact_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
-    # A tree has a row for each node and the root, no more.
-    shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
-    if old is not None and old.statistics is not None:
-        kept = old.logits
-        if kept.shape == shape and (kept.dtype, kept.device) == kind:
-            return old
-    statistics = torch.zeros(*shape[:2], 2, dtype=torch.int64, device=logits.device)
-    return RowBuffer(logits.new_zeros(shape), statistics)

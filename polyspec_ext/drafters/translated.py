@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from .. import arguments
-from ..levels import ELEMENTS, Options
 from ..levels.base import (
     IdMap,
     InputBlock,
@@ -480,17 +479,3 @@ class RetokenizedDrafter:
             tokens.append(ids[rest[:end]])
             rest = rest[end:]
         return tokens
-
-
-def load(thing: str, options: Options) -> TranslatedLevel | RetokenizedDrafter:
-    """Return what "translated:MODEL" or "retokenized:MODEL" stands for."""
-    if not options.above:
-        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
-    word, _, source = thing.partition(":")
-    level, target = ELEMENTS.resolve(source, options), options.above[0]
-    try:
-        if word == "translated":
-            return TranslatedLevel(level, target)
-        return RetokenizedDrafter(level, target)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{options.name}: {error}") from error

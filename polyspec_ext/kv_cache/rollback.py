@@ -27,8 +27,7 @@ from ..ops import kv as cache_ops
 from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
-from .layers import Int8Layer, RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
-from .lengths import Rows
+from .layers import Int8Layer, RingLayer, RollbackLayer, Rows, StreamingLayer, rotary_frequencies
 
 
 class SequenceState:
@@ -129,6 +128,11 @@ _Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
 _States = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values of some layers
 
 
+def _numbers(low: int, **values: Any) -> list[int]:
+    size = arguments.SIZE_MAX
+    return [arguments.integer(name, value, size, low) for name, value in values.items()]
+
+
 def _layer_types(config: Any) -> list[str]:
     """Return the kind of attention of each layer with a cache."""
     types = getattr(config, "layer_types", None)
@@ -189,14 +193,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: int | None = None,
         kv_bits: int | None = None,
     ) -> None:
-        batch_size, capacity, step, bucket = (
-            arguments.integer(name, value, arguments.SIZE_MAX, 1)
-            for name, value in (
-                ("batch_size", batch_size),
-                ("capacity", capacity),
-                ("step", step),
-                ("bucket", bucket),
-            )
+        batch_size, capacity, step, bucket = _numbers(
+            1, batch_size=batch_size, capacity=capacity, step=step, bucket=bucket
         )
         if slack is not None:
             slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
@@ -220,8 +218,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.dtype = kind
         self.rows = Rows(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
+        whole = RollbackLayer if kv_bits is None else Int8Layer
         super().__init__(
-            layers=[self._layer(i, t, window, slack, kv_bits) for i, t in enumerate(self.types)]
+            layers=[
+                RingLayer(self.rows, i, window, slack)
+                if kind != _FULL and window is not None and slack is not None
+                else whole(self.rows, i, None if kind == _FULL else window)
+                for i, kind in enumerate(self.types)
+            ]
         )
         self._moved: dict[tuple[int, ...], torch.Tensor] = {}
         # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
@@ -268,11 +272,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 names the model.
         """
         arguments.model("model", model)
-        window = arguments.integer("window", window, arguments.SIZE_MAX, 1)
-        sinks, slack = (
-            arguments.integer(name, value, arguments.SIZE_MAX)
-            for name, value in (("sinks", sinks), ("slack", slack))
-        )
+        (window,) = _numbers(1, window=window)
+        sinks, slack = _numbers(0, sinks=sinks, slack=slack)
         frequencies = rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
         cache.layers = [
@@ -303,14 +304,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.longest_pass = min(layer.longest_pass for layer in self.layers)
         self.is_sliding = [layer.is_sliding for layer in self.layers]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
-
-    def _layer(
-        self, index: int, kind: str, window: int | None, slack: int | None, kv_bits: int | None
-    ) -> RollbackLayer:
-        window = None if kind == _FULL else window
-        if window is not None and slack is not None:
-            return RingLayer(self.rows, index, window, slack)
-        return (RollbackLayer if kv_bits is None else Int8Layer)(self.rows, index, window)
 
     @property
     def lengths(self) -> torch.Tensor:

@@ -8,7 +8,6 @@ relative positions do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,10 +80,6 @@ class EncoderDecoderLevel(ModelLevel):
         self._encoded: Any = None
         self._mask: torch.Tensor | None = None
         self._probe()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model."""
-        return partial(type(self), name=self.name), (self.model,)
 
     @property
     def cache(self) -> Any:

@@ -26,14 +26,12 @@ from transformers.masking_utils import sdpa_mask
 
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
-from ..ops import attention as cache_attention
 from ..ops import decoder as operators
 from ..ops.decoder import (
     DecoderLayers,
     LayerOperators,
-    LayerProducts,
-    LayerWeights,
-    Product,
+    LayerParts,
+    LayerShape,
 )
 from .base import LevelOutput
 from .models import gather
@@ -83,7 +81,7 @@ def grouped_attention(
     more = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
     other = other or bool(more and any(arguments[name] is not None for name in more))
-    taken = not other and cache_attention.takes(query, key, value, attention_mask)
+    taken = not other and operators.takes(query, key, value, attention_mask)
     calls = _calls.get()
     if calls is not None:
         calls.append(taken)
@@ -94,7 +92,7 @@ def grouped_attention(
         return plain
     if taken:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        made = cache_attention.attention(query, key, value, attention_mask, scale, causal)
+        made = operators.attention(query, key, value, attention_mask, scale, causal)
         return made, None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
@@ -275,7 +273,8 @@ def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
         ("RMSNorm", _fits_norm, _Norm),
         ("MLP", _fits_mlp, _Mlp),
         ("Attention", _fits_attention, _Attention),
-        ("DecoderLayer", _fits_layer, _Layer),  # of those above
+        # Of those above.
+        ("DecoderLayer", lambda layer: _runs(layer.post_attention_layernorm, _Norm), _Layer),
     ):
         for module in made.modules():
             base: Any = type(module)
@@ -328,10 +327,6 @@ def _fits_attention(module: Any) -> bool:
     return alike and width and all(_runs(norm, _Norm) for norm in norms)
 
 
-def _fits_layer(module: Any) -> bool:
-    return _runs(module.post_attention_layernorm, _Norm)
-
-
 def _are_merged(module: Any, *names: str) -> bool:
     # All the parts of one product, in that order.
     parts = [getattr(module, name) for name in names]
@@ -375,7 +370,7 @@ class StackedPass:
     def needs_mask(self, cache: Any, width: int) -> bool:
         """Return whether a pass of `width` tokens of a chain has to be given a mask: it may come to
         be one for the model itself."""
-        if not self.by_lengths or width > cache_attention.FEW_TOKENS or any(self._hooks):
+        if not self.by_lengths or width > operators.FEW_TOKENS or any(self._hooks):
             return True
         as_made = all(map(torch.Tensor.is_set_to, self._norms, self.native.norms))
         return not (as_made and isinstance(cache, RollbackCache) and cache.in_one_place)
@@ -408,7 +403,7 @@ class StackedPass:
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
         if isinstance(mask, dict):
             return None
-        if self.by_lengths and width > cache_attention.FEW_TOKENS:
+        if self.by_lengths and width > operators.FEW_TOKENS:
             return None
         # Several tokens without a mask are the first of a text.
         causal = mask is None and width > 1
@@ -452,11 +447,11 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
     if shape is None:
         return None
     if not native or _norms_of(layers[0])[0].weight.is_cuda:
-        return StackedPass(model, _operators(layers, shape))
+        return StackedPass(model, LayerOperators(list(map(_products, layers)), shape))
     weights = [each for each in map(_weights, layers) if each is not None]
     if len(weights) != len(layers):
         return None
-    return StackedPass(model, DecoderLayers(weights, *shape))
+    return StackedPass(model, DecoderLayers(weights, shape))
 
 
 def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
@@ -467,24 +462,17 @@ def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOper
         all_known: whatever their class, they have a Llama's parts and compute as its layers do; the
             first may have no norm in front of its attention.
     """
-    if not layers or not (all_known or all(map(_is_known_layer, layers))):
-        return None
-    shape = _shape_of_all(layers) if all(map(_has_fused_parts, layers)) else None
-    return None if shape is None else _operators(layers, shape)
+    known = all_known or all(
+        isinstance(each, _Layer) and _is_known(type(each.self_attn), "Attention") for each in layers
+    )
+    fused = bool(layers) and known and all(map(_has_fused_parts, layers))
+    shape = _shape_of_all(layers) if fused else None
+    return None if shape is None else LayerOperators(list(map(_products, layers)), shape)
 
 
-# Heads of queries and of keys, width of the gated layer, epsilon and scale.
-_Shape = tuple[int, int, int, float, float]
-
-
-def _operators(layers: Sequence[Any], shape: _Shape) -> LayerOperators:
-    heads, groups, _, epsilon, scale = shape
-    return LayerOperators(list(map(_products, layers)), heads, groups, epsilon, scale)
-
-
-def _shape_of_all(layers: Sequence[Any]) -> _Shape | None:
+def _shape_of_all(layers: Sequence[Any]) -> LayerShape | None:
     """Return the shape of layers that are alike, and whose heads attention reads."""
-    if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
+    if layers[0].self_attn.head_dim not in operators.WIDTHS:
         return None
     norms = [norm for layer in layers for norm in _norms_of(layer)]
     facts: list[set[Any]] = [
@@ -497,10 +485,6 @@ def _shape_of_all(layers: Sequence[Any]) -> _Shape | None:
         ),
     ]
     return None if any(len(fact) > 1 for fact in facts) else facts[0].pop()
-
-
-def _is_known_layer(layer: Any) -> bool:
-    return isinstance(layer, _Layer) and _is_known(type(layer.self_attn), "Attention")
 
 
 def _has_fused_parts(layer: Any) -> bool:
@@ -520,11 +504,11 @@ def _is_whole(layer: Any) -> bool:
     return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp)))
 
 
-def _shape(layer: Any) -> _Shape:
+def _shape(layer: Any) -> LayerShape:
     attends, width = layer.self_attn, layer.self_attn.head_dim
     heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
     epsilon, scale = layer.post_attention_layernorm.variance_epsilon, attends.scaling
-    return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
+    return LayerShape(heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale)
 
 
 def _products_of(layer: Any) -> list[RowProduct]:
@@ -534,23 +518,23 @@ def _products_of(layer: Any) -> list[RowProduct]:
     ]  # fmt: skip
 
 
-def _weights(layer: Any) -> LayerWeights | None:
+def _weights(layer: Any) -> LayerParts | None:
     products = _products_of(layer)
     matrices = [product.matrices() for product in products]
     # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
     if not all(matrices) or any(product.late_bias is not None for product in products[1:]):
         return None
-    return LayerWeights(*_norm_weights(layer), *matrices)
+    return LayerParts(*_norm_weights(layer), *matrices)
 
 
-def _products(layer: Any) -> LayerProducts:
+def _products(layer: Any) -> LayerParts:
     first, *others = _products_of(layer)
-    calls: list[Product] = [first.product, *(each.forward for each in others)]
-    return LayerProducts(*_norm_weights(layer), *calls)
+    calls: list[Any] = [first.product, *(each.forward for each in others)]
+    return LayerParts(*_norm_weights(layer), *calls)
 
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:
-    # As far as they come first in `LayerWeights`.
+    # As far as they come first in `LayerParts`.
     norms: list[Any] = [norm.weight.detach() for norm in _norms_of(layer)]
     if isinstance(layer.input_layernorm, nn.Identity):
         norms.insert(0, None)

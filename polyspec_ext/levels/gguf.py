@@ -45,15 +45,10 @@ _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-        type: number of its data type, as ``gguf.GGMLQuantizationType`` has them.
-        shape: as torch has it: outputs, then inputs.
-    """
-
-    type: int
-    shape: tuple[int, ...]
+    type: int  # number of its data type, as ``gguf.GGMLQuantizationType`` has them
+    shape: tuple[int, ...]  # as torch has it: outputs, then inputs
     _bytes: np.ndarray
 
     @property
@@ -332,7 +327,9 @@ def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
         values["mlp_bias"] = any(".ffn_" in name for name in _biases(file))
     elif family in _LAYERS_27B:
         values |= header.gemma(layers, hidden // heads if layers == _LAYERS_27B[family] else width)
-    header.require_read()
+    if header.unread:
+        key = min(header.unread)
+        raise ValueError(f"expected a file without {key}, given {shown(file.metadata[key])}")
     return AutoConfig.for_model(FAMILIES[family], vocab_size=rows, dtype=dtype, **values)
 
 
@@ -358,13 +355,13 @@ class _Header:
         if embeddings is None or len(embeddings.shape) != 2:
             raise ValueError(f"expected a matrix {EMBEDDINGS} in the file, given none")
         self._values, self._prefix = about, f"{self.family}."
-        self._unread = {key for key in about if key.startswith(self._prefix)}
+        self.unread = {key for key in about if key.startswith(self._prefix)}
         self._largest = max(size for tensor in file.tensors.values() for size in tensor.shape)
         self._ids = embeddings.shape[0]
 
     def _of(self, key: str) -> Any:
         """Return a value, or None. Of an array, one for each layer, what all of it is."""
-        self._unread.discard(self._prefix + key)
+        self.unread.discard(self._prefix + key)
         value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
         if isinstance(value, np.ndarray):
             value = value.tolist()
@@ -398,11 +395,6 @@ class _Header:
         found = self._of(key)
         if (there or found is not None) and (type(found), found) != (type(expected), expected):
             raise self._error(key, expected, found)
-
-    def require_read(self) -> None:
-        if self._unread:
-            key = min(self._unread)
-            raise ValueError(f"expected a file without {key}, given {shown(self._values[key])}")
 
     def rope(self) -> dict[str, Any]:
         """Return how positions are rotated. Without a type, factors are linear."""

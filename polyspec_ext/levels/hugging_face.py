@@ -6,7 +6,8 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -139,12 +140,12 @@ class HuggingFaceLevel(ModelLevel):
         if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
             arguments.model("shares_cache_with", shares_cache_with)
         name = name or caches.name_of(model)
+        caches.require_rollback(model, name)
+        super().__init__(model, name)
         self._options = {
             "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
             "pack": pack, **cache_options,
         }  # fmt: skip
-        caches.require_rollback(model, name)
-        super().__init__(model, name)
         require_no_autocast(self.device, self.name)
         self.prefill_chunk = prefill_chunk
         text_config = model.config.get_text_config(decoder=True)
@@ -169,7 +170,7 @@ class HuggingFaceLevel(ModelLevel):
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
         placed = "position_ids" in parameters
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
-        self._make = caches.factory(
+        self._make, self._makes_batches = caches.factory(
             model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
         )
         with torch.inference_mode():
@@ -198,7 +199,7 @@ class HuggingFaceLevel(ModelLevel):
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
             return f"attention with masks is needed ({' or '.join(_MASKED)})"
-        if not (self._cache.batches and self._make.batches):
+        if not (self._cache.batches and self._makes_batches):
             return f"a RollbackCache is needed, not {type(self._past).__name__}"
         return None
 
@@ -206,7 +207,7 @@ class HuggingFaceLevel(ModelLevel):
         """Try whether the model continues texts behind a cache as it should (`levels.models`)."""
         # What a ring of keys has dropped is not the question here.
         rings = not self._cache.keeps_all
-        make = caches.factory(
+        make, _ = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
         )
         probe = Probe(self, make, self.max_length)
@@ -255,10 +256,8 @@ class HuggingFaceLevel(ModelLevel):
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
-        cache."""
         state = {"max_length": self.max_length, "choice": self.choice}
-        return _restored, (type(self), self.model, {**self._options, "name": self.name}), state
+        return *super().__reduce__(), state
 
     @property
     def supports_batches(self) -> bool:
@@ -323,14 +322,10 @@ class HuggingFaceLevel(ModelLevel):
         """Have the cache of the next batch made for rows of `tokens`."""
         self._reserved = tokens
 
-    @overload
-    def prefill(self, prompts: PromptBatch) -> Hidden | None: ...
-    @overload
-    def prefill(self, prompts: torch.Tensor, counts: Sequence[int] | None = None) -> None: ...
     @torch.inference_mode()
     def prefill(
         self, prompts: PromptBatch | torch.Tensor, counts: Sequence[int] | None = None
-    ) -> Hidden | None:
+    ) -> Any:
         """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens.
         Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
         if isinstance(prompts, torch.Tensor):
@@ -365,13 +360,9 @@ class HuggingFaceLevel(ModelLevel):
             return None
         if layers:
             self._states.require(layers, self.name)
-        whole = self._cache
         # As a batch apart would: no other row has a part in its passes.
-        self.adopt(sequence)
-        try:
+        with self._over(sequence):
             hidden = self.append(tokens, None, layers)
-        finally:
-            self.adopt(whole)
         return hidden if layers else None
 
     @torch.inference_mode()
@@ -382,13 +373,9 @@ class HuggingFaceLevel(ModelLevel):
             return None
         if layers:
             self._states.require(layers, self.name)
-        whole = self._cache
-        self.adopt(self._make(len(sequences), max(counts)))
-        try:
+        with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
             copies = [self._cache.save(row, 0, count) for row, count in enumerate(counts)]
-        finally:
-            self.adopt(whole)
         for sequence, copy, count in zip(sequences, copies, counts, strict=True):
             sequence.restore(copy, count)
         return self.padded_states(hidden, layers, tokens) if layers else None
@@ -455,11 +442,8 @@ class HuggingFaceLevel(ModelLevel):
             if cache is None or not cache.refit(len(group)):
                 cache = self._make(len(group), max(lengths))
             rows = torch.tensor(group).to(tokens.device, non_blocking=True)
-            self.adopt(cache)
-            try:
+            with self._over(cache):
                 states = self.append(tokens[rows, : max(lengths)], lengths, layers)
-            finally:
-                self.adopt(whole)
             whole.take(cache, group)
             for layer, of_group in states.items():
                 if layer not in hidden:
@@ -503,6 +487,15 @@ class HuggingFaceLevel(ModelLevel):
         past = None if cache is None else cache.past
         self._past = cache if past is None else past
 
+    @contextmanager
+    def _over(self, cache: Any) -> Iterator[None]:
+        whole = self._cache
+        self.adopt(cache)
+        try:
+            yield
+        finally:
+            self.adopt(whole)
+
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
@@ -521,23 +514,13 @@ class HuggingFaceLevel(ModelLevel):
             raise
         return _concatenated(parts, layers) if parts else {}
 
-    @overload
-    def forward(self, block: InputBlock) -> LevelOutput: ...
-    @overload
-    def forward(
-        self,
-        block: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor: ...
     def forward(
         self,
         block: InputBlock | torch.Tensor,
         keep: int = 1,
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
-    ) -> LevelOutput | torch.Tensor:
+    ) -> Any:
         """Append a block (`BatchedLevel.forward`). Tokens ``[B, T]`` do as well, with `keep`,
         `counts` and `first` as of `InputBlock`: then it returns the logits alone
         (`Level.forward`)."""
@@ -658,10 +641,6 @@ class HuggingFaceLevel(ModelLevel):
         self._cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
-
-
-def _restored(kind: Callable[..., HuggingFaceLevel], model: Any, options: Any) -> HuggingFaceLevel:
-    return kind(model, **options)
 
 
 def _pieces(

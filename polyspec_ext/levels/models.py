@@ -45,6 +45,7 @@ class ModelLevel:
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model, self.name = model, name
+        self._options: dict[str, Any] = {}  # of the class, beside model and name
         if model.training:
             raise ValueError(
                 f"{name}: expected a model in eval mode, given one in training mode; call "
@@ -67,6 +68,11 @@ class ModelLevel:
         kinds = type(self).__name__, type(self.model).__name__
         return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
+        cache."""
+        return _restored, (type(self), self.model, {**self._options, "name": self.name})
+
     def keep_path(self, begin: Any, path: torch.Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, of a level that reads none."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
@@ -82,6 +88,10 @@ class ModelLevel:
         with contextlib.suppress(ValueError):
             found = tokenizer_at(path, local=True) if path else None
         return found
+
+
+def _restored(kind: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+    return kind(model, **options)
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:
@@ -271,7 +281,12 @@ class Unchanged:
         }
         if self._copied:
             tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
-            facts["hooks"] = [n for table in tables for n, hook in table.items() if _stays(hook)]
+            facts["hooks"] = [
+                number
+                for table in tables
+                for number, hook in table.items()
+                if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
+            ]
             facts["modules"] = [(dict(m._modules), m.__dict__.get("forward")) for m in modules]
             with torch.inference_mode():
                 some = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
@@ -280,10 +295,6 @@ class Unchanged:
                 [values.cpu().view(torch.uint8).numpy().tobytes() for values in some],
             )
         return facts
-
-
-def _stays(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", "")).startswith(_PASSING)
 
 
 # ---- hidden states -------------------------------------------------------------------------------
@@ -342,11 +353,11 @@ class HiddenStates:
         with ExitStack() as hooks:
             for layer in dict.fromkeys(layers):
                 if layer == -1:
-                    hook = keeper(layer, _last)
+                    hook = keeper(layer, _behind)
                     handles = [body.register_forward_hook(hook) for body in self._bodies]
                 elif layer == self.count:
                     last = self._layers[layer - 1]
-                    handles = [last.register_forward_hook(keeper(layer, _result))]
+                    handles = [last.register_forward_hook(keeper(layer, _behind))]
                 else:
                     hook = keeper(layer, _entering)
                     entered = self._layers[layer]
@@ -370,11 +381,9 @@ def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return arguments[0] if arguments else options["hidden_states"]
 
 
-def _result(arguments: tuple[Any, ...], output: Any) -> Any:
-    return output if isinstance(output, torch.Tensor) else output[0]
-
-
-def _last(arguments: tuple[Any, ...], output: Any) -> Any:
+def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output
     last = getattr(output, "last_hidden_state", None)
     return output[0] if last is None else last
 

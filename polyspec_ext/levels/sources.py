@@ -42,15 +42,10 @@ def copy_prefix(place: object) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is loaded from.
+    """Where a model is loaded from."""
 
-    Attributes:
-        place: a directory, an id or a GGUF file.
-        file: the (first) GGUF file; None: a checkpoint of transformers' format.
-    """
-
-    place: str
-    file: Path | None = None
+    place: str  # a directory, an id or a GGUF file
+    file: Path | None = None  # the (first) GGUF file; None: a checkpoint of transformers' format
 
     @property
     def is_adapter(self) -> bool:

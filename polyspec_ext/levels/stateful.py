@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,15 +59,10 @@ _PINNED = 3
 
 
 class SavedState(NamedTuple):
-    """A copy of a row's state, which no pass overwrites.
+    """A copy of a row's state, which no pass overwrites."""
 
-    Attributes:
-        length: tokens that were read.
-        layers: what each layer of the cache holds, by attribute.
-    """
-
-    length: int
-    layers: list[dict[str, Any]]
+    length: int  # tokens that were read
+    layers: list[dict[str, Any]]  # what each layer of the cache holds, by attribute
 
 
 @dataclass(slots=True)
@@ -363,6 +357,10 @@ class StatefulLevel(ModelLevel):
             "prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1
         )
         super().__init__(model, name or caches.name_of(model))
+        self._options = {
+            "pack": pack, "checkpoints": checkpoints, "advance": advance,
+            "prefill_chunk": prefill_chunk,
+        }  # fmt: skip
         require_no_autocast(self.device, self.name)
         self.pack, self.choice = pack, None
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
@@ -397,17 +395,6 @@ class StatefulLevel(ModelLevel):
         self._probe()
         if not (self.advances or self.stepwise):
             self.capabilities = replace(self.capabilities, replays=_RIDE)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model."""
-        options: dict[str, Any] = {
-            "name": self.name,
-            "pack": self.pack,
-            "checkpoints": self._checkpoints,
-            "advance": self._advance,
-            "prefill_chunk": self.prefill_chunk,
-        }
-        return partial(type(self), **options), (self.model,)
 
     def _row(self, checkpoints: int | None = None) -> RowState:
         from transformers import DynamicCache

@@ -107,9 +107,5 @@ for _name, _place in (("append", 4), ("append_paged", 5), ("compact_tree", 3)):
     _register(_name, _place)
 
 
-def _pages_fake(block_table: torch.Tensor, *_: object) -> torch.Tensor:
-    return block_table.new_empty(block_table.shape[0])
-
-
 for _name in ("reserve_pages", "truncate_pages"):
-    torch.library.register_fake(f"polyspec::{_name}", _pages_fake)
+    torch.library.register_fake(f"polyspec::{_name}", lambda pages, *_: pages.new_empty(len(pages)))

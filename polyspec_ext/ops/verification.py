@@ -10,7 +10,7 @@ Both work under ``torch.compile`` and have fake implementations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, overload
 
 import torch
@@ -331,13 +331,11 @@ def verify(
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            request, row = rows_of_draft_tokens(
+            found = rows_of_draft_tokens(
                 batch, rows - 1, draft_rows, draft_lengths, offsets, draft_tokens.numel(), place[1]
             )
             parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(
-                draft_logits, draft_statistics, request, row, slots, parameters, statistics_of
-            )
+            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     cuts = eos is not None or room is not None
     *outputs, ends = _verify(
         target_logits,
@@ -360,15 +358,6 @@ def verify(
         _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
-
-
-def statistics_of(
-    logits: torch.Tensor, parameters: Sequence[Real | Int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Statistics [N, 2] and status [N] of rows under temperature, top_k, top_p and min_p."""
-    temperature, top_k, top_p, min_p = parameters
-    drawn = sample(logits, temperature, top_k, top_p, min_p)  # type: ignore[arg-type]
-    return drawn.statistics, drawn.status
 
 
 def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
@@ -562,13 +551,9 @@ def verify_tree(
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_rows is not None and draft_statistics is not None:
-            request, row = rows_of_nodes(
-                batch, rows - 1, draft_rows, parents, counts, offsets, place[1]
-            )
+            found = rows_of_nodes(batch, rows - 1, draft_rows, parents, counts, offsets, place[1])
             parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(
-                draft_logits, draft_statistics, request, row, slots, parameters, statistics_of
-            )
+            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
         target_logits,
         draft_tokens,
@@ -615,10 +600,6 @@ torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
 
 
 # ---- mistakes that only values show --------------------------------------------------------------
-
-
-Parameter = float | torch.Tensor
-Statistics = Callable[[torch.Tensor, Sequence[Parameter]], tuple[torch.Tensor, torch.Tensor]]
 
 
 def check_logits(name: str, rows: torch.Tensor | None) -> None:
@@ -707,8 +688,7 @@ def check_draft_statistics(
     request: torch.Tensor,
     row: torch.Tensor,
     slots: torch.Tensor | None,
-    parameters: Sequence[Parameter],
-    statistics_of: Statistics,
+    parameters: Sequence[Real | Int],
 ) -> None:
     """Compute the statistics of the draft tokens' rows again, and refuse others, bit for bit.
 
@@ -717,7 +697,6 @@ def check_draft_statistics(
         request, row: of each draft token, see `rows_of_draft_tokens`.
         slots: [B], as `verify` takes them.
         parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
-        statistics_of: of rows and their parameters, statistics [N, 2] and status [N].
 
     Raises:
         ValueError: they are those of another temperature, filter or row.
@@ -732,7 +711,8 @@ def check_draft_statistics(
     if row.numel() == 0:
         return
     own = [value[holder] if isinstance(value, torch.Tensor) else value for value in parameters]
-    expected, status = statistics_of(logits[row], own)
+    drawn = sample(logits[row], *own)  # type: ignore[arg-type]
+    expected, status = drawn.statistics, drawn.status
     wrong = ((expected != given[row]).any(-1) & (status == 0)).nonzero()
     if wrong.numel() > 0:
         first = int(wrong[0, 0])

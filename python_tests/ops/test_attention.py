@@ -11,8 +11,8 @@ import instruction_sets
 import pytest
 import torch
 
-from polyspec_ext.ops import attention as cache_attention
-from polyspec_ext.ops.attention import attention
+from polyspec_ext.ops import decoder as cache_attention
+from polyspec_ext.ops.decoder import attention
 
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16)}
 
