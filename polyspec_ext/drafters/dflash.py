@@ -35,6 +35,7 @@ from .eagle import REQUIRED, SIZES, Reader, load_network
 from .heads import (
     Attention,
     HeadAttention,
+    HeadConfig,
     HeadDrafter,
     HeadLayer,
     HeadPasses,
@@ -359,7 +360,7 @@ _IGNORED = (
 
 
 @dataclass(frozen=True, slots=True)
-class DFlashConfig:
+class DFlashConfig(HeadConfig):
     """A drafter of blocks.
 
     Attributes:
@@ -391,14 +392,6 @@ class DFlashConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
-
-    @property
-    def feature_size(self) -> int:
-        return self.target_hidden_size * len(self.hidden_layers)
 
     @property
     def num_drafts(self) -> int:

@@ -23,6 +23,7 @@ from .checkpoint import Target
 from .heads import (
     Attention,
     HeadAttention,
+    HeadConfig,
     HeadDrafter,
     HeadLayer,
     HeadPasses,
@@ -229,7 +230,7 @@ _UNUSED_END = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
-class EagleConfig:
+class EagleConfig(HeadConfig):
     """An EAGLE head.
 
     Attributes:
@@ -261,15 +262,6 @@ class EagleConfig:
     fc_norm: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.layer.hidden_size)
-
-    @property
-    def feature_size(self) -> int:
-        """Width of what the head reads of a token: the states of `hidden_layers`, side by side."""
-        return self.target_hidden_size * len(self.hidden_layers)
 
 
 # ---- the configuration ---------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -57,29 +57,23 @@ _Network = TypeVar("_Network", bound="HeadNetwork")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
 
 
-class HeadConfig(Protocol):
-    """The configuration of a head, as passes and drafts read it.
+class HeadConfig:
+    """The configuration of a head, as passes and drafts read it."""
 
-    Attributes:
-        layer: configuration of its decoder layers, as `RollbackCache` reads it.
-        hidden_layers: of the target, whose states the head reads, each of `target_hidden_size`
-            numbers and all of them side by side of `feature_size`.
-        draft_vocab_size: ids that the checkpoint's output head draws; None: all of the target's.
-        hidden_size: of the states that the head makes.
-    """
+    layer: Any  # configuration of its decoder layers, as `RollbackCache` reads it
+    hidden_layers: tuple[int, ...]  # of the target, whose states it reads
+    target_hidden_size: int  # of each of these
+    draft_vocab_size: int | None  # ids that the checkpoint's output head draws; None: all
 
     @property
-    def layer(self) -> Any: ...
+    def hidden_size(self) -> int:
+        """Width of the states that the head makes."""
+        return int(self.layer.hidden_size)
+
     @property
-    def draft_vocab_size(self) -> int | None: ...
-    @property
-    def hidden_layers(self) -> tuple[int, ...]: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def target_hidden_size(self) -> int: ...
-    @property
-    def feature_size(self) -> int: ...
+    def feature_size(self) -> int:
+        """Width of the target's states of a token, side by side."""
+        return self.target_hidden_size * len(self.hidden_layers)
 
 
 class HeadNetwork(nn.Module):

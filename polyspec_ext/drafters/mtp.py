@@ -131,24 +131,16 @@ _LAYOUTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class MTPConfig:
+class MTPConfig(HeadConfig):
     """A multi-token prediction head."""
 
     layer: Any  # configuration of the layers of its cache
     blocks: Any  # configuration of its decoder layers, those of all heads
     states_first: bool  # `fc` reads the state in front of the embedding
-    hidden_size: int  # of the target's states and the head's
+    target_hidden_size: int  # and the head's
     heads: int = 1  # how many draft a token each
     hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, behind its final norm
     draft_vocab_size: None = None
-
-    @property
-    def target_hidden_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden_size
 
 
 class _Indexed:

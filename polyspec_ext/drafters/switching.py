@@ -55,10 +55,7 @@ class SwitchingDrafter:
         level: int = 2,
         vocab_size: int | None = None,
     ) -> None:
-        entries = arguments.entries("members", members)
-        if entries is None:
-            shown = arguments.shown(members)
-            raise TypeError(f"members: expected a list of drafters, given {shown}")
+        entries = arguments.listed("members", members, "drafters")
         if len(entries) < 2:
             raise ValueError(f"members: expected at least 2 drafters, given {len(entries)}")
         level = arguments.integer("level", level, LEVEL_MAX, 1)

@@ -194,9 +194,7 @@ class StaticTree:
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        entries = arguments.entries("paths", paths)
-        if entries is None:
-            raise TypeError(f"paths: expected a list of paths, given {arguments.shown(paths)}")
+        entries = arguments.listed("paths", paths, "paths")
         if not 1 <= len(entries) <= NODE_MAX:
             count = len(entries) or "none"
             raise ValueError(f"paths: expected 1 to {NODE_MAX} paths, given {count}")

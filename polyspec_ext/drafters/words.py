@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import entries, shown
+from ..arguments import listed, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Kind, Level, Options, load_model
 from ..levels.fused import can_pack
 from ..levels.models import ModelLevel
@@ -23,11 +23,7 @@ from .model import BEAM, DraftModel, early_exit
 
 def elements(levels: Any) -> list[Any]:
     """Return the elements of a chain as they were passed."""
-    things = entries("levels", levels)
-    if things is None:
-        raise TypeError(
-            f"levels: expected a list of models, the target first, given {shown(levels)}"
-        )
+    things = listed("levels", levels, "models, the target first")
     if not things:
         raise ValueError("levels: expected at least one model, given none")
     return things

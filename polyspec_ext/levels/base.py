@@ -455,12 +455,7 @@ def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
 
 
 class _Wrapper:
-    """Wrap a user's level and check what it returns.
-
-    Args:
-        level: as the user gave it.
-        name: for messages.
-    """
+    """Wrap a user's level and check what it returns."""
 
     capabilities: Any
     _lacks = ""

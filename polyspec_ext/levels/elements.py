@@ -38,12 +38,8 @@ def load(
     blocks: bool = True,
     name: str = "place",
 ) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
-    """Load a level from a model id, directory or GGUF file.
-
-    Args:
-        place, dtype, device, blocks, name: as of `load_model`.
-        pack: see `HuggingFaceLevel`.
-    """
+    """Load a level from a model id, directory or GGUF file. Arguments and errors are those of
+    `load_model`; `pack` as of `HuggingFaceLevel`."""
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
     level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel

@@ -105,6 +105,7 @@ class HuggingFaceLevel(ModelLevel):
         no_trees: why it reads no trees of tokens, or None.
         why_no_longer: why `max_length` is less than the model's context, or None.
         pack: as given.
+        output_head: the module from the last states to logits, packed where the passes are.
         varies: operations whose result for a token may depend on the other tokens of a pass:
             "attention", "products", "head". Empty: logits are the same bits alone, in a
             verification and in a batch. None: unknown, of a model that runs as it was given.
@@ -158,7 +159,7 @@ class HuggingFaceLevel(ModelLevel):
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._sharded = is_sharded(model)  # by every weight, which takes milliseconds
-        self._head = self._runs.get_output_embeddings()
+        self.output_head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
         self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
@@ -306,12 +307,6 @@ class HuggingFaceLevel(ModelLevel):
             num_layers=self.num_layers,
             id_map=self.id_map,
         )
-
-    @property
-    def output_head(self) -> torch.nn.Module:
-        """The module from the last states to logits, packed where the passes are."""
-        head: torch.nn.Module = self._head
-        return head
 
     @property
     def cache(self) -> Any:
@@ -582,7 +577,10 @@ class HuggingFaceLevel(ModelLevel):
         if rows is None and not block.hidden_layers:
             out = self._runs(**arguments)
         else:
-            with self._states.taken(block.hidden_layers) as hidden, gathering(self._head, rows):
+            with (
+                self._states.taken(block.hidden_layers) as hidden,
+                gathering(self.output_head, rows),
+            ):
                 out = self._runs(**arguments)
         logits = out.logits
         if logits.shape[1] != keep:

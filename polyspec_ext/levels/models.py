@@ -454,12 +454,11 @@ class Step(NamedTuple):
 class Probe:
     """Compare cached passes of a level with one pass of its model over the whole text.
 
-    A model may take every argument that a level passes and still use them wrongly: place tokens by
-    their slot and not by their position, take causality from the shape of its keys, fail when
-    several tokens are read behind a cache. So a level of a Hugging Face model is tried once, when
-    it is made, with the calls that a chain makes: a prompt, passes of several tokens, rollbacks,
-    and for batches rows of different lengths of which some wait, and a tree. That is at most twelve
-    passes over at most two rows of a few tokens, in a cache apart, and one more of a model with
+    A model may take every argument that a level passes and still place tokens by their slot, take
+    causality from the shape of its keys, or fail when several tokens are read behind a cache. So a
+    level is tried once, when it is made, with the calls that a chain makes: a prompt, passes of
+    several tokens, rollbacks, rows of different lengths of which some wait, and a tree. That is at
+    most twelve passes over two rows of a few tokens, in a cache apart, and one more of a model with
     quantised layers; on every rank of a sharded model alike.
 
     Not covered: what a model does only behind longer texts, but for what its configuration says of

@@ -23,13 +23,7 @@ def token_ids(
 ) -> list[torch.Tensor]:
     """Return texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer
     that lies beside the model's weights."""
-    given = arguments.entries(name, calibration)
-    if given is None:
-        raise TypeError(
-            f"{name}: expected a list of texts or of token ids, given "
-            f"{arguments.shown(calibration)}"
-        )
-    calibration = given
+    calibration = arguments.listed(name, calibration, "texts or of token ids")
     texts = [text for text in calibration if isinstance(text, str)]
     if texts:
         if len(texts) != len(calibration):
