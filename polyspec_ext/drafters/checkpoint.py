@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from .. import arguments
 from ..arguments import shown
@@ -58,7 +59,7 @@ class Target:
     def load(
         self,
         make: Callable[[], _Network],
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         dtype: torch.dtype | None,
         name: str,
         exact: Collection[str] = (),
@@ -78,7 +79,7 @@ class Target:
                     f"given shape {list(value.shape)}"
                 )
 
-        def kind(key: str, value: torch.Tensor) -> torch.dtype:
+        def kind(key: str, value: Tensor) -> torch.dtype:
             if not value.is_floating_point():
                 return value.dtype
             return torch.float32 if key in exact else dtype
@@ -90,7 +91,7 @@ class Target:
         return network.eval().requires_grad_(False)
 
 
-def _require_tensor(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:
+def _require_tensor(name: str, tensor: Tensor | None, like: Tensor) -> None:
     if tensor is None:
         raise ValueError(f"{name}: expected shape {list(like.shape)}, given none")
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -172,17 +173,15 @@ def _shards(index: Path) -> list[str]:
 
 def read_folder(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """Read the tensors of a directory whose names are `wanted`, by name, to the CPU."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors.update(read_file(file, wanted))
     return tensors
 
 
-def read_file(
-    file: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, torch.Tensor]:
+def read_file(file: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote, whose names
     are `wanted`. The latter may hold Python objects that run code when they are read: such a file
     is refused."""
@@ -205,7 +204,7 @@ def read_file(
             f"{file}: expected a checkpoint as torch.save writes it: {error}"
         ) from error
     if not isinstance(content, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
     ):
         raise ValueError(f"{file}: expected tensors by name, given {type(content).__name__}")
     return {key: value for key, value in content.items() if wanted(key)}

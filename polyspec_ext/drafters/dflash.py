@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 from .. import arguments
@@ -78,13 +78,11 @@ class DFlashNetwork(RotaryNetwork):
             self.markov_head = MarkovHead(layer.vocab_size, config.markov_rank, drawn)
 
     @property
-    def drawn_weights(self) -> list[torch.Tensor]:
+    def drawn_weights(self) -> list[Tensor]:
         more = [self.markov_head.markov_w2.weight] if self.config.markov_rank else []
         return [*super().drawn_weights, *more]
 
-    def remember(
-        self, features: torch.Tensor, positions: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def remember(self, features: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys and values of every layer, ``[B, Hkv, T, D]``, for tokens with the target's
         states ``[B, T, feature_size]`` at `positions` ``[B or 1, T]``."""
         states = self.hidden_norm(self.fc(features))
@@ -94,9 +92,7 @@ class DFlashNetwork(RotaryNetwork):
             attention: Any = layer.self_attn
             yield attention.keys_values(states, rotation)
 
-    def forward(
-        self, embeds: torch.Tensor, positions: torch.Tensor, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them.
 
         Args:
@@ -108,7 +104,7 @@ class DFlashNetwork(RotaryNetwork):
         states, rotation = embeds, (cos[:, None], sin[:, None])
         for layer in self.layers:
             states = layer(states, rotation, attention)
-        normed: torch.Tensor = self.norm(states)
+        normed: Tensor = self.norm(states)
         return normed
 
 
@@ -120,8 +116,8 @@ class MarkovHead(nn.Module):
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, drawn, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        bias: torch.Tensor = self.markov_w2(self.markov_w1(tokens))
+    def forward(self, tokens: Tensor) -> Tensor:
+        bias: Tensor = self.markov_w2(self.markov_w1(tokens))
         return bias
 
 
@@ -150,9 +146,7 @@ class DFlashPasses(HeadPasses):
         # The masks of a block lie behind the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` tokens of the context with a verifier's states, ``[B, W,
         feature_size]``."""
         states, batch = features.to(self.device, self.dtype), len(features)
@@ -161,26 +155,26 @@ class DFlashPasses(HeadPasses):
                 self._remember(states, counts)
             else:
 
-                def run(told: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+                def run(told: Tensor, new: Tensor) -> Tensor:
                     return self._remember(told, RowCounts(None, new))
 
                 self.captured("context", (states, counts.on(self.device)), run, list(counts))
             self.features.appended(counts)
         return torch.zeros(batch, 1, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
-    def _remember(self, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def _remember(self, states: Tensor, counts: RowCounts) -> Tensor:
         cache, positions = self.features.cache, self._prepare(states.shape[1], counts)
         for number, both in enumerate(self._runs.remember(states, positions)):
             cache.update(*both, number)
         return positions
 
-    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append tokens ``[B, 1]`` of the context that have no verifier's states."""
         found = self._read(tokens, counts)
         self.features.appended(counts)
         return found
 
-    def block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
+    def block(self, anchors: Tensor, count: int) -> Tensor:
         """Return the logits ``[B, count, Vd]`` of the first tokens of a block behind `anchors`,
         ``[B, 1]``; the block leaves the cache with the next call of `keep`."""
         if self.passes is None:
@@ -188,7 +182,7 @@ class DFlashPasses(HeadPasses):
         width = [self.config.block_size] * len(anchors)
         return self.captured(count, [anchors], lambda x: self._block(x, count), width)
 
-    def _block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
+    def _block(self, anchors: Tensor, count: int) -> Tensor:
         config = self.config
         masks = anchors.new_full((1, 1), config.mask_token_id)
         masks = masks.expand(len(anchors), config.block_size - 1)
@@ -197,38 +191,36 @@ class DFlashPasses(HeadPasses):
         states = self._read(torch.cat([anchors, masks], 1), None)
         return self.logits(states[:, first : first + count])
 
-    def bias(self, tokens: torch.Tensor) -> torch.Tensor:
+    def bias(self, tokens: Tensor) -> Tensor:
         """Return what the token before adds to the logits, ``[B, 1, Vd]``."""
-        bias: torch.Tensor = self._runs.markov_head(tokens)
+        bias: Tensor = self._runs.markov_head(tokens)
         return bias * self.config.logit_scale
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         logits, cap = super().logits(states), self.config.logit_cap
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         return logits if cap is None else (logits / cap).tanh() * cap
 
-    def _prepare(self, width: int, counts: RowCounts | None) -> torch.Tensor:
+    def _prepare(self, width: int, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         cache.prepare(width, None if counts is None or counts.all(width) else counts)
         self._runs.reach(cache.rows.capacity)
         return cache_masks.query_positions(cache.rows.base, cache.rows.counts, width)
 
-    def _read(self, tokens: torch.Tensor, counts: RowCounts | None) -> torch.Tensor:
+    def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
         attention = attention_over(cache, self._masks(positions))
         # What a target does with its embeddings beside reading them is not for blocks.
-        weight = getattr(self._embed, "weight", None)
-        if isinstance(weight, torch.Tensor):
-            embeds = F.embedding(tokens, weight)
-        else:
-            embeds = self._embed(tokens)
+        weight: Any = getattr(self._embed, "weight", None)
+        plain = isinstance(weight, Tensor)
+        embeds = F.embedding(tokens, weight) if plain else self._embed(tokens)
         embeds = embeds.to(self.dtype) * self.config.embedding_scale
-        out: torch.Tensor = self._runs(embeds, positions, attention)
+        out: Tensor = self._runs(embeds, positions, attention)
         return out
 
-    def _masks(self, positions: torch.Tensor) -> list[torch.Tensor | None]:
+    def _masks(self, positions: Tensor) -> list[Tensor | None]:
         """Return the additive mask of each layer, for tokens at `positions`; None: every token sees
         all that the cache has."""
         config, rows = self.config, self.features.cache.rows
@@ -236,7 +228,7 @@ class DFlashPasses(HeadPasses):
         kinds = list(zip(config.windows, config.causal, strict=True))
         whole = rows.at is not None and rows.span == rows.at + width
         slots = torch.arange(rows.span, device=self.device)[None]
-        made: dict[tuple[int | None, bool], torch.Tensor | None] = {}
+        made: dict[tuple[int | None, bool], Tensor | None] = {}
         for kind in kinds:
             window, causal = kind
             if whole and window is None and (width == 1 or not causal):
@@ -294,14 +286,14 @@ class DFlash(HeadDrafter):
         head.passes = inputs.passes
         features, ids = head.features, inputs.tokens
 
-        def extend(tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        def extend(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             if counts.host is not None:
                 # Nothing is in front of a text of one token.
                 both = zip(counts.host, inputs.positions.tolist(), strict=True)
                 counts = RowCounts([count if end > 1 else 0 for count, end in both])
             return head.extend(tokens, states, counts)
 
-        def follow(tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        def follow(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             # The context has the token in front of the one that pairs of a head have.
             begin = inputs.positions.to(device) - inputs.counts.on(device)
             at = (features.cache.lengths - begin).clamp(0, ids.shape[1] - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -67,7 +67,7 @@ class EagleNetwork(RotaryNetwork):
             self.layers[0].hidden_norm = nn.RMSNorm(width, eps)
             self.norm = nn.RMSNorm(width, eps)
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: Tensor) -> Tensor:
         config = self.config
         if not config.fuse:
             return features
@@ -77,16 +77,12 @@ class EagleNetwork(RotaryNetwork):
             states = features.split(config.target_hidden_size, -1)
             normed = [norm(state) for norm, state in zip(self.fc_norm, states, strict=True)]
             features = torch.cat(normed, -1)
-        fused: torch.Tensor = self.fc(features)
+        fused: Tensor = self.fc(features)
         return fused
 
     def forward(
-        self,
-        embeds: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        attention: Attention,
-    ) -> torch.Tensor:
+        self, embeds: Tensor, states: Tensor, positions: Tensor, attention: Attention
+    ) -> Tensor:
         """Return the state behind each token, ``[B, T, H]``, before the final norm of EAGLE-3.
 
         Args:
@@ -101,9 +97,7 @@ class EagleNetwork(RotaryNetwork):
             states = layer(states, rotation, attention, None if number else first)
         return states
 
-    def _entering(
-        self, embeds: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _entering(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states that enter the first layer, and what its attention reads."""
         if self.config.version == 1:
             states = self.fc(torch.cat([embeds, states], -1))
@@ -113,13 +107,11 @@ class EagleNetwork(RotaryNetwork):
         first = torch.cat([layer.input_layernorm(embeds), normed], -1)
         return normed if self.config.norm_before_residual else states, first
 
-    def read(
-        self, embeds: torch.Tensor, states: torch.Tensor, where: Where, cache: RollbackCache
-    ) -> torch.Tensor:
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         layers, (positions, mask) = len(self.layers), where
         if embeds.shape[1] > self.longest:
             attention = attention_over(cache, [mask] * layers)
-            out: torch.Tensor = self(embeds, states, positions, attention)
+            out: Tensor = self(embeds, states, positions, attention)
             return out
         cos, sin, _ = self.rotation(states, positions.expand(-1, embeds.shape[1]))
         states, first = self._entering(embeds, states)
@@ -128,12 +120,12 @@ class EagleNetwork(RotaryNetwork):
     def fused(self) -> LayerOperators | None:
         return layer_operators(list(self.layers), all_known=True)
 
-    def carried(self, states: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self.norm(states) if self.config.norm_output else states
+    def carried(self, states: Tensor) -> Tensor:
+        normed: Tensor = self.norm(states) if self.config.norm_output else states
         return normed
 
-    def before_head(self, states: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = states if self.config.version == 1 else self.norm(states)
+    def before_head(self, states: Tensor) -> Tensor:
+        normed: Tensor = states if self.config.version == 1 else self.norm(states)
         return normed
 
 
@@ -490,7 +482,7 @@ def load_network(
     parse: Callable[..., Any],
     kind: Callable[..., Any],
     names: Sequence[tuple[str, str | None]] = (),
-) -> tuple[Any, Any, torch.Tensor | None]:
+) -> tuple[Any, Any, Tensor | None]:
     """Load the network that lies in a directory. Returns the arguments of `HeadPasses`.
 
     Args:
@@ -526,9 +518,9 @@ def load_network(
 
 
 def _renamed(
-    tensors: Mapping[str, torch.Tensor], name: str, names: Sequence[tuple[str, str | None]]
-) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    tensors: Mapping[str, Tensor], name: str, names: Sequence[tuple[str, str | None]]
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
     for key, value in tensors.items():
         if key in _UNUSED or key.endswith(_UNUSED_END):
             continue
@@ -564,7 +556,7 @@ def _require_target(config: Any, text: Any, name: str) -> None:
 
 
 @torch.no_grad()
-def _in_order(ids: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+def _in_order(ids: Tensor, weights: Sequence[Tensor]) -> Tensor:
     # Ascending, with the rows of `weights`, one for each, in the same order.
     ids, order = ids.sort()
     if not torch.equal(order, torch.arange(len(order))):
@@ -574,12 +566,8 @@ def _in_order(ids: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tenso
 
 
 def _draft_ids(
-    size: int | None,
-    offsets: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    vocab_size: int,
-    name: str,
-) -> torch.Tensor | None:
+    size: int | None, offsets: Tensor | None, mask: Tensor | None, vocab_size: int, name: str
+) -> Tensor | None:
     """Return the target's ids of the `size` entries of the draft vocabulary; None: all. `offsets`
     (d2t) are their distances from the entries, and `mask` (t2d) must say the same of the target's
     `vocab_size` ids."""

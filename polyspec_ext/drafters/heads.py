@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
@@ -31,14 +31,7 @@ from ..levels.models import ModelLevel
 from ..ops import decoder, unchecked
 from ..ops.decoder import LayerOperators
 from ..tensors import Place, RowCounts
-from .base import (
-    LONGEST,
-    CapturedPasses,
-    DraftBlock,
-    DrafterCapabilities,
-    DraftInput,
-    TreeSize,
-)
+from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
 from .model import draw_chain
@@ -49,9 +42,9 @@ if TYPE_CHECKING:
 
 # Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
 # at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
-Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
-Where = tuple[torch.Tensor, torch.Tensor | None]  # positions of pairs, and what they see
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cosines and sines
+Where = tuple[Tensor, Tensor | None]  # positions of pairs, and what they see
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
@@ -112,13 +105,13 @@ class HeadNetwork(nn.Module):
 
     def through_layers(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         rotation: Rotation,
-        mask: torch.Tensor | None,
+        mask: Tensor | None,
         cache: RollbackCache,
         numbers: tuple[int, ...],
-        first: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        first: Tensor | None = None,
+    ) -> Tensor:
         """Return states ``[B, T, H]`` behind the fused layers.
 
         Args:
@@ -138,14 +131,12 @@ class HeadNetwork(nn.Module):
             rows.status.bitwise_or_(status)
         return made
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: Tensor) -> Tensor:
         """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
         ``[B, T, feature_size]``."""
         return features
 
-    def read(
-        self, embeds: torch.Tensor, states: torch.Tensor, where: Where, cache: RollbackCache
-    ) -> torch.Tensor:
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         """Return the state behind each token, ``[B, T, H]``.
 
         Args:
@@ -160,11 +151,11 @@ class HeadNetwork(nn.Module):
     def reach(self, count: int) -> None:
         """Compute ahead what depends on positions below `count` alone."""
 
-    def carried(self, states: torch.Tensor) -> torch.Tensor:
+    def carried(self, states: Tensor) -> Tensor:
         """Return what of a step's states the next step of a draft reads."""
         return states
 
-    def before_head(self, states: torch.Tensor) -> torch.Tensor:
+    def before_head(self, states: Tensor) -> Tensor:
         """Return what of a step's states the output head reads."""
         return states
 
@@ -188,11 +179,11 @@ class RotaryNetwork(HeadNetwork):
             self.lm_head = nn.Linear(width, config.draft_vocab_size or vocab_size, bias=False)
         self._rotary: LlamaRotaryEmbedding | None = None
         # Of the positions from 0 on cosines, sines, and sines for `rotated`, [3, P, D] (`reach`).
-        self.rotations: torch.Tensor | None
+        self.rotations: Tensor | None
         self.register_buffer("rotations", None, persistent=False)
 
     @property
-    def drawn_weights(self) -> list[torch.Tensor]:
+    def drawn_weights(self) -> list[Tensor]:
         """Weights with a row for each id that is drawn."""
         return [self.lm_head.weight]
 
@@ -209,7 +200,7 @@ class RotaryNetwork(HeadNetwork):
         self.rotations, numbers = None, torch.arange(count, device=like.device)
         self.rotations = torch.stack([x[0] for x in self.rotation(like, numbers[None])])
 
-    def rotation(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def rotation(self, like: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """Return cosines and sines of `positions`, in the dtype of `like`, and sines for `rotated`;
         ``[B, T, D]`` each."""
         known = self.rotations
@@ -242,17 +233,13 @@ class HeadLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
 
     def forward(
-        self,
-        states: torch.Tensor,
-        rotation: Rotation,
-        attention: Attention,
-        first: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, states: Tensor, rotation: Rotation, attention: Attention, first: Tensor | None = None
+    ) -> Tensor:
         """Return the states behind the layer; `first` is what its attention reads in place of the
         normed states."""
         inputs = self.input_layernorm(states) if first is None else first
         states = states + self.self_attn(inputs, rotation, attention)
-        out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
 
@@ -283,37 +270,33 @@ class HeadAttention(nn.Module):
             self.k_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
         self._norms = norms
 
-    def keys_values(
-        self, states: torch.Tensor, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return keys and values ``[B, Hkv, T, D]`` of the states ``[B, T, width]``."""
         heads = (*states.shape[:2], -1, self.head_dim)
         keys, values = self.k_proj(states).view(heads), self.v_proj(states).view(heads)
         keys = self.k_norm(keys) if self._norms else keys
         return rotated(keys.transpose(1, 2), *rotation), values.transpose(1, 2)
 
-    def forward(
-        self, states: torch.Tensor, rotation: Rotation, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, states: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         q = self.q_proj(states).view(*states.shape[:2], -1, self.head_dim)
         q = self.q_norm(q) if self._norms else q
         q = rotated(q.transpose(1, 2), *rotation)
         seen = attention(self._number, q, *self.keys_values(states, rotation))
-        out: torch.Tensor = self.o_proj(seen.flatten(2))
+        out: Tensor = self.o_proj(seen.flatten(2))
         return out
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` has the sign of
     the half that it is added to."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def attention_over(cache: RollbackCache, masks: Sequence[torch.Tensor | None]) -> Attention:
+def attention_over(cache: RollbackCache, masks: Sequence[Tensor | None]) -> Attention:
     """Return the attention over a cache, which is prepared for the tokens at hand, by the additive
     mask of each layer; None: a query sees all that the cache has."""
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = cache.update(k, v, layer)
         mask = masks[layer]
         if decoder.takes(q, keys, values, mask):
@@ -340,10 +323,7 @@ class HeadPasses:
     """
 
     def __init__(
-        self,
-        network: HeadNetwork,
-        target: ModelLevel | PreTrainedModel,
-        ids: torch.Tensor | None = None,
+        self, network: HeadNetwork, target: ModelLevel | PreTrainedModel, ids: Tensor | None = None
     ) -> None:
         self.network, self._target = network, target
         model = Target(target)
@@ -389,11 +369,11 @@ class HeadPasses:
     def captured(
         self,
         form: Hashable,
-        inputs: Sequence[torch.Tensor],
-        run: Callable[..., torch.Tensor],
+        inputs: Sequence[Tensor],
+        run: Callable[..., Tensor],
         more: Sequence[int],
         beside: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return ``run(*inputs)``, which appends ``more[b]`` pairs to row b, by a CUDA graph; valid
         until the next call.
 
@@ -416,37 +396,28 @@ class HeadPasses:
         assert made is not None
         return made
 
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
         ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
         return self._append(True, tokens, features.to(self.device, self.dtype), counts)
 
-    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does."""
         return self._append(False, tokens, states, counts)
 
-    def next(
-        self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
         last; `step` is 1 for the first of a draft."""
         return self._append(False, tokens, states, counts, stays=False)
 
     def _append(
-        self,
-        fuses: bool,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        counts: RowCounts,
-        stays: bool = True,
-    ) -> torch.Tensor:
+        self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts, stays: bool = True
+    ) -> Tensor:
         if self.passes is None or tokens.shape[1] > LONGEST:
             out = self._behind(fuses, tokens, states, counts)
         else:
 
-            def run(ids: torch.Tensor, behind: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            def run(ids: Tensor, behind: Tensor, new: Tensor) -> Tensor:
                 return self._behind(fuses, ids, behind, RowCounts(None, new))
 
             inputs = tokens, states, counts.on(self.device)
@@ -455,9 +426,7 @@ class HeadPasses:
             self.features.appended(counts)
         return out
 
-    def _behind(
-        self, fuses: bool, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append pairs, and return the state behind each row's last one."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
@@ -472,21 +441,19 @@ class HeadPasses:
         last = counts.less(1).on(self.device)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
-    def step(
-        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
-    ) -> torch.Tensor:
+    def step(self, tokens: Tensor, states: Tensor, depth: int, ancestors: Tensor) -> Tensor:
         """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
         ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
         `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
         inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
         return self._pass(tokens, self._runs.carried(states), inputs)
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
-        logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
+        logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(self, tokens: torch.Tensor, states: torch.Tensor, where: Where) -> torch.Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
@@ -549,7 +516,7 @@ class HeadDrafter:
         # The prompts' states come with the first draft.
         self._head.begin(prompts.tokens.shape[0], prompts.capacity)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         """Read nothing: the states come with the next draft."""
 
     # A sequence is the copies of pairs that it begins with: the states behind come with a draft.
@@ -557,9 +524,7 @@ class HeadDrafter:
     def open(self, capacity: int) -> list[Pairs]:
         return []
 
-    def extend(
-        self, sequence: list[Pairs], tokens: torch.Tensor, layers: tuple[int, ...]
-    ) -> None: ...
+    def extend(self, sequence: list[Pairs], tokens: Tensor, layers: tuple[int, ...]) -> None: ...
 
     @torch.inference_mode()
     def admit(
@@ -611,13 +576,11 @@ class HeadDrafter:
             return self._draft_chain(inputs, states)
         return self._draft_tree(self.tree, inputs, states)
 
-    def _follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def _follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         self.num_forward_passes += 1
         return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
-    def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+    def _draft_chain(self, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, step = self._head, 0
         if inputs.counts.host is None:  # of what the first pass has read only a part matters
             one = inputs.counts.less(0, 1)
@@ -636,20 +599,20 @@ class HeadDrafter:
         self.num_forward_passes += block.tokens.shape[1]
         return block
 
-    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, id_map, most = self._head, self._head.id_map, inputs.most
         entries = id_map.entries_below(inputs.vocab_size)
         passes = 0
 
         def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+            tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor
+        ) -> tuple[Tensor, Tensor]:
             nonlocal passes
             passes += 1
             out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, head.logits(out)[..., :entries]
 
-        def grown(states: torch.Tensor, lengths: torch.Tensor) -> Nodes:
+        def grown(states: Tensor, lengths: Tensor) -> Nodes:
             nonlocal passes
             passes = 1
             first = head.logits(states)[:, 0, :entries]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import RollbackCache
@@ -156,11 +156,11 @@ class _Indexed:
         self._cache, self._count = cache, count
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         return self._cache.update(keys, values, layer)
 
-    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         single = keys[:, None]
         return self._cache.update(single, single[..., :1], layer + self._count)[0][:, 0]
 
@@ -191,21 +191,19 @@ class MTPNetwork(HeadNetwork):
         self._rotary: list[Any] = [getattr(body, "rotary_emb", None)]
         self._cache_name = cache_name(self.layers[0])
 
-    def paired(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def paired(self, embeds: Tensor, states: Tensor) -> Tensor:
         """Return what `fc` reads, ``[B, T, 2 * H]``."""
         pair = [self.embed_norm(embeds), self.state_norm(states)]
         return torch.cat(pair[::-1] if self.config.states_first else pair, -1)
 
-    def read(
-        self, embeds: torch.Tensor, states: torch.Tensor, where: Where, cache: RollbackCache
-    ) -> torch.Tensor:
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         x, (positions, mask) = self.fc(self.paired(embeds, states)), where
         positions = positions.expand(x.shape[:2])
         if x.shape[1] <= self.longest:
             rotation = self._rotary[0](x, positions)
             layers: Any = self.layers
             numbers = tuple(layer.self_attn.layer_idx for layer in layers)
-            fused: torch.Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
+            fused: Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
             return fused
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
@@ -217,7 +215,7 @@ class MTPNetwork(HeadNetwork):
             options["position_embeddings"] = self._rotary[0](x, positions)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, **options)
-        normed: torch.Tensor = self.norm(x)
+        normed: Tensor = self.norm(x)
         return normed
 
     def fused(self) -> LayerOperators | None:
@@ -388,8 +386,8 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
 
 
 def _scaled(
-    tensors: Mapping[str, torch.Tensor], block: Sequence[int] | None, name: str
-) -> dict[str, torch.Tensor]:
+    tensors: Mapping[str, Tensor], block: Sequence[int] | None, name: str
+) -> dict[str, Tensor]:
     """Return matrices of 8-bit floats times the factors of their blocks, and others as they are."""
     found = {key: value for key, value in tensors.items() if not key.endswith(_SCALE)}
     for key, scales in tensors.items():
@@ -413,11 +411,11 @@ def _scaled(
     return found
 
 
-def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the matrices of experts stacked by number, gates above the others, as the classes of
     transformers have them."""
-    found: dict[str, torch.Tensor] = {}
-    experts: dict[str, dict[int, torch.Tensor]] = {}
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
     for key, value in tensors.items():
         if match := _EXPERT.fullmatch(key):
             begin, number, product = match.groups()
@@ -497,11 +495,9 @@ class SeveralNetwork(HeadNetwork):
         heads: Any = self.heads
         return type(self)(self.config, [head.packed() for head in heads])
 
-    def read(
-        self, embeds: torch.Tensor, states: torch.Tensor, where: Where, cache: RollbackCache
-    ) -> torch.Tensor:
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         first: Any = self.heads[0]
-        out: torch.Tensor = first.read(embeds, states, where, cache)
+        out: Tensor = first.read(embeds, states, where, cache)
         return out
 
 
@@ -550,7 +546,7 @@ class SeveralCache(FeatureCache):
         super().select(rows)
         self._known = [[known[row] for row in rows] for known in self._known]
 
-    def keep(self, pairs: Sequence[int] | torch.Tensor) -> None:
+    def keep(self, pairs: Sequence[int] | Tensor) -> None:
         super().keep(pairs)
         kept = self._on_host()
         # The last pairs of a head have had tokens that come next.
@@ -561,7 +557,7 @@ class SeveralCache(FeatureCache):
         if self.cache.rows.host != list(kept):  # behind a pass that was cut off
             self.cache.rows.place(self._pairs)
 
-    def note(self, head: int, states: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
+    def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:
         """Append the states ``[B, W, H]`` of a head's pass, with the first head's tokens
         ``[B, W]``."""
         if head == self._later:
@@ -572,8 +568,8 @@ class SeveralCache(FeatureCache):
         self.cache.update(states[:, None], digits[:, None], self._first + head)
 
     def later(
-        self, head: int, some: RowCounts, drafted: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, RowCounts]:
+        self, head: int, some: RowCounts, drafted: Tensor
+    ) -> tuple[Tensor, Tensor, RowCounts]:
         """Begin a pass of a head behind the first over the pairs that it has yet to read.
 
         Args:
@@ -631,14 +627,12 @@ class SeveralPasses(HeadPasses):
             self.device,
         )
 
-    def _pass(self, tokens: torch.Tensor, states: torch.Tensor, where: Where) -> torch.Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         out = super()._pass(tokens, states, where)
         self.features.note(0, out, tokens)
         return out
 
-    def next(
-        self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         head, features = min(step, self._count - 1), self.features
         if step > head:
             masked = self._runs.longest < 1
@@ -655,11 +649,9 @@ class SeveralPasses(HeadPasses):
         last = new.less(1).on(self.device)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
-    def _read(
-        self, head: int, tokens: torch.Tensor, states: torch.Tensor, where: Where
-    ) -> torch.Tensor:
+    def _read(self, head: int, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         network: Any = self._runs.heads
         embeds = self._embed(tokens).to(states.dtype)
         cache = self.features.cache
-        out: torch.Tensor = network[head].read(embeds, states, where, cache)
+        out: Tensor = network[head].read(embeds, states, where, cache)
         return out

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..levels.base import (
@@ -159,7 +160,7 @@ class TranslatedLevel:
         nothing = prompts.tokens.new_zeros(len(rows), 0)
         self._level.prefill(PromptBatch(nothing, capacity=prompts.capacity))
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         for text, row, count in zip(self.texts, tokens.tolist(), counts, strict=True):
             text.tokens += row[:count]
 
@@ -186,7 +187,7 @@ class TranslatedLevel:
             text.cut(length)
         return lengths
 
-    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+    def keep_path(self, begin: RowCounts, path: Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
@@ -200,7 +201,7 @@ class TranslatedLevel:
         contexts: Sequence[list[int] | None],
         pieces: Sequence[Sequence[Sequence[int]]],
         keep: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Have the model read texts in its ids.
 
         Args:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..ops import kv as cache_ops
@@ -75,8 +76,8 @@ class Rows:
     def _slice(self) -> None:
         # On the CPU, where the host knows the numbers, tensors are made when somebody asks: new
         # ones, since older ones may be of inference mode and the reader outside it.
-        self._lengths: torch.Tensor | None
-        self._base: torch.Tensor | None
+        self._lengths: Tensor | None
+        self._base: Tensor | None
         self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
         self._cut = False  # on a device: `host` is ahead of `_lengths`
 
@@ -84,7 +85,7 @@ class Rows:
         for whole in self._memory:
             whole.zero_()
         self._slice()
-        self.counts: torch.Tensor | None = None
+        self.counts: Tensor | None = None
         self.new: int | None = None
         self.host: list[int] | None = [0] * self.batch
         self._base_host: list[int] = self.host
@@ -97,7 +98,7 @@ class Rows:
         self.seen: set[int] = set()
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         if self._lengths is None:
             self._lengths = torch.tensor(self.host)
         elif self._cut:
@@ -110,7 +111,7 @@ class Rows:
         return self._lengths
 
     @property
-    def base(self) -> torch.Tensor:
+    def base(self) -> Tensor:
         if self._base is None:
             self._base = torch.tensor(self._base_host)
         return self._base
@@ -239,7 +240,7 @@ class Rows:
             self.place(RowCounts(left))
         self.status.index_fill_(0, here, 0)
 
-    def select(self, indices: torch.Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
         here = indices.to(self.device)
         lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
@@ -270,8 +271,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             it is, where rows are in step as one block (`RollbackCache.update`).
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Tensor
+    values: Tensor
     longest_pass = sys.maxsize  # tokens of a row
     ring, sinks = False, 0  # how the operator appends
     takes_rows = True  # one run of slots per row, whose bytes may be moved
@@ -285,14 +286,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows, self.index, self.window = rows, index, window
         self.is_sliding = window is not None
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self._hold(self._room(key_states), self._room(value_states))
         self.dtype, self.device = key_states.dtype, key_states.device
         self.on_cpu = self.device.type == "cpu"
         self.takes_blocks = self.on_cpu and type(self) is RollbackLayer
         self.is_initialized = True
 
-    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
         # Both at once, so that an interrupt leaves no memory of two sizes (see `reset`).
         self._all = keys, values
         self.keys, self.values = self._all
@@ -306,7 +307,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     def _slots(self) -> int:
         return self.rows.capacity
 
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
+    def _room(self, like: Tensor) -> Tensor:
         # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
         return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
 
@@ -336,7 +337,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[row].zero_()
             self.values[row].zero_()
 
-    def put(self, keys: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+    def put(self, keys: Tensor, values: Tensor, begin: int) -> None:
         """Write keys and values ``[H, N, D]`` to the slots of the only row from `begin` on."""
         if not self.is_initialized:
             self.lazy_initialization(keys[None], values[None])
@@ -344,7 +345,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys[0, :, begin : begin + keys.shape[1]] = keys
         self.values[0, :, begin : begin + values.shape[1]] = values
 
-    def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
+    def take(self, other: RollbackLayer, rows: Tensor) -> None:
         """Copy the rows of `other` to the rows `rows` (int64 indices)."""
         if not self.is_initialized:
             batch = self.rows.batch
@@ -355,7 +356,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys[rows, :, :filled] = other.keys[:, :, :filled]
         self.values[rows, :, :filled] = other.values[:, :, :filled]
 
-    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _begin(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, tokens = self.rows, key_states.shape[2]
         if rows.new is None or self.index in rows.seen:
             if rows.ragged:
@@ -376,7 +377,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if rows.grow:
             self.grow()
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def append(self, keys: Tensor, values: Tensor) -> None:
         """Write new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
         rows = self.rows
         base, counts = rows.base, rows.counts
@@ -394,15 +395,15 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             rows.status.bitwise_or_(status.to(rows.status.device))
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append, and return views that attention reads: ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
         self.append(key_states, value_states)
         span = self.rows.span
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         """Return the slots of `update` that each query sees, ``[B, T, N]`` bool.
 
         Args:
@@ -450,7 +451,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
         self.rows.moves += 1
 
-    def select(self, indices: torch.Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
         if not self.is_initialized:
             return
@@ -477,8 +478,8 @@ class Int8Layer(RollbackLayer):
     """
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         stored = super().update(_rounded(key_states, _KEYS), _rounded(value_states, _VALUES))
         return _read(stored[0], key_states), _read(stored[1], value_states)
 
@@ -489,7 +490,7 @@ _KEYS, _VALUES = 8, 32
 _LARGEST = 127
 
 
-def _rounded(states: torch.Tensor, group: int) -> torch.Tensor:
+def _rounded(states: Tensor, group: int) -> Tensor:
     size = states.shape[-1]  # one scale where it is no multiple of the group
     groups = states.unflatten(-1, (1 if size % group else size // group, -1)).float()
     scales = (groups.abs().amax(-1) / _LARGEST).bfloat16()
@@ -498,11 +499,11 @@ def _rounded(states: torch.Tensor, group: int) -> torch.Tensor:
     return torch.cat([numbers.flatten(-2), scales.view(torch.int8)], -1)
 
 
-def _read(stored: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _read(stored: Tensor, like: Tensor) -> Tensor:
     size = like.shape[-1]
     numbers, scales = stored[..., :size], stored[..., size:].clone().view(torch.bfloat16)
     groups = numbers.unflatten(-1, (scales.shape[-1], -1)).to(like.dtype)
-    vectors: torch.Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
+    vectors: Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
     return vectors
 
 
@@ -525,7 +526,7 @@ class RingLayer(RollbackLayer):
     def _slots(self) -> int:
         return self.size
 
-    def _begin_prepared(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _begin_prepared(self, key_states: Tensor, value_states: Tensor) -> None:
         if not self._prepared():
             raise ValueError(
                 "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
@@ -537,8 +538,8 @@ class RingLayer(RollbackLayer):
         return self.rows.new is not None and self.rows.new > self.slack + 1
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self._begin_prepared(key_states, value_states)
         read = self.keys, self.values
         if self._wide():
@@ -546,7 +547,7 @@ class RingLayer(RollbackLayer):
         self.append(key_states, value_states)
         return read
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         if tree is not None:
             raise ValueError(
                 "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
@@ -571,7 +572,7 @@ _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 _FIXED = ("default", "linear", "llama3")
 
 
-def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
+def rotary_frequencies(model: Any, name: str) -> Tensor:
     """Return the model's rotary frequencies, [R / 2] float32."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", None)
@@ -582,11 +583,11 @@ def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
             f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
             f"given {model.config.model_type}"
         )
-    found: torch.Tensor = frequencies.float()
+    found: Tensor = frequencies.float()
     return found
 
 
-def turn(keys: torch.Tensor, shift: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:
     """Turn keys ``[B, H, S, D]``, rotated for position p, to ``p + shift[b]``; shift [B] int64."""
     half = frequencies.shape[0]
     angles = (shift[:, None].double() * frequencies.double())[:, None, None, :]
@@ -611,7 +612,7 @@ class StreamingLayer(RingLayer):
     """
 
     def __init__(
-        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: torch.Tensor
+        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
     ) -> None:
         super().__init__(rows, index, window, slack, sinks)
         self.frequencies = frequencies
@@ -620,14 +621,14 @@ class StreamingLayer(RingLayer):
     def longest_pass(self) -> int:  # type: ignore[override]
         return self.slack + 1
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.frequencies = self.frequencies.to(key_states.device)
         self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # as they were computed
         super().lazy_initialization(key_states, value_states)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self._begin_prepared(key_states, value_states)
         sinks = self.keys[:, :, : self.sinks]
         sinks.copy_(self.sink_keys)
@@ -638,7 +639,7 @@ class StreamingLayer(RingLayer):
         sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
         return self.keys, self.values
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         if self._wide():
             raise ValueError(
                 f"tokens: expected at most {self.slack + 1} in one pass over a streaming cache, "
@@ -651,7 +652,7 @@ class StreamingLayer(RingLayer):
         if self.is_initialized:
             self.sink_keys.zero_()
 
-    def select(self, indices: torch.Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         super().select(indices)
         if self.is_initialized:
             self.sink_keys = self.sink_keys.index_select(0, indices.to(self.sink_keys.device))

@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import Cache
 
 from .. import arguments
@@ -71,7 +72,7 @@ class SequenceState:
         tokens: int,
         counts: RowCounts | None = None,
         *,
-        parents: torch.Tensor | None = None,
+        parents: Tensor | None = None,
         depth: int | None = None,
     ) -> dict[str, Any]:
         """Prepare a pass of ``[B, tokens]`` ids, of which row b appends the first ``counts[b]``
@@ -104,14 +105,14 @@ class CroppedState(SequenceState):
             self.past.crop(-excess)
         return lengths
 
-    def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Save as `RollbackCache.save`."""
         return [
             (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
             for layer in self.past.layers
         ]
 
-    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+    def restore(self, saved: Sequence[tuple[Tensor, Tensor]], count: int) -> None:
         """Restore as `RollbackCache.restore`."""
         for number, (keys, values) in enumerate(saved):
             self.past.update(keys[None, :, :count], values[None, :, :count], number)
@@ -124,8 +125,8 @@ _SMALL = 1024  # tokens of a row; memory for so many is never too much
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and where they lie (`ops.kv.pointers`).
-_Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
-_States = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values of some layers
+_Layers = tuple[list[Tensor], list[Tensor], Tensor]
+_States = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
 
 
 def _numbers(low: int, **values: Any) -> list[int]:
@@ -227,13 +228,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 for i, kind in enumerate(self.types)
             ]
         )
-        self._moved: dict[tuple[int, ...], torch.Tensor] = {}
+        self._moved: dict[tuple[int, ...], Tensor] = {}
         # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
         self._together: tuple[int, list[_Layers]] = (-1, [])
         self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
-        self._strip: torch.Tensor | None = None
+        self._strip: Tensor | None = None
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
@@ -306,13 +307,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """[B] int64, tokens of each row. On a device it changes in place; clone it to keep it. On
         the CPU it is made when asked for; ask again after the next pass."""
         return self.rows.lengths
 
     @property
-    def status(self) -> torch.Tensor:
+    def status(self) -> Tensor:
         """[B] int32, status bits of the appends since the last reset (`ops.kv.CacheStatus`)."""
         return self.rows.status
 
@@ -320,7 +321,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_size(self) -> int:
         return self.rows.batch
 
-    def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
+    def prepare(self, tokens: int, counts: Sequence[int] | Tensor | None = None) -> None:
         """Prepare a forward pass whose mask and positions are made elsewhere.
 
         Args:
@@ -343,11 +344,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             self._grown = self.rows.capacity
         self.rows.grow = False
 
-    def _of_rows(self, name: str, given: Sequence[int] | torch.Tensor) -> RowCounts:
+    def _of_rows(self, name: str, given: Sequence[int] | Tensor) -> RowCounts:
         """Take an integer per row, as a user may pass them."""
         if type(given) is RowCounts:
             return given
-        if not isinstance(given, torch.Tensor):
+        if not isinstance(given, Tensor):
             return RowCounts(arguments.row_integers(name, given))
         if given.dtype not in INT_DTYPES or given.is_meta:
             raise TypeError(f"{name}: expected integers, given {arguments.shown(given)}")
@@ -360,9 +361,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def inputs(
         self,
         tokens: int,
-        counts: Sequence[int] | torch.Tensor | None = None,
+        counts: Sequence[int] | Tensor | None = None,
         *,
-        parents: torch.Tensor | None = None,
+        parents: Tensor | None = None,
         depth: int | None = None,
         masked: bool = True,
     ) -> dict[str, Any]:
@@ -417,15 +418,15 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 positions = torch.where(inside, positions, last[:, None])
         if not masked and tree is None and rows.span <= self._near:
             return {"attention_mask": None, "position_ids": positions}
-        by_type: dict[str, torch.Tensor] = {}
+        by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
         mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 
-    def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _tree(self, parents: Tensor, tokens: int) -> Tensor:
         """Require parents of a tree whose last nodes are `tokens`."""
-        if not isinstance(parents, torch.Tensor) or parents.dtype not in INT_DTYPES:
+        if not isinstance(parents, Tensor) or parents.dtype not in INT_DTYPES:
             raise TypeError(
                 f"parents: expected an integer tensor, given {arguments.shown(parents)}"
             )
@@ -437,7 +438,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             )
         return parents.expand(self.batch_size, nodes)
 
-    def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
+    def _causal_mask(self, base: int, tokens: int) -> Tensor | None:
         """Return a mask for a few new tokens without computing it, or None where no mask is needed.
 
         A first pass is causal by itself. On the CPU, masks of small passes are cut out of one
@@ -456,18 +457,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return strip[:tokens].narrow(1, before, base + tokens)[None, None]
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         rows, layer = self.rows, self.layers[layer_idx]
         batch, _, new, _ = key_states.shape
         as_prepared = not rows.grow and layer_idx not in rows.seen
         if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
-            kept: tuple[torch.Tensor, torch.Tensor] = layer.update(key_states, value_states)
+            kept: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
             return kept
         rows.seen.add(layer_idx)
         keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
@@ -504,9 +500,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             known[layers] = [layer.keys for layer in held], [layer.values for layer in held]
         return known[layers]
 
-    def rollback(
-        self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None
-    ) -> RowCounts:
+    def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:
         """Keep the first ``lengths[b]`` tokens of row b, never more than it has, and return
         `lengths`. Moves no bytes.
 
@@ -539,10 +533,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 )
 
     def keep_path(
-        self,
-        begin: Sequence[int] | torch.Tensor,
-        path: torch.Tensor,
-        lengths: Sequence[int] | torch.Tensor,
+        self, begin: Sequence[int] | Tensor, path: Tensor, lengths: Sequence[int] | Tensor
     ) -> RowCounts:
         """Keep the path of a tree that a pass has read: of the tokens from ``begin[b]`` on, row b
         keeps the nodes ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in
@@ -580,9 +571,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             )
         ]
 
-    def _pointers(
-        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _pointers(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
         if bases not in self._moved:
             if len(self._moved) >= len(self.layers):  # of memory that is gone
@@ -629,7 +618,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for row in rows:
             self._longest[row] = 0
 
-    def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
         each, by layer; of no heads where a layer has never been written."""
         none = torch.empty(0, end - begin, 0)
@@ -640,7 +629,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             for layer in self.layers
         ]
 
-    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+    def restore(self, saved: Sequence[tuple[Tensor, Tensor]], count: int) -> None:
         """Append keys and values of the first `count` tokens of `save` to a cache of one row,
         whose length the host knows."""
         rows = self.rows
@@ -688,7 +677,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if list(rows) != list(range(self.rows.batch)):
             self.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
         self.rows.select(indices)
         if self._ring is not None:
@@ -696,7 +685,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for layer in self.layers:
             layer.select(indices)
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -716,7 +705,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         )
 
     def reserve_span(
-        self, tokens: int, more: Hashable = None, tensors: Iterable[torch.Tensor] = ()
+        self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
     ) -> Place | None:
         """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it.
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..kv_cache import CroppedState
@@ -78,7 +79,7 @@ class EncoderDecoderLevel(ModelLevel):
         self._cache_name = cache_name(model)
         self._cache: Any = None
         self._encoded: Any = None
-        self._mask: torch.Tensor | None = None
+        self._mask: Tensor | None = None
         self._probe()
 
     @property
@@ -108,7 +109,7 @@ class EncoderDecoderLevel(ModelLevel):
             self._pass(tokens)
         return None
 
-    def _encode(self, encoded: EncodedInput) -> tuple[Any, torch.Tensor]:
+    def _encode(self, encoded: EncodedInput) -> tuple[Any, Tensor]:
         from transformers.modeling_outputs import BaseModelOutput
 
         tokens = encoded.tokens.to(self.device)
@@ -124,9 +125,9 @@ class EncoderDecoderLevel(ModelLevel):
         encoder = self.model.get_encoder()
         return encoder(input_ids=tokens, attention_mask=mask, return_dict=True), mask
 
-    def _pass(self, tokens: torch.Tensor, cache: bool = True) -> torch.Tensor:
+    def _pass(self, tokens: Tensor, cache: bool = True) -> Tensor:
         """Return logits ``[1, T, V]`` behind each of `tokens`."""
-        logits: torch.Tensor = self.model(
+        logits: Tensor = self.model(
             encoder_outputs=self._encoded,
             attention_mask=self._mask,
             decoder_input_ids=tokens,
@@ -142,7 +143,7 @@ class EncoderDecoderLevel(ModelLevel):
         begin = width - keep if block.first is None else int(block.first[0])
         return LevelOutput(self._pass(block.tokens)[:, begin : begin + keep])
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     @torch.inference_mode()

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -27,12 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..ops import decoder as operators
-from ..ops.decoder import (
-    DecoderLayers,
-    LayerOperators,
-    LayerParts,
-    LayerShape,
-)
+from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
 from .base import LevelOutput
 from .models import gather
 from .products import (
@@ -58,14 +53,14 @@ _calls: ContextVar[list[bool] | None] = ContextVar("calls", default=None)
 
 def grouped_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **arguments: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attend as transformers' sdpa attention does: ``[B, Hq, T, D]`` queries over
     ``[B, Hkv, N, D]`` keys to ``[B, T, Hq, D]``.
 
@@ -86,7 +81,7 @@ def grouped_attention(
     if calls is not None:
         calls.append(taken)
     if other:
-        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
@@ -171,10 +166,10 @@ _WIDEST_HEAD = 512  # that `ops.decoder.rotary` takes
 class _Norm(nn.Module):
     """RMSNorm."""
 
-    weight: torch.Tensor
+    weight: Tensor
     variance_epsilon: float
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
         made = operators.rms_norm(rows, self.weight, self.variance_epsilon)
         return made.view(hidden_states.shape)
@@ -186,7 +181,7 @@ class _Mlp(nn.Module):
     gate_proj: Part
     down_proj: RowProduct
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         both = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
         return self.down_proj.forward(operators.gated(both)).view(x.shape)
 
@@ -204,13 +199,13 @@ class _Attention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,
         **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         merged, width = self.q_proj.merged, self.head_dim
         batch, tokens, features = hidden_states.shape
         linear: Any = merged.linear
@@ -240,14 +235,14 @@ class _Layer(nn.Module):
     input_layernorm: _Norm
     post_attention_layernorm: _Norm
 
-    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, **arguments: Any) -> Tensor:
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **arguments)
         norm, shape = self.post_attention_layernorm, hidden_states.shape
         rows = hidden_states.reshape(-1, shape[-1])
         residual, normed = operators.add_rms_norm(
             rows, attended.reshape(rows.shape), norm.weight, norm.variance_epsilon
         )
-        made: torch.Tensor = residual.view(shape) + self.mlp(normed.view(shape))
+        made: Tensor = residual.view(shape) + self.mlp(normed.view(shape))
         return made
 
 
@@ -372,16 +367,16 @@ class StackedPass:
         be one for the model itself."""
         if not self.by_lengths or width > operators.FEW_TOKENS or any(self._hooks):
             return True
-        as_made = all(map(torch.Tensor.is_set_to, self._norms, self.native.norms))
+        as_made = all(map(Tensor.is_set_to, self._norms, self.native.norms))
         return not (as_made and isinstance(cache, RollbackCache) and cache.in_one_place)
 
     def __call__(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         inputs: dict[str, Any],
         cache: Any,
         keep: int,
-        indices: torch.Tensor | None = None,
+        indices: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> LevelOutput | None:
         """Run the pass. None, and nothing done: the pass is one for the model itself, as where
@@ -398,7 +393,7 @@ class StackedPass:
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
         # The norms are the user's model's, and may have been moved or converted.
-        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
+        if any(self._hooks) or not all(map(Tensor.is_set_to, self._norms, self.native.norms)):
             return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
         if isinstance(mask, dict):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import progress
 from ..arguments import shown
@@ -56,12 +56,12 @@ class GgufTensor:
         """Bytes in the file."""
         return int(self._bytes.size)
 
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> Tensor:
         """Copy the bytes, ``[outputs, bytes of a row]`` uint8."""
         rows = prod(self.shape[:-1])
         return torch.from_numpy(np.array(self._bytes).reshape(rows, -1))
 
-    def dequantised(self) -> torch.Tensor:
+    def dequantised(self) -> Tensor:
         """Return its numbers in float32."""
         import gguf
 
@@ -479,10 +479,7 @@ class BlockLinear(QuantizedLinear):
     """
 
     def __init__(
-        self,
-        parts: Sequence[tuple[torch.Tensor, int]],
-        inputs: int,
-        bias: torch.Tensor | None = None,
+        self, parts: Sequence[tuple[Tensor, int]], inputs: int, bias: Tensor | None = None
     ) -> None:
         super().__init__()
         self.in_features = inputs
@@ -496,7 +493,7 @@ class BlockLinear(QuantizedLinear):
             self.register_buffer(f"packed{i}", in_huge_pages(packed))
             self._forms.append((len(whole), kind))
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         made = [
             blocks.product(x, getattr(self, f"packed{i}"), outputs, kind)
             for i, (outputs, kind) in enumerate(self._forms)
@@ -541,7 +538,7 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
     return made
 
 
-def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
+def head_rows(path: str | Path, rows: Tensor) -> BlockLinear:
     """Return the rows `rows`, ``[N]`` int64, of the output head of a file, which is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
@@ -610,15 +607,15 @@ class _Named:
         self.read(tensor.size)
         return tensor
 
-    def rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def rows(self, name: str, rows: Tensor) -> Tensor:
         """Return rows of a parameter in the model's order."""
         heads = next((count for part, count in self._turned.items() if f".{part}." in name), None)
         if heads is None:
             return rows
-        made: torch.Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        made: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return made.contiguous()
 
-    def dequantised(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def dequantised(self, name: str, like: Tensor) -> Tensor:
         """Return a parameter, in the shape and dtype of `like`."""
         if name.endswith(".bias") and self.source(name) not in self._tensors:
             return torch.zeros(like.shape, dtype=like.dtype)
@@ -628,7 +625,7 @@ class _Named:
             numbers -= 1
         return numbers.to(like.dtype)
 
-    def factors(self) -> torch.Tensor | None:
+    def factors(self) -> Tensor | None:
         """Return the divisors of the rotations' frequencies, ``[width / 2]``; None: there are
         none."""
         found = self._tensors.get(_FACTORS)
@@ -664,7 +661,7 @@ def _fill(made: Any, named: _Named) -> None:
     """Give a value to all parameters and tables that have none yet."""
     values: dict[str, nn.Parameter] = {}  # by the file's name: tied ones are one
 
-    def value(name: str, like: torch.Tensor) -> nn.Parameter:
+    def value(name: str, like: Tensor) -> nn.Parameter:
         source = named.source(name)
         if source not in values:
             values[source] = nn.Parameter(named.dequantised(name, like), requires_grad=False)

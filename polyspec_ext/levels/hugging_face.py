@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..kv_cache import SequenceState
@@ -318,12 +319,10 @@ class HuggingFaceLevel(ModelLevel):
         self._reserved = tokens
 
     @torch.inference_mode()
-    def prefill(
-        self, prompts: PromptBatch | torch.Tensor, counts: Sequence[int] | None = None
-    ) -> Any:
+    def prefill(self, prompts: PromptBatch | Tensor, counts: Sequence[int] | None = None) -> Any:
         """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens.
         Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
-        if isinstance(prompts, torch.Tensor):
+        if isinstance(prompts, Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         self._unchanged.require()
         self._weights = None  # between batches they may have moved
@@ -348,9 +347,7 @@ class HuggingFaceLevel(ModelLevel):
         return self._make(1, capacity) if self._owns_cache else None
 
     @torch.inference_mode()
-    def extend(
-        self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...] = ()
-    ) -> Hidden | None:
+    def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read them
             return None
         if layers:
@@ -362,7 +359,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def extend_together(
-        self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers = ()
+        self, sequences: Sequence[Any], tokens: Tensor, counts: Ints, layers: Layers = ()
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
@@ -416,8 +413,8 @@ class HuggingFaceLevel(ModelLevel):
         )
 
     def _read_prompts(
-        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
-    ) -> dict[int, torch.Tensor]:
+        self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
+    ) -> dict[int, Tensor]:
         """Have row b of the empty batch read its first ``counts[b]`` of `tokens`, ``[B, T]``; None:
         all. Rows of like length are read together, with little padding.
 
@@ -431,7 +428,7 @@ class HuggingFaceLevel(ModelLevel):
         if counts is None or len(several) < 2:
             return self.append(tokens, counts, layers)
         cache: Any = None
-        hidden: dict[int, torch.Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         for group in several:  # that of the longest rows first
             lengths = [counts[b] for b in group]
             if cache is None or not cache.refit(len(group)):
@@ -447,8 +444,8 @@ class HuggingFaceLevel(ModelLevel):
         return hidden
 
     def padded_states(
-        self, hidden: Hidden, layers: Sequence[int], tokens: torch.Tensor
-    ) -> dict[int, torch.Tensor]:
+        self, hidden: Hidden, layers: Sequence[int], tokens: Tensor
+    ) -> dict[int, Tensor]:
         """Pad states to the width of `tokens`, since the rows may have fewer."""
         rows, width = tokens.shape
         none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
@@ -491,12 +488,12 @@ class HuggingFaceLevel(ModelLevel):
         finally:
             self.adopt(whole)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     def append(
-        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
-    ) -> dict[int, torch.Tensor]:
+        self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
+    ) -> dict[int, Tensor]:
         """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
         ``[B, T, H]``; none of an empty prompt."""
         parts, given = [], None if counts is None else RowCounts.of(counts)
@@ -511,7 +508,7 @@ class HuggingFaceLevel(ModelLevel):
 
     def forward(
         self,
-        block: InputBlock | torch.Tensor,
+        block: InputBlock | Tensor,
         keep: int = 1,
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
@@ -519,7 +516,7 @@ class HuggingFaceLevel(ModelLevel):
         """Append a block (`BatchedLevel.forward`). Tokens ``[B, T]`` do as well, with `keep`,
         `counts` and `first` as of `InputBlock`: then it returns the logits alone
         (`Level.forward`)."""
-        if isinstance(block, torch.Tensor):
+        if isinstance(block, Tensor):
             known, begin = (None if x is None else RowCounts.of(x) for x in (counts, first))
             return self.forward(InputBlock(block, keep, known, begin)).logits
         if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
@@ -573,7 +570,7 @@ class HuggingFaceLevel(ModelLevel):
         }  # fmt: skip
         if self._slices:
             arguments["logits_to_keep"] = keep if rows is None else 0
-        hidden: dict[int, torch.Tensor] | None = None
+        hidden: dict[int, Tensor] | None = None
         if rows is None and not block.hidden_layers:
             out = self._runs(**arguments)
         else:
@@ -593,7 +590,7 @@ class HuggingFaceLevel(ModelLevel):
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
         begin = longest - keep if first is None else min(first)
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         states: list[Hidden] = []
         for start, piece, some in _pieces(tokens, counts, self._chunk):
             width = piece.shape[1]
@@ -615,7 +612,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def keep_path(
-        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+        self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
         kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
         return kept
@@ -642,21 +639,21 @@ class HuggingFaceLevel(ModelLevel):
 
 
 def _pieces(
-    tokens: torch.Tensor, counts: RowCounts | None, chunk: int
-) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
+    tokens: Tensor, counts: RowCounts | None, chunk: int
+) -> Iterator[tuple[int, Tensor, RowCounts | None]]:
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, Tensor]:
     if len(parts) == 1:
         return dict(parts[0])
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
-def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
+def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:
     begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache.factory import device_of
@@ -73,7 +73,7 @@ class ModelLevel:
         cache."""
         return _restored, (type(self), self.model, {**self._options, "name": self.name})
 
-    def keep_path(self, begin: Any, path: torch.Tensor, lengths: Any) -> Sequence[int]:
+    def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, of a level that reads none."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
@@ -130,7 +130,7 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     arguments.place(f"{name}: device", device)
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
-    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
     # A quantised head, of another class, multiplies in a type that its weights do not tell.
     told = type(head) is nn.Linear or kind == torch.float64
     if told and kind not in LOGITS_DTYPES:
@@ -198,7 +198,7 @@ def _quantised(model: nn.Module) -> Iterator[int]:
         if isinstance(inputs, int) and isinstance(outputs, int):
             weight, count = getattr(module, "weight", None), inputs * outputs
             if (
-                not isinstance(weight, torch.Tensor)
+                not isinstance(weight, Tensor)
                 or not weight.is_floating_point()
                 or weight.numel() != count
             ):
@@ -243,7 +243,7 @@ class Unchanged:
         self._modules: list[nn.Module] = list(model.modules())
         # Modules whose weights the passes do not look for again, and views of some of these.
         self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
-        self._sampled: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._sampled: dict[torch.dtype, list[Tensor]] = {}
         for weight in self._bound_weights():
             steps = [max(1, size // _SAMPLED) for size in weight.shape]
             view = weight.detach()[tuple(slice(None, None, step) for step in steps)]
@@ -267,7 +267,7 @@ class Unchanged:
             f"other {what}; {hint}"
         )
 
-    def _bound_weights(self) -> Iterator[torch.Tensor]:
+    def _bound_weights(self) -> Iterator[Tensor]:
         return (weight for layer in self._bound for weight in layer.parameters(recurse=False))
 
     def _facts(self) -> dict[str, Any]:
@@ -337,10 +337,10 @@ class HiddenStates:
             )
 
     @contextmanager
-    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         """Have passes of the model in this thread leave their states of `layers` in the dict: k in
         [0, L] the state after k decoder layers, -1 the last one behind the final norm."""
-        states: dict[int, torch.Tensor] = {}
+        states: dict[int, Tensor] = {}
         thread = threading.get_ident()
 
         def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
@@ -382,13 +382,13 @@ def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 
 def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
+    if isinstance(output, Tensor):
         return output
     last = getattr(output, "last_hidden_state", None)
     return output[0] if last is None else last
 
 
-def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def gather(states: Tensor, rows: Tensor) -> Tensor:
     """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``.
 
     Args:
@@ -400,13 +400,13 @@ def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def gathering(head: torch.nn.Module, rows: torch.Tensor | None) -> Iterator[None]:
+def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
     """Give `head` the hidden states of `rows` alone (see `gather`), since logits of all tokens
     would be large; None: of all. What a model does to its logits still happens to them."""
     if rows is None:
         yield
         return
-    wanted: list[torch.Tensor] = [rows]
+    wanted: list[Tensor] = [rows]
     thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -606,11 +606,11 @@ class Probe:
         self._reference = whole
         self._tolerance = max(tolerance(whole.dtype), min(rounding, _MOST))
 
-    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
+    def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         return padded(rows, self._level.device)[0]
 
 
-def _nudge(module: object, inputs: object, states: torch.Tensor) -> torch.Tensor:
+def _nudge(module: object, inputs: object, states: Tensor) -> Tensor:
     # Each row in another way.
     size = max(_NUDGE, torch.finfo(states.dtype).eps)
     waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
@@ -653,18 +653,18 @@ def ids_of(model: Any, vocab_size: int) -> int:
     return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
 
 
-def text_of(length: int, ids: int) -> torch.Tensor:
+def text_of(length: int, ids: int) -> Tensor:
     """Return a text of tokens below `ids`, ``[length]`` int64."""
     return torch.arange(1, length + 1) * 7919 % ids
 
 
-def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_difference(given: Tensor, wanted: Tensor) -> float:
     """Compare two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
 
     Returns 0 where `wanted` is not a distribution (NaN, +inf): the request then says so.
     """
 
-    def centred(row: torch.Tensor) -> torch.Tensor:
+    def centred(row: Tensor) -> Tensor:
         row = row.double()
         row = (row - row.max()).clamp_min(-_REACH)
         return row - row.mean()

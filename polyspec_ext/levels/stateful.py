@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import factory as caches
@@ -209,7 +209,7 @@ def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -
             kept[name] = dict(value)
     for name in overwritten:
         states = kept.get(name)
-        if isinstance(states, torch.Tensor):
+        if isinstance(states, Tensor):
             kept[name] = states.clone()
         elif isinstance(states, dict):
             kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
@@ -242,11 +242,11 @@ class Call(NamedTuple):
     inputs: _Inputs
     arguments: dict[str, Any]
 
-    def state(self, count: int, before: torch.Tensor | None) -> torch.Tensor:
+    def state(self, count: int, before: Tensor | None) -> Tensor:
         """Return the state behind the first `count` tokens and the state `before` them."""
         some = {name: self.arguments[name][:, :count] for name in self.inputs.by_token}
         arguments = {**self.arguments, **some, self.inputs.state: before}
-        state: torch.Tensor = self.function(**arguments)[1]
+        state: Tensor = self.function(**arguments)[1]
         return state
 
 
@@ -407,8 +407,8 @@ class StatefulLevel(ModelLevel):
     # ---- passes ----------------------------------------------------------------------------------
 
     def _pass(
-        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, Hidden]:
+        self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Hidden]:
         """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
         hidden states ``[1, T, H]``."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -420,7 +420,7 @@ class StatefulLevel(ModelLevel):
         options[self._cache_name] = row.past
         row.begin_pass()
         with self._states.taken(layers) as hidden, recorded() as calls:
-            logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
+            logits: Tensor = self._runs(input_ids=tokens, **options).logits
         records = self.advances and 1 < tokens.shape[1] <= _RECORDED
         row.end_pass(tokens.shape[1], calls if records else None)
         wanted = [*tokens.shape, self._width]
@@ -433,8 +433,8 @@ class StatefulLevel(ModelLevel):
         return logits[0, logits.shape[1] - keep :], hidden
 
     def _append(
-        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
-    ) -> tuple[torch.Tensor, Hidden]:
+        self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Hidden]:
         """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
         total = tokens.shape[1]
         ends = list(range(self.prefill_chunk, total, self.prefill_chunk))
@@ -483,7 +483,7 @@ class StatefulLevel(ModelLevel):
 
     def _blocks(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         counts: Sequence[int],
         first: Sequence[int],
         keep: int,
@@ -492,7 +492,7 @@ class StatefulLevel(ModelLevel):
         """Append ``counts[b]`` of `tokens`, ``[B, T]``, to row b; see `forward`."""
         batch, width = tokens.shape
         logits = torch.empty(batch, keep, 0)
-        hidden: dict[int, torch.Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         # States of these tokens were returned before they were rolled back.
         skipped = [max(0, row.told - row.length) for row in self._rows]
         rows = zip(self._rows, tokens, counts, first, strict=True)
@@ -513,7 +513,7 @@ class StatefulLevel(ModelLevel):
         told = torch.tensor(skipped) if layers and any(skipped) else None
         return LevelOutput(logits, hidden if layers else None, told)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         if tokens.shape[1] and max(counts):
             block = reading(tokens, counts)
             block.keep, block.first = 1, RowCounts(list(counts))
@@ -538,7 +538,7 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def extend(
-        self, sequence: RowState, tokens: torch.Tensor, layers: tuple[int, ...] = ()
+        self, sequence: RowState, tokens: Tensor, layers: tuple[int, ...] = ()
     ) -> Hidden | None:
         if not tokens.shape[1]:
             return None

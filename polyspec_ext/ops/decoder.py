@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 # That a head may have: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 WIDTHS = frozenset(range(32, 256 + 1, 32))
@@ -14,12 +15,10 @@ WIDTHS = frozenset(range(32, 256 + 1, 32))
 FEW_TOKENS = 64
 _DTYPES = (torch.float32, torch.bfloat16)
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-_attention: Callable[..., torch.Tensor] = torch.ops.polyspec.attention.default
+_attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
 
 
-def takes(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> bool:
+def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Return whether `attention` reads these, and on CUDA as few tokens as it is meant for."""
     dtype = query.dtype
     if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
@@ -38,21 +37,21 @@ def takes(
     return few and _in_vectors(key) and _in_vectors(value)
 
 
-def _in_vectors(x: torch.Tensor) -> bool:
+def _in_vectors(x: Tensor) -> bool:
     # The operator reads 16 bytes at a time. (Memory of torch's begins at such an address.)
     offsets = (x.storage_offset(), *x.stride()[:3])
     return all(offset * x.element_size() % 16 == 0 for offset in offsets)
 
 
 def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     scale: float,
     causal: bool = False,
-    lengths: torch.Tensor | None = None,
-) -> torch.Tensor:
+    lengths: Tensor | None = None,
+) -> Tensor:
     """Return ``softmax(scale query key^T + mask) value``, where heads of queries share those of
     keys.
 
@@ -83,26 +82,24 @@ def attention(
 
 
 @_fake("polyspec::attention")
-def _(query: torch.Tensor, key: object, value: torch.Tensor, *_: object) -> torch.Tensor:
+def _(query: Tensor, key: object, value: Tensor, *_: object) -> Tensor:
     batch, heads, tokens = query.shape[:3]
     return query.new_empty(batch, tokens, heads, value.shape[3])
 
 
-_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-
-rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+rms_norm: Callable[[Tensor, Tensor, float], Tensor]
 rms_norm = torch.ops.polyspec.rms_norm.default
 """``weight * (x / sqrt(mean(x^2) + epsilon))``, [M, N] by rows: of x [M, N], weight [N] and
 epsilon > 0."""
 
-add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
 add_rms_norm = torch.ops.polyspec.add_rms_norm.default
 """``x + residual`` and `rms_norm` of it, both [M, N]: of x, residual [M, N], weight and epsilon."""
 
-gated: Callable[[torch.Tensor], torch.Tensor] = torch.ops.polyspec.gated.default
+gated: Callable[[Tensor], Tensor] = torch.ops.polyspec.gated.default
 """``silu(gate) * up``, [M, N], of gate and up side by side, [M, 2 N]."""
 
-rotary: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+rotary: Callable[..., tuple[Tensor, Tensor, Tensor]]
 rotary = torch.ops.polyspec.rotary.default
 """Split a product into queries [B, heads, T, D], keys and values [B, groups, T, D], contiguous, and
 turn queries and keys by their positions: ``x cosine + (-second half of x, first half) sine``.
@@ -119,7 +116,7 @@ Args:
     epsilon: of those norms, > 0.
 """
 
-rotary_append: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+rotary_append: Callable[..., tuple[Tensor, Tensor]]
 rotary_append = torch.ops.polyspec.rotary_append.default
 """Return the queries of `rotary`, append its keys and values as `ops.kv.append` does, and return
 that status [B] int32.
@@ -134,29 +131,29 @@ Args:
 
 
 @_fake("polyspec::rms_norm")
-def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+def _(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x)
 
 
 @_fake("polyspec::add_rms_norm")
-def _(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
 
 
 @_fake("polyspec::gated")
-def _(x: torch.Tensor) -> torch.Tensor:
+def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // 2)
 
 
 @_fake("polyspec::rotary")
-def _(*given: Any) -> tuple[torch.Tensor, ...]:
+def _(*given: Any) -> tuple[Tensor, ...]:
     x, _, cosine, _, batch, heads, groups, *_ = given
     shape = cosine.shape[1:]
     return tuple(x.new_empty(batch, count, *shape) for count in (heads, groups, groups))
 
 
 @_fake("polyspec::rotary_append")
-def _(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _(*given: Any) -> tuple[Tensor, Tensor]:
     x, _, cosine, _, keys, _, lengths, _, heads, *_ = given
     batch = keys.shape[0]
     return x.new_empty(batch, heads, *cosine.shape[1:]), lengths.new_empty(batch, dtype=torch.int32)
@@ -165,7 +162,7 @@ def _(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # PackedLayout and DType of polyspec/types.hpp.
 DENSE, INT4, BLOCKS = 4, 5, 6
 _BFLOAT16 = 1
-_Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Result = tuple[Tensor, Tensor, Tensor]
 _decoder_layers: Callable[..., _Result] = torch.ops.polyspec.decoder_layers.default
 
 
@@ -184,9 +181,9 @@ class Matrix(NamedTuple):
     layout: int
     outputs: int
     inputs: int
-    packed: torch.Tensor
+    packed: Tensor
     kind: int = 0
-    bias: torch.Tensor | None = None
+    bias: Tensor | None = None
 
 
 class LayerParts(NamedTuple):
@@ -204,11 +201,11 @@ class LayerParts(NamedTuple):
         gated_out: down.
     """
 
-    attention_norm: torch.Tensor | None
-    gated_norm: torch.Tensor
-    attention_bias: torch.Tensor | None
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
+    attention_norm: Tensor | None
+    gated_norm: Tensor
+    attention_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
     attention_in: Any
     attention_out: Any
     gated_in: Any
@@ -267,14 +264,14 @@ class DecoderLayers(Layers):
 
     def __call__(
         self,
-        x: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        mask: torch.Tensor | None,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
-        lengths: torch.Tensor,
-        counts: torch.Tensor | None,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        mask: Tensor | None,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        lengths: Tensor,
+        counts: Tensor | None,
         span: int,
         causal: bool,
         taken: Sequence[int] = (),
@@ -314,25 +311,25 @@ class LayerOperators(Layers):
 
     def __call__(
         self,
-        x: torch.Tensor,
-        cosine: torch.Tensor,
-        sine: torch.Tensor,
-        mask: torch.Tensor | None,
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
-        lengths: torch.Tensor,
-        counts: torch.Tensor | None,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        mask: Tensor | None,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        lengths: Tensor,
+        counts: Tensor | None,
         span: int,
         causal: bool,
         taken: Sequence[int] = (),
-        first: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor]:
+        first: Tensor | None = None,
+    ) -> tuple[Tensor, Sequence[Tensor], Tensor]:
         """Run a pass as `DecoderLayers` does. Without a mask, token t of row b sees slots 0 to
         ``lengths[b] + t``, whatever `causal` is. The first layer's attention reads `first`,
         [B, T, any], in place of the norm of `x`, unless that is None."""
         shape, (heads, _, _, epsilon, scale) = x.shape, self.shape
         rows, more = x.reshape(-1, shape[2]), None
-        states, status = list[torch.Tensor](), torch.Tensor()
+        states, status = list[Tensor](), Tensor()
         seen = lengths if mask is None else None
         for number, each in enumerate(self.layers):
             norm = each.attention_norm
@@ -361,7 +358,7 @@ class LayerOperators(Layers):
         return (rows + more).view(shape), states, status
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -372,7 +369,7 @@ def _row(matrix: Matrix) -> list[int]:
 
 
 @_fake("polyspec::decoder_layers")
-def _(x: torch.Tensor, *others: Any) -> _Result:
+def _(x: Tensor, *others: Any) -> _Result:
     taken = others[-1]
     states = x.new_empty(len(taken), *x.shape)
     return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)

@@ -12,21 +12,18 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from .dense import LABEL_BYTES
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_Three = tuple[Tensor, Tensor, Tensor]
 _round: Callable[..., _Three] = torch.ops.polyspec.int4_round.default
 GROUPS = (32, 64, 128, 256)
 
 
 def round_to_nearest(
-    weights: torch.Tensor,
-    group: int,
-    importance: torch.Tensor | None = None,
-    *,
-    float_scales: bool = False,
+    weights: Tensor, group: int, importance: Tensor | None = None, *, float_scales: bool = False
 ) -> _Three:
     """Round a matrix to 4-bit numbers, each weight by itself.
 
@@ -46,7 +43,7 @@ def round_to_nearest(
     return _round(weights, importance, group, float_scales)
 
 
-pack: Callable[..., torch.Tensor]
+pack: Callable[..., Tensor]
 pack = partial(torch.ops.polyspec.int4_pack.default, float_scales=False)
 """Pack the matrix as `product` reads it on the device of the tensors.
 
@@ -65,7 +62,7 @@ unpack: Callable[..., _Three]
 unpack = partial(torch.ops.polyspec.int4_unpack.default, float_scales=False)
 """Return values, scales and zeros of `pack`, by `packed`, N, K and group."""
 
-product: Callable[..., torch.Tensor]
+product: Callable[..., Tensor]
 product = partial(torch.ops.polyspec.int4_product.default, float_scales=False)
 """Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
@@ -82,22 +79,20 @@ Args:
 """
 
 
-def _numbers(like: torch.Tensor, outputs: int, inputs: int, group: int) -> _Three:
+def _numbers(like: Tensor, outputs: int, inputs: int, group: int) -> _Three:
     form = outputs, inputs // group
     scales, zeros = (like.new_empty(form, dtype=torch.float32) for _ in range(2))
     return like.new_empty(outputs, inputs, dtype=torch.uint8), scales, zeros
 
 
 @_fake("polyspec::int4_round")
-def _(weights: torch.Tensor, importance: object, group: int, *_: object) -> _Three:
+def _(weights: Tensor, importance: object, group: int, *_: object) -> _Three:
     outputs, inputs = weights.shape
     return _numbers(weights, outputs, inputs, group)
 
 
 @_fake("polyspec::int4_pack")
-def _(
-    values: torch.Tensor, scales: object, zeros: object, group: int, float_scales: bool
-) -> torch.Tensor:
+def _(values: Tensor, scales: object, zeros: object, group: int, float_scales: bool) -> Tensor:
     outputs, groups = values.shape[0], values.shape[1] // group
     if values.is_cuda:
         return values.new_empty(-(-outputs // 64) * 2 * groups * (128 + group * 16))
@@ -107,10 +102,10 @@ def _(
 
 
 @_fake("polyspec::int4_unpack")
-def _(packed: torch.Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
+def _(packed: Tensor, outputs: int, inputs: int, group: int, *_: object) -> _Three:
     return _numbers(packed, outputs, inputs, group)
 
 
 @_fake("polyspec::int4_product")
-def _(x: torch.Tensor, packed: object, outputs: int, *_: object) -> torch.Tensor:
+def _(x: Tensor, packed: object, outputs: int, *_: object) -> Tensor:
     return x.new_empty(x.shape[0], outputs)

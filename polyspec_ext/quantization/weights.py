@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import processor
 from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
@@ -31,9 +31,9 @@ class Int4Weights:
         scales, zeros: ``[N, K / group]`` float32, exact in bfloat16.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
 
     @property
     def group(self) -> int:
@@ -41,7 +41,7 @@ class Int4Weights:
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.values, self.scales, self.zeros
 
     def to(self, device: torch.device | str) -> Int4Weights:
@@ -64,9 +64,9 @@ def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
 class Int4Linear(QuantizedLinear):
     """``x W^T + b`` with 4-bit weights, in the dtype of `x`."""
 
-    packed: torch.Tensor
+    packed: Tensor
 
-    def __init__(self, weights: Int4Weights, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weights: Int4Weights, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
@@ -79,7 +79,7 @@ class Int4Linear(QuantizedLinear):
             *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
         )
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return int4.product(x, self.packed, self.out_features, self.group)
 
     def matrices(self) -> Sequence[Matrix]:
@@ -90,13 +90,10 @@ class Int4Linear(QuantizedLinear):
 class CudaInt4Linear(QuantizedLinear):
     """The same on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
 
-    packed: torch.Tensor
+    packed: Tensor
 
     def __init__(
-        self,
-        weights: Int4Weights,
-        bias: torch.Tensor | None = None,
-        device: torch.device | str = "cuda",
+        self, weights: Int4Weights, bias: Tensor | None = None, device: torch.device | str = "cuda"
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
@@ -104,7 +101,7 @@ class CudaInt4Linear(QuantizedLinear):
         self.register_buffer("packed", int4.pack(*weights.to(device).tensors, self.group))
         self.register_buffer("bias", bias)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return self.product(x.bfloat16()).float()
         return int4.product(x, self.packed, self.out_features, self.group)
@@ -128,7 +125,7 @@ def head_of(model: Any) -> str | None:
     return next((name for name, module in model.named_modules() if module is head), None)
 
 
-def sample_of(layer: nn.Linear) -> torch.Tensor:
+def sample_of(layer: nn.Linear) -> Tensor:
     """Return some of a layer's weights, evenly spread, ``[32]`` float32: the same, to rounding, in
     whatever dtype a checkpoint is loaded."""
     weight = layer.weight.detach().flatten()
@@ -180,12 +177,12 @@ DAMPING = 0.01  # of the Hessian's diagonal, in its mean
 _ROWS = 1 << 14  # whose errors are in memory at once
 
 
-def round_to_nearest(weight: torch.Tensor, group: int) -> Int4Weights:
+def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
     """Round ``weight [N, K]``, each number by itself."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
 
 
-def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
+def to_8_bits(weight: Tensor) -> Tensor:
     """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
     inputs a float16 scale, the largest magnitude over 127, and whole numbers of it to the
     nearest."""
@@ -202,7 +199,7 @@ def to_8_bits(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat(made)
 
 
-def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> Int4Weights:
+def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
     """Round ``weight [N, K]`` column by column, and push each rounding error into the later columns
     that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups
     of the largest inputs come first, as most columns are left for their errors then.
@@ -231,9 +228,7 @@ def with_feedback(weight: torch.Tensor, hessian: torch.Tensor, group: int) -> In
     return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
 
 
-def _fed_back(
-    weight: torch.Tensor, importance: torch.Tensor, factor: torch.Tensor, group: int
-) -> Int4Weights:
+def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) -> Int4Weights:
     """Round some rows, which do not depend on each other (`with_feedback`)."""
     given = weight.float()
     owed = torch.zeros_like(given)  # E L, of the errors so far
