@@ -93,13 +93,8 @@ class DFlashNetwork(RotaryNetwork):
             yield attention.keys_values(states, rotation)
 
     def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them.
-
-        Args:
-            embeds: ``[B, T, H]`` of these tokens.
-            positions: ``[B or 1, T]`` int64.
-            attention: over them and the context.
-        """
+        """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them:
+        of embeddings at positions ``[B or 1, T]``, with attention over them and the context."""
         cos, _, sin = self.rotation(embeds, positions)
         states, rotation = embeds, (cos[:, None], sin[:, None])
         for layer in self.layers:
@@ -394,12 +389,8 @@ class DFlashConfig(HeadConfig):
 def parse(
     config: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
 ) -> DFlashConfig:
-    """Read the config.json of the checkpoint `name`; a key that does not fit is named.
-
-    Args:
-        tensors: names.
-        target_layers: decoder layers of the target.
-    """
+    """Read the config.json of the checkpoint `name` with tensors of these names, for a target of so
+    many decoder layers; a key that does not fit is named."""
     top = Reader(name, config)
     kind = top.of("speculators_model_type")
     if kind not in (None, *_SPECULATORS):

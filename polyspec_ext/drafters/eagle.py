@@ -83,13 +83,8 @@ class EagleNetwork(RotaryNetwork):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, attention: Attention
     ) -> Tensor:
-        """Return the state behind each token, ``[B, T, H]``, before the final norm of EAGLE-3.
-
-        Args:
-            embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
-            positions: ``[B or 1, T or 1]`` int64, of the pairs.
-            attention: over these and earlier pairs.
-        """
+        """Return the state behind each token, ``[B, T, H]``, before the final norm of EAGLE-3, as
+        `read` does, at positions ``[B or 1, T or 1]`` and with attention over all pairs."""
         cos, _, sin = self.rotation(states, positions)
         rotation = cos[:, None], sin[:, None]
         states, first = self._entering(embeds, states)

@@ -112,14 +112,8 @@ class HeadNetwork(nn.Module):
         numbers: tuple[int, ...],
         first: Tensor | None = None,
     ) -> Tensor:
-        """Return states ``[B, T, H]`` behind the fused layers.
-
-        Args:
-            x: ``[B, T, H]``; first: as of `LayerOperators`.
-            rotation: cosines and sines, ``[B or 1, T, D]``.
-            mask, cache: as of `read`.
-            numbers: of the layers in the cache.
-        """
+        """Return states ``[B, T, H]`` behind the fused layers `numbers` of the cache; the rotation
+        is ``[B or 1, T, D]``, and `first` as of `LayerOperators`."""
         rows, slots = cache.rows, cache.begin_layers(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
@@ -216,13 +210,7 @@ class RotaryNetwork(HeadNetwork):
 
 
 class HeadLayer(nn.Module):
-    """A Llama layer.
-
-    Args:
-        shape: of the layer.
-        attention: of it.
-        bare: without a norm in front of the attention.
-    """
+    """A Llama layer of a shape and an attention; `bare`: without a norm in front of that."""
 
     def __init__(self, shape: Any, attention: HeadAttention, bare: bool = False) -> None:
         super().__init__()
@@ -244,11 +232,9 @@ class HeadLayer(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """The attention of a layer.
+    """The attention of the layer `number` of a cache.
 
     Args:
-        shape: of the layer.
-        number: of the layer in the cache.
         width: of what it reads.
         biases: whether its first three products have one, and whether the last has.
         norms: queries and keys have norms by head, as Qwen3's.

@@ -145,12 +145,7 @@ class MTPConfig(HeadConfig):
 
 class _Indexed:
     """A cache as layers see it that choose the keys to attend to by keys of an index (DeepSeek
-    V3.2): these lie in `count` layers more.
-
-    Args:
-        cache: of twice as many layers.
-        count: of the head's layers.
-    """
+    V3.2): these lie behind the head's `count` layers, in as many."""
 
     def __init__(self, cache: RollbackCache, count: int) -> None:
         self._cache, self._count = cache, count
@@ -166,13 +161,7 @@ class _Indexed:
 
 
 class MTPNetwork(HeadNetwork):
-    """A head with layers of the target's class.
-
-    Args:
-        config: of the head.
-        target: whose modules it has more of, and whose rotary positions it reads.
-        number: of the head.
-    """
+    """Head `number`, with layers of the target's class and its rotary positions."""
 
     config: MTPConfig
 
@@ -508,10 +497,8 @@ class SeveralCache(FeatureCache):
     The pairs of the first head are those of `FeatureCache`. All rows have as many slots of every
     head, of which a later head may not have read the latest.
 
-    Args:
-        heads: how many.
-        config, feature_size, hidden_size, dtype, device: as of `FeatureCache`; the layers of
-            states are the last of `config`.
+    Arguments are how many heads, and those of `FeatureCache`; the layers of states are the last of
+    its configuration.
     """
 
     def __init__(self, heads: int, config: Any, *args: Any) -> None:

@@ -101,11 +101,7 @@ class Depth(NamedTuple):
 
 
 class Joined:
-    """Paths of i.i.d. tokens that are joined by their beginnings.
-
-    Args:
-        batch: rows, B.
-        paths: K.
+    """Paths of i.i.d. tokens that are joined by their beginnings: K of each of B rows.
 
     Attributes:
         first: ``[B, K]`` int64, the first path with the tokens of each path so far.
@@ -150,14 +146,7 @@ def either(certain: Tensor, beam: Depth, drawn: Depth) -> Depth:
 
 
 class PathDraws:
-    """The draws of all paths of a draft, each by keys of its own.
-
-    Args:
-        inputs: of the draft.
-        paths: K.
-        draw: as of `DraftModel`.
-        device: of the logits.
-    """
+    """The draws of all K paths of a draft, each by keys of its own."""
 
     def __init__(
         self, inputs: DraftInput, paths: int, draw: Callable[..., Any], device: torch.device

@@ -89,11 +89,8 @@ class SequenceState:
 
 
 class CroppedState(SequenceState):
-    """A cache of `transformers` that keeps every key and value of one sequence.
-
-    Args:
-        cache: whose layers a count of tokens cuts exactly.
-    """
+    """A cache of `transformers` that keeps every key and value of one sequence, which a count of
+    tokens cuts exactly."""
 
     def __init__(self, cache: Any) -> None:
         self.past = cache

@@ -341,10 +341,6 @@ class StackedPass:
 
     Layer by layer, a short pass of a small model spends much of its time between its products, on
     calls, allocations and checks.
-
-    Args:
-        model: whose modules are a copy.
-        native: its layers as the operators have them.
     """
 
     def __init__(self, model: Any, native: DecoderLayers | LayerOperators) -> None:

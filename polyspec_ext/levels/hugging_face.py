@@ -660,12 +660,8 @@ def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:
     """Group rows that are read together, so that all passes take the least time: that of every
-    group's longest row times its rows, and a pass each. Rows without tokens are in none.
-
-    Args:
-        counts: tokens of each row.
-        device: type of the device that reads them.
-    """
+    group's longest row times its rows, and a pass each. Rows without tokens are in none; `device`
+    is the type of the one that reads them."""
     cost = _PASS.get(device, _PASS_ELSEWHERE)
     rows = sorted((b for b, n in enumerate(counts) if n), key=lambda b: -counts[b])
     # best[i]: the least for the i longest rows, and where its last group begins.

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class ModelLevel:
-    """A model of `transformers` whose logits `verify` can read.
-
-    Args:
-        model: in eval mode.
-        name: for messages.
+    """A model of `transformers` in eval mode whose logits `verify` can read.
 
     Attributes:
         no_trees: why it reads no trees of tokens, or None.
@@ -228,11 +224,9 @@ def require_no_autocast(device: torch.device, name: str) -> None:
 
 
 class Unchanged:
-    """The modes, sizes and types of a model at the time that its level is made.
+    """The modes, sizes and types of the model of the level `name` at the time that this is made.
 
     Args:
-        model: of the level.
-        name: of the level, for messages.
         copied: passes run a copy of the model's modules, without its later hooks and modules, and
             with copies of its linear weights. These are compared as well then.
     """
@@ -302,14 +296,7 @@ class Unchanged:
 
 class HiddenStates:
     """Where a `transformers` model computes its hidden states, read by hooks in the thread that
-    runs a pass: at the entries of decoder layers and behind the final norm.
-
-    Args:
-        model: a causal language model.
-
-    Attributes:
-        count: decoder layers, L.
-    """
+    runs a pass: at the entries of its `count` decoder layers and behind the final norm."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config(decoder=True)
@@ -389,12 +376,8 @@ def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
 
 
 def gather(states: Tensor, rows: Tensor) -> Tensor:
-    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``.
-
-    Args:
-        states: ``[B, T, H]``.
-        rows: ``[B, keep]`` int64 in [0, T), on any device.
-    """
+    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``, of states ``[B, T, H]`` and rows
+    ``[B, keep]`` int64 in [0, T), on any device."""
     index = rows.to(states.device, non_blocking=True)[..., None]
     return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
@@ -630,11 +613,8 @@ def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
 
 
 def require_continued(found: str | None, model: Any, name: str) -> None:
-    """Refuse a model that does not continue a text behind a cache as it should.
-
-    Args:
-        found: by `failure`.
-    """
+    """Refuse a model that does not continue a text behind a cache as it should, as `failure` has
+    found."""
     if found is not None:
         raise ValueError(
             f"{name}: expected passes behind a cache that was rolled back to give the logits of "
@@ -686,10 +666,8 @@ def switch_of(config: Any) -> tuple[int, str] | None:
     reason; None: any number.
 
     Beyond, a pass rotates its keys otherwise than the cached ones: `generate` of such models drops
-    the cache and reads the text again, or answers as no single pass would.
-
-    Args:
-        config: of the text model. Embeddings may differ by kind of layer.
+    the cache and reads the text again, or answers as no single pass would. Embeddings may differ by
+    kind of layer.
     """
     found: list[tuple[int, str]] = []
     for name in ("rope_parameters", "rope_scaling"):

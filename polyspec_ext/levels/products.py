@@ -267,13 +267,8 @@ class Part(nn.Module):
 
 
 class TrimmedHead(nn.Module):
-    """The rows of an output head that belong to some ids.
-
-    Args:
-        linear: with those rows alone.
-        drawn: ``[outputs of linear]`` int64, increasing: the ids.
-        vocab_size: of the whole head.
-    """
+    """The rows, in `linear`, of an output head of `vocab_size` ids that belong to `drawn`,
+    ``[outputs of linear]`` int64, increasing."""
 
     drawn: Tensor
 

@@ -88,12 +88,8 @@ def modules_with_states(model: nn.Module) -> list[nn.Module]:
 
 
 class RowState:
-    """The state of one row.
-
-    Args:
-        past: an empty cache.
-        checkpoints: latest passes that a rollback may return to.
-        modules: of `modules_with_states`.
+    """The state of one row, whose rollbacks may return to so many of its latest passes, in an empty
+    cache and `modules_with_states`.
 
     Attributes:
         length: tokens that `past` has read.

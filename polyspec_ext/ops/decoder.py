@@ -213,20 +213,13 @@ class LayerParts(NamedTuple):
 
 
 class LayerShape(NamedTuple):
-    """The shape of all layers of a model.
+    """The shape of all layers of a model."""
 
-    Attributes:
-        heads, groups: of queries, and of keys and values.
-        gated_width: of the gated layer.
-        epsilon: of the norms.
-        scale: of the scores.
-    """
-
-    heads: int
-    groups: int
-    gated_width: int
-    epsilon: float
-    scale: float
+    heads: int  # of queries
+    groups: int  # of keys and of values
+    gated_width: int  # of the gated layer
+    epsilon: float  # of the norms
+    scale: float  # of the scores
 
 
 class Layers:
