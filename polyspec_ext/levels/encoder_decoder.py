@@ -77,15 +77,10 @@ class EncoderDecoderLevel(ModelLevel):
         self._unchanged = Unchanged(model, self.name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
         self._cache_name = cache_name(model)
-        self._cache: Any = None
+        self.cache: Any = None  # of the text in progress
         self._encoded: Any = None
         self._mask: Tensor | None = None
         self._probe()
-
-    @property
-    def cache(self) -> Any:
-        """The cache of the text in progress."""
-        return self._cache
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
@@ -104,7 +99,7 @@ class EncoderDecoderLevel(ModelLevel):
             raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         self._encoded, self._mask = self._encode(encoded)
         # Without a configuration no layer forgets what leaves a window.
-        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if tokens.shape[1]:
             self._pass(tokens)
         return None
@@ -133,7 +128,7 @@ class EncoderDecoderLevel(ModelLevel):
             decoder_input_ids=tokens,
             use_cache=cache,
             return_dict=True,
-            **{self._cache_name: self._cache if cache else None},
+            **{self._cache_name: self.cache if cache else None},
         ).logits
         return logits
 
@@ -148,7 +143,7 @@ class EncoderDecoderLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        return CroppedState(self._cache.self_attention_cache).rollback(lengths)
+        return CroppedState(self.cache.self_attention_cache).rollback(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         pass  # there is one row
@@ -174,4 +169,4 @@ class EncoderDecoderLevel(ModelLevel):
         try:
             require_continued(failure(differ), self.model, self.name)
         finally:
-            self._cache = self._encoded = self._mask = None
+            self.cache = self._encoded = self._mask = None

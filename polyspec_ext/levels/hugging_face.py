@@ -106,6 +106,7 @@ class HuggingFaceLevel(ModelLevel):
         no_trees: why it reads no trees of tokens, or None.
         why_no_longer: why `max_length` is less than the model's context, or None.
         pack: as given.
+        cache: what the level remembers of the batch in progress (`SequenceState`).
         output_head: the module from the last states to logits, packed where the passes are.
         varies: operations whose result for a token may depend on the other tokens of a pass:
             "attention", "products", "head". Empty: logits are the same bits alone, in a
@@ -177,7 +178,7 @@ class HuggingFaceLevel(ModelLevel):
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
-        self._chunk = min(prefill_chunk, self._cache.longest_pass)
+        self._chunk = min(prefill_chunk, self.cache.longest_pass)
         self.pack = pack
         self.choice: object | None = None
         self._reserved = 0
@@ -201,14 +202,14 @@ class HuggingFaceLevel(ModelLevel):
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
             return f"attention with masks is needed ({' or '.join(_MASKED)})"
-        if not (self._cache.batches and self._makes_batches):
+        if not (self.cache.batches and self._makes_batches):
             return f"a RollbackCache is needed, not {type(self._past).__name__}"
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
         """Try whether the model continues texts behind a cache as it should (`levels.models`)."""
         # What a ring of keys has dropped is not the question here.
-        rings = not self._cache.keeps_all
+        rings = not self.cache.keeps_all
         make, _ = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
         )
@@ -221,7 +222,7 @@ class HuggingFaceLevel(ModelLevel):
             )
         if not self.supports_batches:
             self.no_trees = self.one_at_a_time
-        elif not self._cache.takes_rows:
+        elif not self.cache.takes_rows:
             self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
         elif (failure := probe.tree()) is not None:
             self.no_trees = (
@@ -245,7 +246,7 @@ class HuggingFaceLevel(ModelLevel):
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
         require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
-            if not level.supports_batches or not level._cache.takes_rows:
+            if not level.supports_batches or not level.cache.takes_rows:
                 raise ValueError(
                     f"{level.name}: expected a level over a full RollbackCache to share, given "
                     f"{type(level._past).__name__}"
@@ -254,7 +255,7 @@ class HuggingFaceLevel(ModelLevel):
             owner._member = Shared(owner).owner
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
-        self.adopt(owner._cache)
+        self.adopt(owner.cache)
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -269,7 +270,7 @@ class HuggingFaceLevel(ModelLevel):
     def only_drafts(self) -> str | None:
         """Why logits depend on the passes that have read a text, so that none but plain decoding
         has the level's distribution; or None."""
-        return None if self._cache is None else self._cache.only_drafts
+        return None if self.cache is None else self.cache.only_drafts
 
     @property
     def reads_apart(self) -> bool:
@@ -289,7 +290,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        cache = self._cache  # None: the last attempt to make one failed
+        cache = self.cache  # None: the last attempt to make one failed
         batches = self.supports_batches and cache is not None
         member = self._member is None or self._member.stays
         return LevelCapabilities(
@@ -308,11 +309,6 @@ class HuggingFaceLevel(ModelLevel):
             num_layers=self.num_layers,
             id_map=self.id_map,
         )
-
-    @property
-    def cache(self) -> Any:
-        """What the level remembers of the batch in progress (`SequenceState`)."""
-        return self._cache
 
     def reserve(self, tokens: int) -> None:
         """Have the cache of the next batch made for rows of `tokens`."""
@@ -367,7 +363,7 @@ class HuggingFaceLevel(ModelLevel):
             self._states.require(layers, self.name)
         with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
-            copies = [self._cache.save(row, 0, count) for row, count in enumerate(counts)]
+            copies = [self.cache.save(row, 0, count) for row, count in enumerate(counts)]
         for sequence, copy, count in zip(sequences, copies, counts, strict=True):
             sequence.restore(copy, count)
         return self.padded_states(hidden, layers, tokens) if layers else None
@@ -386,17 +382,17 @@ class HuggingFaceLevel(ModelLevel):
                 self._weights = None
                 self.adopt(self.fresh(len(sequences), capacity))
             else:
-                self._cache.admit(rows)
+                self.cache.admit(rows)
             numbers = range(len(sequences)) if rows is None else rows
             for row, sequence in zip(numbers, sequences, strict=True):
                 if sequence.rows.bound:
-                    self._cache.take(sequence, [row])
+                    self.cache.take(sequence, [row])
         if self._member is not None:
             self._member.admit(lengths, rows)
 
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> Any:
-        return self._cache.save(row, begin, end) if self._owns_cache else None
+        return self.cache.save(row, begin, end) if self._owns_cache else None
 
     @torch.inference_mode()
     def restore(self, sequence: Any, saved: Any, count: int) -> None:
@@ -421,7 +417,7 @@ class HuggingFaceLevel(ModelLevel):
         Returns:
             Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
         """
-        whole = self._cache
+        whole = self.cache
         several: list[list[int]] = []
         if counts is not None and whole.takes_rows:
             several = groups(counts, self.device.type)
@@ -458,7 +454,7 @@ class HuggingFaceLevel(ModelLevel):
 
     def fresh(self, rows: int, capacity: int) -> Any:
         """Return an empty cache: the one at hand, emptied, if it is about the size."""
-        cache = self._cache  # None: the last attempt to make one failed
+        cache = self.cache  # None: the last attempt to make one failed
         if cache is not None and not cache.failed and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
@@ -470,18 +466,18 @@ class HuggingFaceLevel(ModelLevel):
         return self._make(rows, capacity)
 
     def _drop(self) -> None:
-        if self._cache is not None:  # of all that share it
-            self._cache.failed = True
+        if self.cache is not None:  # of all that share it
+            self.cache.failed = True
 
     def adopt(self, cache: SequenceState | None) -> None:
         """Make this the level's cache."""
-        self._cache: Any = cache
+        self.cache: Any = cache
         past = None if cache is None else cache.past
         self._past = cache if past is None else past
 
     @contextmanager
     def _over(self, cache: Any) -> Iterator[None]:
-        whole = self._cache
+        whole = self.cache
         self.adopt(cache)
         try:
             yield
@@ -555,7 +551,7 @@ class HuggingFaceLevel(ModelLevel):
             fused = self._stacked
             if fused and fused.by_lengths and not fused.needs_mask(self._past, longest):
                 options["masked"] = False
-            inputs = self._cache.inputs(longest, counts, **options)
+            inputs = self.cache.inputs(longest, counts, **options)
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         rows = None
@@ -607,19 +603,19 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self._cache).rollback(lengths)
+        kept: Sequence[int] = (self._member or self.cache).rollback(lengths)
         return kept
 
     @torch.inference_mode()
     def keep_path(
         self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
+        kept: Sequence[int] = (self._member or self.cache).keep_path(begin, path, lengths)
         return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        (self._member or self._cache).select(rows)
+        (self._member or self.cache).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
@@ -629,11 +625,11 @@ class HuggingFaceLevel(ModelLevel):
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
-        span: Place | None = self._cache.reserve_span(tokens, (ready, self._weights), lengths)
+        span: Place | None = self.cache.reserve_span(tokens, (ready, self._weights), lengths)
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        self._cache.note_lengths(lengths)
+        self.cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
 
