@@ -318,20 +318,3 @@ def processed(
             if not bool(changed.isneginf().all()):
                 out[b, at] = changed
     return out
-
-
-def row_buffer(
-    old: RowBuffer | None, most: int, logits: torch.Tensor, exact: bool = False
-) -> RowBuffer:
-    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
-    buffer. `exact`: of no more rows, as a tree has one for each node and the root."""
-    batch, _, vocab = logits.shape
-    if old is not None and old.statistics is not None:
-        shape, kind = old.logits.shape, (old.logits.dtype, old.logits.device)
-        room = shape[1] == most if exact else shape[1] >= most
-        fits = room and shape[0] == batch and shape[2] == vocab
-        if fits and kind == (logits.dtype, logits.device):
-            return old
-    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
-    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
-    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput, row_buffer
+from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput
 from .eagle import REQUIRED, SIZES, Reader, load_network
 from .heads import (
     Attention,
@@ -40,9 +41,10 @@ from .heads import (
     HeadLayer,
     HeadPasses,
     RotaryNetwork,
-    attention_over,
+    attend,
+    rotated,
 )
-from .model import draw_chain
+from .model import draw_chain, row_buffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -89,8 +91,11 @@ class DFlashNetwork(RotaryNetwork):
         cos, _, sin = self.rotation(states, positions)
         rotation = cos[:, None], sin[:, None]
         for layer in self.layers:
-            attention: Any = layer.self_attn
-            yield attention.keys_values(states, rotation)
+            attends: Any = layer.self_attn
+            heads = (*states.shape[:2], -1, attends.head_dim)
+            keys, values = attends.k_proj(states).view(heads), attends.v_proj(states).view(heads)
+            keys = rotated(attends.k_norm(keys).transpose(1, 2), *rotation)
+            yield keys, values.transpose(1, 2)
 
     def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them:
@@ -206,7 +211,7 @@ class DFlashPasses(HeadPasses):
     def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
-        attention = attention_over(cache, self._masks(positions))
+        attention = partial(attend, cache, self._masks(positions))
         # What a target does with its embeddings beside reading them is not for blocks.
         weight: Any = getattr(self._embed, "weight", None)
         plain = isinstance(weight, Tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from .heads import (
     HeadPasses,
     RotaryNetwork,
     Where,
-    attention_over,
+    attend,
 )
 from .trees import Tree
 
@@ -59,7 +60,8 @@ class EagleNetwork(RotaryNetwork):
             norms = [nn.RMSNorm(config.target_hidden_size, eps) for _ in config.hidden_layers]
             self.fc_norm = nn.ModuleList(norms)
         biases, self.layers = (config.qkv_bias, config.output_bias), nn.ModuleList()
-        for i in range(layer.num_hidden_layers):
+        self._numbers = tuple(range(layer.num_hidden_layers))
+        for i in self._numbers:
             inner = 2 * width if third and i == 0 else width
             attention = HeadAttention(layer, i, inner, biases)
             self.layers.append(HeadLayer(layer, attention, bare=first and i == 0))
@@ -87,30 +89,31 @@ class EagleNetwork(RotaryNetwork):
         `read` does, at positions ``[B or 1, T or 1]`` and with attention over all pairs."""
         cos, _, sin = self.rotation(states, positions)
         rotation = cos[:, None], sin[:, None]
-        states, first = self._entering(embeds, states)
         for number, layer in enumerate(self.layers):
-            states = layer(states, rotation, attention, None if number else first)
+            first = None
+            if number == 0:
+                states, first = self._entering(layer, embeds, states)
+            states = layer(states, rotation, attention, first)
         return states
 
-    def _entering(self, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    def _entering(self, layer: Any, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states that enter the first layer, and what its attention reads."""
         if self.config.version == 1:
             states = self.fc(torch.cat([embeds, states], -1))
             return states, states
-        layer: Any = self.layers[0]
         normed = layer.hidden_norm(states)
         first = torch.cat([layer.input_layernorm(embeds), normed], -1)
         return normed if self.config.norm_before_residual else states, first
 
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
-        layers, (positions, mask) = len(self.layers), where
+        positions, mask = where
         if embeds.shape[1] > self.longest:
-            attention = attention_over(cache, [mask] * layers)
+            attention = partial(attend, cache, [mask] * len(self._numbers))
             out: Tensor = self(embeds, states, positions, attention)
             return out
         cos, sin, _ = self.rotation(states, positions.expand(-1, embeds.shape[1]))
-        states, first = self._entering(embeds, states)
-        return self.through_layers(states, (cos, sin), mask, cache, tuple(range(layers)), first)
+        states, first = self._entering(self.layers[0], embeds, states)
+        return self.through_layers(states, (cos, sin), mask, cache, self._numbers, first)
 
     def fused(self) -> LayerOperators | None:
         return layer_operators(list(self.layers), all_known=True)

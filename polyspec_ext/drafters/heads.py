@@ -256,19 +256,14 @@ class HeadAttention(nn.Module):
             self.k_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
         self._norms = norms
 
-    def keys_values(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[B, Hkv, T, D]`` of the states ``[B, T, width]``."""
-        heads = (*states.shape[:2], -1, self.head_dim)
-        keys, values = self.k_proj(states).view(heads), self.v_proj(states).view(heads)
-        keys = self.k_norm(keys) if self._norms else keys
-        return rotated(keys.transpose(1, 2), *rotation), values.transpose(1, 2)
-
     def forward(self, states: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        q = self.q_proj(states).view(*states.shape[:2], -1, self.head_dim)
-        q = self.q_norm(q) if self._norms else q
-        q = rotated(q.transpose(1, 2), *rotation)
-        seen = attention(self._number, q, *self.keys_values(states, rotation))
-        out: Tensor = self.o_proj(seen.flatten(2))
+        heads = (*states.shape[:2], -1, self.head_dim)
+        q, k, v = self.q_proj(states), self.k_proj(states), self.v_proj(states)
+        q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
+        if self._norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotated(q.transpose(1, 2), *rotation), rotated(k.transpose(1, 2), *rotation)
+        out: Tensor = self.o_proj(attention(self._number, q, k, v).flatten(2))
         return out
 
 
@@ -278,20 +273,22 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def attention_over(cache: RollbackCache, masks: Sequence[Tensor | None]) -> Attention:
-    """Return the attention over a cache, which is prepared for the tokens at hand, by the additive
+def attend(
+    cache: RollbackCache,
+    masks: Sequence[Tensor | None],
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Return an `Attention` over a cache, which is prepared for the tokens at hand, by the additive
     mask of each layer; None: a query sees all that the cache has."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = cache.update(k, v, layer)
-        mask = masks[layer]
-        if decoder.takes(q, keys, values, mask):
-            return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-        grouped = keys.shape[1] != q.shape[1]
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
-        return out.transpose(1, 2)
-
-    return attend
+    (keys, values), mask = cache.update(k, v, layer), masks[layer]
+    if decoder.takes(q, keys, values, mask):
+        return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+    grouped = keys.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 class HeadPasses:

@@ -20,7 +20,6 @@ from ..levels.base import (
     Level,
     LevelOutput,
     batched,
-    forwarded,
     id_map_of,
     input_vocab_size,
 )
@@ -35,11 +34,19 @@ from .base import (
     RowBuffer,
     TreeSize,
     processed,
-    row_buffer,
 )
 
 DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
+
+
+def forwarded(method: str) -> Callable[..., Any]:
+    """Return a method that calls the one of the object in the attribute `_level`."""
+
+    def call(self: Any, *given: Any) -> Any:
+        return getattr(self._level, method)(*given)
+
+    return call
 
 
 class DraftModel:
@@ -244,6 +251,20 @@ def draw_chain(
         status=status if left is None else None,
         rows=rows,
     )
+
+
+def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
+    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
+    buffer."""
+    batch, _, vocab = logits.shape
+    if old is not None and old.statistics is not None:
+        shape, kind = old.logits.shape, (old.logits.dtype, old.logits.device)
+        fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
+        if fits and kind == (logits.dtype, logits.device):
+            return old
+    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
+    statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
+    return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
 
 # ---- early exit ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import IdMap, InputBlock, LevelOutput
 from ..tensors import RowCounts
-from .base import DraftBlock, DraftInput, processed, row_buffer
+from .base import DraftBlock, DraftInput, RowBuffer, processed
 
 
 def draw_paths(
@@ -63,7 +63,7 @@ def draw_paths(
         depth = best.append(logits) if some else None
         if others:
             if rows is None:
-                rows = row_buffer(inputs.rows, 1 + paths * most, logits, exact=True)
+                rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
             begin = 1 + paths * (at - 1) if at else 0
             rows.logits[:, begin : begin + logits.shape[1]] = logits
             drawn = joined.append(draws.next(logits, joined.first, at))
@@ -196,3 +196,14 @@ class PathDraws:
                 if bits:
                     position = int(inputs.positions[b]) + at
                     raise RequestError(inputs.requests[b], inputs.level, position, bits)
+
+
+def _exact_rows(old: RowBuffer | None, count: int, logits: Tensor) -> RowBuffer:
+    # A tree has a row for each node and the root, no more.
+    shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
+    if old is not None and old.statistics is not None:
+        kept = old.logits
+        if kept.shape == shape and (kept.dtype, kept.device) == kind:
+            return old
+    statistics = torch.zeros(*shape[:2], 2, dtype=torch.int64, device=logits.device)
+    return RowBuffer(logits.new_zeros(shape), statistics)

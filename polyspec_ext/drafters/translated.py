@@ -28,10 +28,10 @@ from ..levels.base import (
     LevelOutput,
     PromptBatch,
     batched,
-    forwarded,
 )
 from ..tensors import RowCounts, common_prefix, on_device, padded
 from .base import DraftBlock, DrafterCapabilities, DraftInput
+from .model import forwarded
 from .proposals import cut_at_eos
 
 SPECIAL = b"\xff"  # begins the bytes of special tokens; no text has it

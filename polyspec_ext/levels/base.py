@@ -443,13 +443,12 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
 
 
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
-    """Return a method that calls the one of the object in the attribute `_level`, which `returns`
-    something or has to return None."""
+    """Return a method that calls the level's, which `returns` something or has to return None."""
 
     def call(self: Any, *given: Any) -> Any:
         if not returns:
-            return returned.call(self.name, self._level, method, *given)
-        return getattr(self._level, method)(*given)
+            return returned.call(self.name, self.level, method, *given)
+        return getattr(self.level, method)(*given)
 
     return call
 
@@ -462,7 +461,7 @@ class _Wrapper:
     select = forwarded("select", returns=False)
 
     def __init__(self, level: Any, name: str | None = None) -> None:
-        self.level = self._level = level
+        self.level = level
         self.name = name or str(getattr(level, "name", type(level).__name__))
         self.max_length: int | None = getattr(level, "max_length", None)
         self.device = device_of(level)
