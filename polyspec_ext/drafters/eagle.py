@@ -97,7 +97,6 @@ class EagleNetwork(RotaryNetwork):
         return states
 
     def _entering(self, layer: Any, embeds: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states that enter the first layer, and what its attention reads."""
         if self.config.version == 1:
             states = self.fc(torch.cat([embeds, states], -1))
             return states, states
