@@ -23,8 +23,7 @@ from benchmarks import output, timing
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.quantization import rules
-from polyspec_ext.quantization.weights import CudaInt4Linear
+from polyspec_ext.quantization.weights import CudaInt4Linear, round_to_nearest
 
 TOKENS = (1, 5, 9, 13, 60)  # of a product
 WIDTHS, SPANS = (1, 5, 13), (128, 1024)  # tokens of a pass, keys that they attend to
@@ -104,7 +103,7 @@ class Preflight:
         weight = self.randn(outputs, inputs) * 0.02
         kinds: dict[str, Any] = {"bfloat16": partial(torch.nn.functional.linear, weight=weight)}
         if self.device == "cuda":
-            rounded = rules.round_to_nearest(weight.cpu(), 128)
+            rounded = round_to_nearest(weight.cpu(), 128)
             kinds["4 bits"] = CudaInt4Linear(rounded, device=self.device)
         for kind, product in kinds.items():
             for tokens in TOKENS:

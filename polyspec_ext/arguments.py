@@ -60,6 +60,14 @@ def entries(name: str, value: Any) -> list[Any] | None:
     return None
 
 
+def listed(name: str, value: Any, of: str) -> list[Any]:
+    """Require a sequence, array or tensor, and return its entries; `of`: what they are."""
+    found = entries(name, value)
+    if found is None:
+        raise TypeError(f"{name}: expected a list of {of}, given {shown(value)}")
+    return found
+
+
 def _read(name: str, value: Any) -> Any:
     try:
         return value.tolist()

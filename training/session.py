@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyspec_ext import progress
-from polyspec_ext.drafters import dflash_format, eagle_format
+from polyspec_ext.drafters import dflash, eagle
 from polyspec_ext.drafters.dflash import DFlashNetwork
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.drafters.mtp import new_mtp
@@ -114,13 +114,13 @@ class HeadTraining:
         if settings.block_size:
             self._config = heads.block_config(target.config, self._config, settings)
             names = [f"layers.{i}." for i in range(settings.layers)]
-            head = DFlashNetwork(dflash_format.parse(self._config, names, layers, "head"))
+            head = DFlashNetwork(dflash.parse(self._config, names, layers, "head"))
         elif settings.version == 0:
             # (Not a model's, and nothing takes it for that.)
             self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
             head, self._names = new_mtp(target)
         else:
-            head = EagleNetwork(eagle_format.parse(self._config, ["layers.0."], layers, "head"))
+            head = EagleNetwork(eagle.parse(self._config, ["layers.0."], layers, "head"))
         self._teacher = Teacher(target, head.config, ids)
         first = self._stream.rows(0, 4)
         self._teacher.require_plain_head(first.tokens[:1, :32])

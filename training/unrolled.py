@@ -188,7 +188,8 @@ class Unrolled(Drafts):
             seen = torch.eye(count, dtype=torch.bool)
             masks.append(seen if step else torch.ones_like(seen).tril())
             mask = torch.cat([part[:count] for part in masks], 1)[None, None]
-            out = head.read(embeds[:, behind], states[:, :count], positions, mask, cache)
+            where = positions, mask
+            out = head.read(embeds[:, behind], states[:, :count], where, cache)
             some, last = rows.about[:, behind], rows.last[:, behind]
             yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
             states = head.carried(out)

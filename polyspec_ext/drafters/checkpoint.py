@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from .. import arguments
 from ..arguments import shown
@@ -58,17 +59,13 @@ class Target:
     def load(
         self,
         make: Callable[[], _Network],
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, Tensor],
         dtype: torch.dtype | None,
         name: str,
         exact: Collection[str] = (),
     ) -> _Network:
         """Load `tensors` of the checkpoint `name` into the module that `make` returns, on the
-        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32.
-
-        Raises:
-            ValueError: a tensor is missing, unknown, or of another shape; names it.
-        """
+        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32."""
         dtype = arguments.dtype("dtype", dtype) or self.model.dtype
         with torch.device("meta"):
             network = make()
@@ -82,7 +79,7 @@ class Target:
                     f"given shape {list(value.shape)}"
                 )
 
-        def kind(key: str, value: torch.Tensor) -> torch.dtype:
+        def kind(key: str, value: Tensor) -> torch.dtype:
             if not value.is_floating_point():
                 return value.dtype
             return torch.float32 if key in exact else dtype
@@ -94,7 +91,7 @@ class Target:
         return network.eval().requires_grad_(False)
 
 
-def _require_tensor(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:
+def _require_tensor(name: str, tensor: Tensor | None, like: Tensor) -> None:
     if tensor is None:
         raise ValueError(f"{name}: expected shape {list(like.shape)}, given none")
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -176,17 +173,15 @@ def _shards(index: Path) -> list[str]:
 
 def read_folder(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """Read the tensors of a directory whose names are `wanted`, by name, to the CPU."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors.update(read_file(file, wanted))
     return tensors
 
 
-def read_file(
-    file: Path, wanted: Callable[[str], bool] = lambda name: True
-) -> dict[str, torch.Tensor]:
+def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote, whose names
     are `wanted`. The latter may hold Python objects that run code when they are read: such a file
     is refused."""
@@ -209,7 +204,7 @@ def read_file(
             f"{file}: expected a checkpoint as torch.save writes it: {error}"
         ) from error
     if not isinstance(content, Mapping) or not all(
-        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
     ):
         raise ValueError(f"{file}: expected tensors by name, given {type(content).__name__}")
     return {key: value for key, value in content.items() if wanted(key)}
@@ -217,13 +212,9 @@ def read_file(
 
 def names_in(file: Path) -> set[str]:
     """Return the names of a file's tensors; a ``.safetensors`` file's tensors are not read."""
-    if file.suffix != ".safetensors":
-        return set(read_file(file))
-    try:
-        with safe_open(file, "pt") as opened:
-            return set(opened.keys())
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{file}: expected a safetensors file: {error}") from error
+    names: set[str] = set()
+    read_file(file, names.add)  # which wants none
+    return names
 
 
 # ---- which directories hold a head ---------------------------------------------------------------

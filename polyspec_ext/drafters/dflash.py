@@ -14,15 +14,16 @@ values of a pass over that token, until the target's states replace them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP
+from torch import Tensor, nn
+from transformers import LlamaConfig, Qwen3Config
 
 from .. import arguments
 from ..kv_cache import masks as cache_masks
@@ -31,74 +32,79 @@ from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
 from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput
-from .checkpoint import Target
-from .dflash_format import DFlashConfig, parse
-from .eagle_format import draft_ids, in_order, renamed, require_shared, require_target
-from .heads import Attention, HeadDrafter, HeadPasses, RotaryNetwork, Rotation, attend, rotated
+from .eagle import REQUIRED, SIZES, Reader, load_network
+from .heads import (
+    Attention,
+    HeadAttention,
+    HeadConfig,
+    HeadDrafter,
+    HeadLayer,
+    HeadPasses,
+    RotaryNetwork,
+    attend,
+    rotated,
+)
 from .model import draw_chain, row_buffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_UNUSED = "confidence_head."  # begins names of tensors
-_NAMES = (("encoder.fc.", "fc."), ("encoder.output_norm_enc.", "hidden_norm."))
+_NAMES = (
+    ("encoder.fc.", "fc."),
+    ("encoder.output_norm_enc.", "hidden_norm."),
+    ("confidence_head.", None),
+)
 
 
 # ---- the network ---------------------------------------------------------------------------------
 
 
 class DFlashNetwork(RotaryNetwork):
-    """The layers, under the tensors' published names.
-
-    Args:
-        config: of the drafter.
-        embeds, heads: whether the checkpoint has embeddings and an output head.
-    """
+    """The layers, those of Qwen3, whose attention also sees keys and values of a context. Arguments
+    are those of `RotaryNetwork`."""
 
     config: DFlashConfig
 
-    def __init__(self, config: DFlashConfig, *, embeds: bool = False, heads: bool = False) -> None:
-        super().__init__(config)
+    def __init__(self, config: DFlashConfig, **tied: bool) -> None:
+        super().__init__(config, **tied)
         layer, width, eps = config.layer, config.hidden_size, config.layer.rms_norm_eps
-        drawn = config.draft_vocab_size or layer.vocab_size
-        if embeds:
-            self.embed_tokens = nn.Embedding(layer.vocab_size, width)
-        if heads:
-            self.lm_head = nn.Linear(width, drawn, bias=False)
         self.fc = nn.Linear(config.feature_size, width, bias=False)
         self.hidden_norm = nn.RMSNorm(width, eps)
-        self.layers = nn.ModuleList(Layer(layer, i) for i in range(layer.num_hidden_layers))
+        self.layers, biases = nn.ModuleList(), (layer.attention_bias, layer.attention_bias)
+        for i in range(layer.num_hidden_layers):
+            attention = HeadAttention(layer, i, width, biases, norms=True)
+            self.layers.append(HeadLayer(layer, attention))
         self.norm = nn.RMSNorm(width, eps)
         if config.markov_rank:
+            drawn = config.draft_vocab_size or layer.vocab_size
             self.markov_head = MarkovHead(layer.vocab_size, config.markov_rank, drawn)
 
-    def remember(
-        self, features: torch.Tensor, positions: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    @property
+    def drawn_weights(self) -> list[Tensor]:
+        more = [self.markov_head.markov_w2.weight] if self.config.markov_rank else []
+        return [*super().drawn_weights, *more]
+
+    def remember(self, features: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys and values of every layer, ``[B, Hkv, T, D]``, for tokens with the target's
         states ``[B, T, feature_size]`` at `positions` ``[B or 1, T]``."""
         states = self.hidden_norm(self.fc(features))
         cos, _, sin = self.rotation(states, positions)
         rotation = cos[:, None], sin[:, None]
         for layer in self.layers:
-            attention: Any = layer.self_attn
-            yield attention.keys_values(states, rotation)
+            attends: Any = layer.self_attn
+            heads = (*states.shape[:2], -1, attends.head_dim)
+            keys, values = attends.k_proj(states).view(heads), attends.v_proj(states).view(heads)
+            keys = rotated(attends.k_norm(keys).transpose(1, 2), *rotation)
+            yield keys, values.transpose(1, 2)
 
-    def forward(
-        self, embeds: torch.Tensor, positions: torch.Tensor, attention: Attention
-    ) -> torch.Tensor:
-        """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them.
-
-        Args:
-            embeds: ``[B, T, H]`` of these tokens.
-            positions: ``[B or 1, T]`` int64.
-            attention: over them and the context.
-        """
+    def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them:
+        of embeddings at positions ``[B or 1, T]``, with attention over them and the context."""
         cos, _, sin = self.rotation(embeds, positions)
         states, rotation = embeds, (cos[:, None], sin[:, None])
         for layer in self.layers:
             states = layer(states, rotation, attention)
-        normed: torch.Tensor = self.norm(states)
+        normed: Tensor = self.norm(states)
         return normed
 
 
@@ -110,91 +116,16 @@ class MarkovHead(nn.Module):
         self.markov_w1 = nn.Embedding(vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, drawn, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        bias: torch.Tensor = self.markov_w2(self.markov_w1(tokens))
+    def forward(self, tokens: Tensor) -> Tensor:
+        bias: Tensor = self.markov_w2(self.markov_w1(tokens))
         return bias
 
 
-class Layer(nn.Module):
-    """A Qwen3 layer whose attention also sees keys and values of a context."""
-
-    def __init__(self, config: LlamaConfig, number: int) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = SelfAttention(config, number)
-        self.mlp = LlamaMLP(config)
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
-
-    def forward(
-        self, states: torch.Tensor, rotation: Rotation, attention: Attention
-    ) -> torch.Tensor:
-        states = states + self.self_attn(self.input_layernorm(states), rotation, attention)
-        out: torch.Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return out
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, config: LlamaConfig, number: int) -> None:
-        super().__init__()
-        self._dim, self._number = int(config.head_dim), number
-        width, bias = config.hidden_size, config.attention_bias
-        queries = config.num_attention_heads * self._dim
-        keys = config.num_key_value_heads * self._dim
-        self.q_proj = nn.Linear(width, queries, bias=bias)
-        self.k_proj = nn.Linear(width, keys, bias=bias)
-        self.v_proj = nn.Linear(width, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, width, bias=bias)
-        self.q_norm = nn.RMSNorm(self._dim, config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(self._dim, config.rms_norm_eps)
-
-    def keys_values(
-        self, states: torch.Tensor, rotation: Rotation
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values ``[B, Hkv, T, D]`` of the states ``[B, T, H]``."""
-        heads = (*states.shape[:2], -1, self._dim)
-        keys, values = self.k_proj(states).view(heads), self.v_proj(states).view(heads)
-        return rotated(self.k_norm(keys).transpose(1, 2), *rotation), values.transpose(1, 2)
-
-    def forward(
-        self, states: torch.Tensor, rotation: Rotation, attention: Attention
-    ) -> torch.Tensor:
-        q = self.q_norm(self.q_proj(states).view(*states.shape[:2], -1, self._dim))
-        keys, values = self.keys_values(states, rotation)
-        seen = attention(self._number, rotated(q.transpose(1, 2), *rotation), keys, values)
-        out: torch.Tensor = self.o_proj(seen.flatten(2))
-        return out
-
-
-# ---- the checkpoint ------------------------------------------------------------------------------
-
-
 def load_dflash(
-    place: str | Path,
-    target: ModelLevel | PreTrainedModel,
-    dtype: torch.dtype | None = None,
+    place: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
 ) -> DFlashPasses:
     """Load the drafter that lies in a directory."""
-    model = Target(target)
-    folder = checkpoint.folder_of(place)
-    name, text = str(folder), model.text
-    config_json, read = checkpoint.read_config(folder), checkpoint.read_folder(folder)
-    tensors = renamed({k: v for k, v in read.items() if not k.startswith(_UNUSED)}, name, _NAMES)
-    config = parse(config_json, tensors, text.num_hidden_layers, name)
-    require_target(config, text, name)
-    require_shared(config, config.draft_vocab_size, text, tensors, name)
-    offsets = tensors.pop("d2t", None)
-    embeds, heads = "embed_tokens.weight" in tensors, "lm_head.weight" in tensors
-    network = model.load(
-        lambda: DFlashNetwork(config, embeds=embeds, heads=heads), tensors, dtype, name
-    )
-    ids = draft_ids(config.draft_vocab_size, offsets, read.get("t2d"), text.vocab_size, name)
-    if ids is not None:
-        drawn = [network.lm_head.weight]
-        if config.markov_rank:
-            drawn.append(network.markov_head.markov_w2.weight)
-        ids = in_order(ids, *drawn).to(model.device)
-    return DFlashPasses(network, target, ids)
+    return DFlashPasses(*load_network(place, target, dtype, parse, DFlashNetwork, _NAMES))
 
 
 # ---- drafts --------------------------------------------------------------------------------------
@@ -215,9 +146,7 @@ class DFlashPasses(HeadPasses):
         # The masks of a block lie behind the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` tokens of the context with a verifier's states, ``[B, W,
         feature_size]``."""
         states, batch = features.to(self.device, self.dtype), len(features)
@@ -226,26 +155,26 @@ class DFlashPasses(HeadPasses):
                 self._remember(states, counts)
             else:
 
-                def run(told: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+                def run(told: Tensor, new: Tensor) -> Tensor:
                     return self._remember(told, RowCounts(None, new))
 
                 self.captured("context", (states, counts.on(self.device)), run, list(counts))
             self.features.appended(counts)
         return torch.zeros(batch, 1, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
-    def _remember(self, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def _remember(self, states: Tensor, counts: RowCounts) -> Tensor:
         cache, positions = self.features.cache, self._prepare(states.shape[1], counts)
         for number, both in enumerate(self._runs.remember(states, positions)):
             cache.update(*both, number)
         return positions
 
-    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append tokens ``[B, 1]`` of the context that have no verifier's states."""
         found = self._read(tokens, counts)
         self.features.appended(counts)
         return found
 
-    def block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
+    def block(self, anchors: Tensor, count: int) -> Tensor:
         """Return the logits ``[B, count, Vd]`` of the first tokens of a block behind `anchors`,
         ``[B, 1]``; the block leaves the cache with the next call of `keep`."""
         if self.passes is None:
@@ -253,7 +182,7 @@ class DFlashPasses(HeadPasses):
         width = [self.config.block_size] * len(anchors)
         return self.captured(count, [anchors], lambda x: self._block(x, count), width)
 
-    def _block(self, anchors: torch.Tensor, count: int) -> torch.Tensor:
+    def _block(self, anchors: Tensor, count: int) -> Tensor:
         config = self.config
         masks = anchors.new_full((1, 1), config.mask_token_id)
         masks = masks.expand(len(anchors), config.block_size - 1)
@@ -262,44 +191,36 @@ class DFlashPasses(HeadPasses):
         states = self._read(torch.cat([anchors, masks], 1), None)
         return self.logits(states[:, first : first + count])
 
-    def bias(self, tokens: torch.Tensor) -> torch.Tensor:
+    def bias(self, tokens: Tensor) -> Tensor:
         """Return what the token before adds to the logits, ``[B, 1, Vd]``."""
-        bias: torch.Tensor = self._runs.markov_head(tokens)
+        bias: Tensor = self._runs.markov_head(tokens)
         return bias * self.config.logit_scale
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         logits, cap = super().logits(states), self.config.logit_cap
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
         return logits if cap is None else (logits / cap).tanh() * cap
 
-    def _prepare(self, width: int, counts: RowCounts | None) -> torch.Tensor:
+    def _prepare(self, width: int, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         cache.prepare(width, None if counts is None or counts.all(width) else counts)
         self._runs.reach(cache.rows.capacity)
         return cache_masks.query_positions(cache.rows.base, cache.rows.counts, width)
 
-    def _read(self, tokens: torch.Tensor, counts: RowCounts | None) -> torch.Tensor:
+    def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
-        masks = self._masks(positions)
-
-        def attention(
-            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-        ) -> torch.Tensor:
-            return attend(q, *cache.update(k, v, layer), masks[layer])
-
+        attention = partial(attend, cache, self._masks(positions))
         # What a target does with its embeddings beside reading them is not for blocks.
-        weight = getattr(self._embed, "weight", None)
-        if isinstance(weight, torch.Tensor):
-            embeds = F.embedding(tokens, weight)
-        else:
-            embeds = self._embed(tokens)
+        weight: Any = getattr(self._embed, "weight", None)
+        plain = isinstance(weight, Tensor)
+        embeds = F.embedding(tokens, weight) if plain else self._embed(tokens)
         embeds = embeds.to(self.dtype) * self.config.embedding_scale
-        out: torch.Tensor = self._runs(embeds, positions, attention)
+        out: Tensor = self._runs(embeds, positions, attention)
         return out
 
-    def _masks(self, positions: torch.Tensor) -> list[torch.Tensor | None]:
+    def _masks(self, positions: Tensor) -> list[Tensor | None]:
         """Return the additive mask of each layer, for tokens at `positions`; None: every token sees
         all that the cache has."""
         config, rows = self.config, self.features.cache.rows
@@ -307,7 +228,7 @@ class DFlashPasses(HeadPasses):
         kinds = list(zip(config.windows, config.causal, strict=True))
         whole = rows.at is not None and rows.span == rows.at + width
         slots = torch.arange(rows.span, device=self.device)[None]
-        made: dict[tuple[int | None, bool], torch.Tensor | None] = {}
+        made: dict[tuple[int | None, bool], Tensor | None] = {}
         for kind in kinds:
             window, causal = kind
             if whole and window is None and (width == 1 or not causal):
@@ -338,23 +259,12 @@ class DFlash(HeadDrafter):
         dtype: torch.dtype | None = None,
         name: str | None = None,
     ) -> DFlash:
-        """Load a published drafter.
+        """Load a published drafter. Arguments and errors are those of `Eagle.from_pretrained`.
 
         Args:
             place: a directory as z-lab, DeepSeek (DSpark) or speculators (dflash, dspark) publish
                 it: config.json, and model.safetensors or pytorch_model.bin. Or its id on the
                 Hugging Face hub.
-            target: that the drafter was trained for: it gives embeddings and output head where the
-                checkpoint has none. Below a level with packed weights the drafter runs on packed
-                ones too.
-            dtype: of the drafter; None: the target's.
-            name: for messages; None: the directory's name.
-
-        Raises:
-            TypeError: an argument is none of these.
-            ValueError: no such directory, a checkpoint with code in it, a key that is not followed,
-                tensors that are missing, unknown or of another shape, a drafter for another
-                target; names what was expected and what came.
         """
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
@@ -376,14 +286,14 @@ class DFlash(HeadDrafter):
         head.passes = inputs.passes
         features, ids = head.features, inputs.tokens
 
-        def extend(tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        def extend(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             if counts.host is not None:
                 # Nothing is in front of a text of one token.
                 both = zip(counts.host, inputs.positions.tolist(), strict=True)
                 counts = RowCounts([count if end > 1 else 0 for count, end in both])
             return head.extend(tokens, states, counts)
 
-        def follow(tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+        def follow(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             # The context has the token in front of the one that pairs of a head have.
             begin = inputs.positions.to(device) - inputs.counts.on(device)
             at = (features.cache.lengths - begin).clamp(0, ids.shape[1] - 1)
@@ -415,3 +325,175 @@ class DFlash(HeadDrafter):
         if short:
             block.counts = inputs.lengths.on(device)
         return block
+
+
+# ---- configurations ------------------------------------------------------------------------------
+
+
+_SPECULATORS = ("dflash", "dspark")
+_ASSISTANT = "muse_glimmer_assistant"
+_DEFAULTS = {"qwen3": Qwen3Config, "llama": LlamaConfig}  # of keys that a configuration leaves out
+_SLIDING = "sliding_attention"
+_FLAT_BLOCK, _BLOCK = 16, 8  # tokens, of configurations that do not say
+_RANK = 256  # of a dspark of speculators that does not say
+_MOST = 256  # tokens of a block
+# Values that the network has whatever the configuration says, so that it must say them.
+_FIXED = {
+    "markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False,
+    "use_aux_hidden_state": True,
+}  # fmt: skip
+# Keys that no number of a draft depends on: of training, and of the confidence head.
+_IGNORED = (
+    "_attn_implementation", "auf", "ce_loss_alpha", "confidence_head_alpha",
+    "confidence_head_with_markov", "emb_dim", "enable_confidence_head", "gru_hidden_dim",
+    "l1_loss_alpha", "lambda_base_decay_ratio", "lambda_base_start", "loss_decay_gamma",
+    "max_anchors", "max_window_layers", "num_anchors", "pure_draft_prefix_len",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig(HeadConfig):
+    """A drafter of blocks.
+
+    Attributes:
+        layer: shape of its layers and their number; `vocab_size` is the target's.
+        hidden_layers: of the target, whose states it reads; k is the state after k layers.
+        target_hidden_size: width of these states.
+        block_size: tokens of a block, the last token of the text among them.
+        mask_token_id: of the others.
+        from_anchor: the first token is drafted from the state of the text's last token, else from
+            that of the first mask.
+        windows: of each layer, how many positions a token sees back, with its position; None: all.
+        causal: of each layer, whether a token sees only those in front of it in the block.
+        draft_vocab_size: ids that the checkpoint's output head draws; None: all of the target's.
+        markov_rank: inner width of the Markov head; 0: none.
+        embedding_scale, logit_scale: factors of embeddings and logits.
+        logit_cap: bound of the logits, by a hyperbolic tangent; None: none.
+    """
+
+    layer: LlamaConfig
+    hidden_layers: tuple[int, ...]
+    target_hidden_size: int
+    block_size: int
+    mask_token_id: int
+    from_anchor: bool
+    windows: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    draft_vocab_size: int | None = None
+    markov_rank: int = 0
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size - (not self.from_anchor)
+
+
+def parse(
+    config: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
+) -> DFlashConfig:
+    """Read the config.json of the checkpoint `name` with tensors of these names, for a target of so
+    many decoder layers; a key that does not fit is named."""
+    top = Reader(name, config)
+    kind = top.of("speculators_model_type")
+    if kind not in (None, *_SPECULATORS):
+        raise top.error("speculators_model_type", "'dflash' or 'dspark'", kind)
+    flat = kind is None
+    if flat:
+        top = layer = Reader(name, _with_defaults(top, config, REQUIRED))
+    else:
+        top.nested("transformer_layer_config")
+        nested = config["transformer_layer_config"]
+        layer = Reader(name, _with_defaults(Reader(name, nested), nested, ()))
+    inner = top.nested("dflash_config", optional=True)
+    both = inner.before(layer).before(top)
+    layer.refuse_tied(tensors)
+    shape = layer.shape(REQUIRED if flat else (), checkpoint.count_of(tensors, "layers."))
+    shape.attention_bias = layer.flag("attention_bias", False)
+    assistant = layer.of("model_type") == _ASSISTANT
+    windows = _windows(both, shape.num_hidden_layers)
+    if flat:
+        key = "target_layer_ids"
+        # What a format has behind the last layer, in front of its norm or behind it, differs.
+        numbers = both.layers(key, both.of(key), target_layers - 2)
+        hidden_layers = tuple(number + 1 for number in numbers)
+        if both.size("num_target_layers") not in (None, target_layers):
+            expected = f"the target's {target_layers}"
+            raise both.error("num_target_layers", expected, both.of("num_target_layers"))
+    else:
+        key = "aux_hidden_state_layer_ids"
+        hidden_layers = both.layers(key, both.of(key), target_layers)
+    rank = 0 if both.of("markov_rank") == 0 else both.size("markov_rank")
+    rank = _RANK if rank is None and kind == "dspark" else rank or 0
+    spark = kind == "dspark" or any("DSpark" in str(n) for n in checkpoint.architectures(config))
+    found = DFlashConfig(
+        shape,
+        hidden_layers,
+        both.size("target_hidden_size") or shape.hidden_size,
+        both.size("block_size", _MOST) or (_FLAT_BLOCK if flat else _BLOCK),
+        _mask_id(both, shape.vocab_size),
+        both.flag("sample_from_anchor", spark),
+        # (A distance there, its end included.)
+        tuple(window and window + assistant for window in windows),
+        _causal(both, windows, flat, assistant),
+        draft_vocab_size=both.size("draft_vocab_size", arguments.SIZE_MAX),
+        markov_rank=rank,
+        embedding_scale=both.number("input_embedding_scale", 1.0),
+        logit_scale=both.number("output_multiplier", 1.0),
+        logit_cap=both.number("final_logit_softcapping", 0.0) or None,
+    )
+    if found.draft_vocab_size == shape.vocab_size and "d2t" not in tensors:
+        found = dataclasses.replace(found, draft_vocab_size=None)
+    if found.num_drafts < 1:
+        raise both.error("block_size", "at least 2 tokens, one of them drafted", found.block_size)
+    for reader in (top, layer, inner):
+        reader.require_all_read(_FIXED, _IGNORED)
+    return found
+
+
+def _with_defaults(reader: Reader, given: Mapping[str, Any], required: Collection[str]) -> Any:
+    """Return a layer's configuration with the defaults of its class, but for `required` keys:
+    formats may write what differs from these alone."""
+    kind = reader.of("model_type") or "qwen3"
+    if kind != _ASSISTANT and kind not in _DEFAULTS:
+        raise reader.error("model_type", f"one of {', '.join((*_DEFAULTS, _ASSISTANT))}", kind)
+    made = _DEFAULTS[kind]() if kind in _DEFAULTS else None
+    keys = [key for key in (*SIZES, "rms_norm_eps") if key not in required]
+    known = {key: getattr(made, key, None) for key in keys}
+    known = {key: value for key, value in known.items() if value is not None}
+    return {**known, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _windows(reader: Reader, count: int) -> tuple[int | None, ...]:
+    kinds, window = reader.of("layer_types"), reader.size("sliding_window", arguments.SIZE_MAX)
+    if kinds is None and reader.flag("use_sliding_window", False):
+        raise reader.error("layer_types", f"the kind of each of {count} layers", None)
+    kinds = ["full_attention"] * count if kinds is None else kinds
+    known = isinstance(kinds, list) and set(kinds) <= {_SLIDING, "full_attention"}
+    if not known or len(kinds) != count:
+        expected = f"'full_attention' or '{_SLIDING}' for each of {count} layers"
+        raise reader.error("layer_types", expected, kinds)
+    if _SLIDING not in kinds or not reader.flag("use_sliding_window", True):
+        return (None,) * count
+    if window is None:
+        raise reader.error("sliding_window", "a number >= 1 for sliding layers", None)
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
+def _causal(
+    reader: Reader, windows: Sequence[int | None], flat: bool, assistant: bool
+) -> tuple[bool, ...]:
+    keys = ("is_causal", "causal") if flat else ()
+    if key := next((key for key in keys if reader.of(key) is not None), None):
+        return (reader.flag(key, False),) * len(windows)
+    sliding = not (assistant or reader.flag("sliding_window_non_causal", False))
+    return tuple(sliding and window is not None for window in windows)
+
+
+def _mask_id(reader: Reader, vocab_size: int) -> int:
+    value = reader.of("mask_token_id")
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise reader.error("mask_token_id", f"an id below {vocab_size}", value)
+    return value

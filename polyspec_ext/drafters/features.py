@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
-from ..kv_cache.lengths import DEVICE_BUCKET
-from ..levels.base import PromptBatch
+from ..kv_cache.layers import DEVICE_BUCKET
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
@@ -32,8 +31,8 @@ _STEP = 256  # pairs per row that the cache grows by
 
 # Appends pairs: from tokens [B, W] int64, features [B, W, F] and the pairs of each row to the state
 # behind each row's last pair, [B, 1, H].
-Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # keys and values [H, N, D] by layer
-Append = Callable[[torch.Tensor, torch.Tensor, RowCounts], torch.Tensor]
+Pairs = Sequence[tuple[Tensor, Tensor]]  # keys and values [H, N, D] by layer
+Append = Callable[[Tensor, Tensor, RowCounts], Tensor]
 
 
 class FeatureCache:
@@ -153,7 +152,7 @@ class FeatureCache:
         assert self._pairs.host is not None
         return self._pairs.host
 
-    def keep(self, pairs: Sequence[int] | torch.Tensor) -> None:
+    def keep(self, pairs: Sequence[int] | Tensor) -> None:
         """Keep the first ``pairs[b]`` >= 0 of row b, and none that were drafted. The host knows
         how many, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
@@ -166,14 +165,14 @@ class FeatureCache:
         self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
         self._cache.rollback(self._pairs)
 
-    def rollback(self, lengths: Sequence[int] | torch.Tensor) -> None:
+    def rollback(self, lengths: Sequence[int] | Tensor) -> None:
         """Keep the pairs of so many tokens: n tokens have n - 1. Lengths that the host does not
         know are ignored, since the next draft says what to keep."""
         kept = RowCounts.of(lengths)
         if kept.host is not None:
             self.keep(kept.less(1))
 
-    def appended(self, counts: Sequence[int] | torch.Tensor) -> None:
+    def appended(self, counts: Sequence[int] | Tensor) -> None:
         """Keep the ``counts[b]`` pairs that the last pass appended to row b."""
         more = RowCounts.of(counts)
         if more.host is None:
@@ -202,7 +201,7 @@ class FeatureCache:
 
     def inputs(
         self, width: int, counts: RowCounts | None, masked: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return positions and additive mask of a pass that appends the first ``counts[b]`` of
         `width` pairs to row b (None: all), and prepare the cache. Not `masked`: the mask is None,
         since the pass looks up how many slots a pair sees."""
@@ -214,9 +213,7 @@ class FeatureCache:
             mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         return positions, mask
 
-    def tree_inputs(
-        self, width: int, depth: int, ancestors: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def tree_inputs(self, width: int, depth: int, ancestors: Tensor) -> tuple[Tensor, Tensor]:
         """Return the same of one more level of a tree, which stays until the next call of `keep`.
 
         Args:
@@ -248,7 +245,7 @@ class FeatureCache:
 
     def read(
         self, inputs: DraftInput, layers: Sequence[int], extend: Append, follow: Append
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Append all pairs that are new.
 
         Args:
@@ -313,7 +310,7 @@ class FeatureCache:
             self._pairs = RowCounts.read(self._pairs.on(ends.device) * (1 - alone), True)
         return self._states
 
-    def _note(self, states: torch.Tensor, counts: RowCounts) -> None:
+    def _note(self, states: Tensor, counts: RowCounts) -> None:
         if all(counts.host or ()):
             self._states = states
         else:
@@ -321,13 +318,13 @@ class FeatureCache:
             self._states = torch.where(read, states, self._states)
 
 
-def _side_by_side(apart: Sequence[torch.Tensor]) -> torch.Tensor:
+def _side_by_side(apart: Sequence[Tensor]) -> Tensor:
     """Return tensors beside each other along the last dimension; a view where they lie so."""
     first, sizes = apart[0], [x.shape[2] for x in apart]
     if (first.storage_offset(), first.stride(1)) == (0, sum(sizes)):
         shape = (*first.shape[:2], sum(sizes))
         whole = first.as_strided(shape, first.stride())
-        if all(map(torch.Tensor.is_set_to, whole.split(sizes, -1), apart)):
+        if all(map(Tensor.is_set_to, whole.split(sizes, -1), apart)):
             return whole
     return torch.cat(list(apart), -1)
 
@@ -343,8 +340,8 @@ class Block(nn.Module):
         self.linear = linear
         self.res_connection: nn.Module = nn.Identity() if residual is None else residual
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.res_connection(x) + F.silu(self.linear(x))
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.res_connection(x) + F.silu(self.linear(x))
         return out
 
 
@@ -357,19 +354,19 @@ class LastStateHeads(nn.Module):
     FORM: ClassVar[tuple[str, str] | None] = None  # a key of config.json, and its only value
     count: int
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
         super().__init__()
         self.hidden_size, self.vocab_size = target.hidden_size, target.vocab_size
 
-    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def below(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Return what the next head reads ``[B, n, S]`` behind tokens ``[B, n]``, from what the
         head that drafted them read: for the first head the verifier's state."""
         raise NotImplementedError
 
-    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
+    def logits(self, states: Tensor, head: int) -> Tensor:
         raise NotImplementedError
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [*self.parameters(), *self.buffers()]
 
 
@@ -379,7 +376,7 @@ class MedusaHeads(LastStateHeads):
 
     FILE, FIRST = "medusa_lm_head.pt", "0.0.linear.weight"
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
         super().__init__(tensors, target)
         # Keys: {head}.{block}.linear.weight and .bias, {head}.{blocks}.weight. (Several blocks
         # share their weights, and keys repeat.)
@@ -391,11 +388,11 @@ class MedusaHeads(LastStateHeads):
             last = nn.Linear(width, self.vocab_size, bias=False)
             self.add_module(str(i), nn.Sequential(*head, last))
 
-    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def below(self, states: Tensor, tokens: Tensor) -> Tensor:
         return states
 
-    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
-        out: torch.Tensor = self.get_submodule(str(head))(states)
+    def logits(self, states: Tensor, head: int) -> Tensor:
+        out: Tensor = self.get_submodule(str(head))(states)
         return out
 
 
@@ -406,7 +403,7 @@ class HydraHeads(LastStateHeads):
     FILE, FIRST = "hydra_lm_head.pt", "hydra_lm_head.0.weight"
     FORM = ("hydra_head_arch", "mlp")
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], target: Target) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
         super().__init__(tensors, target)
         # In a list, so that it is no submodule: its tensors are not the checkpoint's.
         self._embed: list[nn.Module] = [target.model.get_input_embeddings()]
@@ -427,14 +424,14 @@ class HydraHeads(LastStateHeads):
             self.hydra_mlp.append(nn.Sequential(*blocks))
             self.hydra_lm_head.append(product(f"hydra_lm_head.{i}", width, self.vocab_size))
 
-    def below(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def below(self, states: Tensor, tokens: Tensor) -> Tensor:
         return torch.cat([states, self._embed[0](tokens).to(states.dtype)], -1)
 
-    def logits(self, states: torch.Tensor, head: int) -> torch.Tensor:
-        out: torch.Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](states))
+    def logits(self, states: Tensor, head: int) -> Tensor:
+        out: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](states))
         return out
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         return [*super().tensors(), *self._embed[0].parameters(), *self._embed[0].buffers()]
 
 
@@ -539,37 +536,16 @@ class LastStateDrafter:
     def _tree_size(self, depth: int) -> TreeSize:
         return self.tree.size(min(depth, self.num_heads), self.vocab_size)
 
+    def _nothing(self, *_: Any) -> None: ...
+
     # It remembers nothing.
-
-    def prefill(self, prompts: PromptBatch) -> None: ...
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None: ...
+    prefill = read = open = extend = admit = save = restore = select = note_lengths = _nothing
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         return lengths
 
-    def open(self, capacity: int) -> None: ...
-
-    def extend(self, sequence: None, tokens: torch.Tensor, layers: tuple[int, ...]) -> None: ...
-
-    def admit(
-        self,
-        sequences: Sequence[None],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None: ...
-
-    def save(self, row: int, begin: int, end: int) -> None: ...
-
-    def restore(self, sequence: None, saved: None, count: int) -> None: ...
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
     def reserve_span(self, tokens: int) -> Hashable:
         return Place(self._runs, self._runs.tensors())
-
-    def note_lengths(self, lengths: Sequence[int]) -> None: ...
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
@@ -577,18 +553,18 @@ class LastStateDrafter:
         heads, passes = self._runs, 0
         depth, entries = min(inputs.most, self.num_heads), inputs.vocab_size
 
-        def logits(states: torch.Tensor, head: int) -> torch.Tensor:
+        def logits(states: Tensor, head: int) -> Tensor:
             nonlocal passes
             passes += 1
             return heads.logits(states, head)[..., :entries]
 
         def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+            tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor
+        ) -> tuple[Tensor, Tensor]:
             states = heads.below(above, tokens)
             return states, logits(states, depth)
 
-        def grown(state: torch.Tensor, token: torch.Tensor, lengths: torch.Tensor) -> Nodes:
+        def grown(state: Tensor, token: Tensor, lengths: Tensor) -> Nodes:
             nonlocal passes
             passes, first = 0, heads.below(state, token)
             return self.tree.grow(logits(first, 0)[:, 0], first, lengths, depth, expand)
@@ -612,7 +588,7 @@ class LastStateDrafter:
         self.num_forward_passes += passes
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
-    def _state(self, inputs: DraftInput) -> tuple[torch.Tensor, torch.Tensor]:
+    def _state(self, inputs: DraftInput) -> tuple[Tensor, Tensor]:
         """Return the state behind the last token but one of each text, ``[B, 1, H]``, and whether
         the verifier's is known, ``[B]`` bool."""
         hidden, device, batch = inputs.hidden, self.device, len(inputs.tokens)

@@ -15,31 +15,23 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels import IdMap
-from ..levels.base import InputBlock, LevelOutput, PromptBatch
+from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
-from ..ops import attention as cache_attention
-from ..ops import unchecked
+from ..ops import decoder, unchecked
 from ..ops.decoder import LayerOperators
 from ..tensors import Place, RowCounts
-from .base import (
-    LONGEST,
-    CapturedPasses,
-    DraftBlock,
-    DrafterCapabilities,
-    DraftInput,
-    TreeSize,
-)
+from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
 from .model import draw_chain
@@ -50,33 +42,31 @@ if TYPE_CHECKING:
 
 # Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
 # at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
-Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines
+Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cosines and sines
+Where = tuple[Tensor, Tensor | None]  # positions of pairs, and what they see
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
 
 
-class HeadConfig(Protocol):
-    """The configuration of a head, as passes and drafts read it.
+class HeadConfig:
+    """The configuration of a head, as passes and drafts read it."""
 
-    Attributes:
-        layer: configuration of its decoder layers, as `RollbackCache` reads it.
-        hidden_layers: of the target, whose states the head reads, each of `target_hidden_size`
-            numbers and all of them side by side of `feature_size`.
-        hidden_size: of the states that the head makes.
-    """
+    layer: Any  # configuration of its decoder layers, as `RollbackCache` reads it
+    hidden_layers: tuple[int, ...]  # of the target, whose states it reads
+    target_hidden_size: int  # of each of these
+    draft_vocab_size: int | None  # ids that the checkpoint's output head draws; None: all
 
     @property
-    def layer(self) -> Any: ...
+    def hidden_size(self) -> int:
+        """Width of the states that the head makes."""
+        return int(self.layer.hidden_size)
+
     @property
-    def hidden_layers(self) -> tuple[int, ...]: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def target_hidden_size(self) -> int: ...
-    @property
-    def feature_size(self) -> int: ...
+    def feature_size(self) -> int:
+        """Width of the target's states of a token, side by side."""
+        return self.target_hidden_size * len(self.hidden_layers)
 
 
 class HeadNetwork(nn.Module):
@@ -106,7 +96,7 @@ class HeadNetwork(nn.Module):
             size = attends.q_proj.merged.sizes[1]
             made.key_shape = size // attends.head_dim, attends.head_dim
             on_cuda = operators.norms[0].is_cuda
-            made.longest = cache_attention.FEW_TOKENS if on_cuda else sys.maxsize
+            made.longest = decoder.FEW_TOKENS if on_cuda else sys.maxsize
         return made
 
     def fused(self) -> LayerOperators | None:
@@ -115,21 +105,15 @@ class HeadNetwork(nn.Module):
 
     def through_layers(
         self,
-        x: torch.Tensor,
+        x: Tensor,
         rotation: Rotation,
-        mask: torch.Tensor | None,
+        mask: Tensor | None,
         cache: RollbackCache,
         numbers: tuple[int, ...],
-        first: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return states ``[B, T, H]`` behind the fused layers.
-
-        Args:
-            x: ``[B, T, H]``; first: as of `LayerOperators`.
-            rotation: cosines and sines, ``[B or 1, T, D]``.
-            mask, cache: as of `read`.
-            numbers: of the layers in the cache.
-        """
+        first: Tensor | None = None,
+    ) -> Tensor:
+        """Return states ``[B, T, H]`` behind the fused layers `numbers` of the cache; the rotation
+        is ``[B or 1, T, D]``, and `first` as of `LayerOperators`."""
         rows, slots = cache.rows, cache.begin_layers(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
@@ -141,26 +125,19 @@ class HeadNetwork(nn.Module):
             rows.status.bitwise_or_(status)
         return made
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+    def fuse(self, features: Tensor) -> Tensor:
         """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
         ``[B, T, feature_size]``."""
         return features
 
-    def read(
-        self,
-        embeds: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: RollbackCache,
-    ) -> torch.Tensor:
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
         """Return the state behind each token, ``[B, T, H]``.
 
         Args:
             embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
-            positions: ``[B or 1, T or 1]`` int64, of the pairs.
-            mask: additive, ``[B or 1, 1, T, N]``; None: a token sees all slots, or of a pass of
-                at most `longest` tokens those in front of it.
+            where: positions, ``[B or 1, T or 1]`` int64, of the pairs; and the additive mask,
+                ``[B or 1, 1, T, N]``. None: a token sees all slots, or of a pass of at most
+                `longest` tokens those in front of it.
             cache: prepared for these pairs, and with earlier ones.
         """
         raise NotImplementedError
@@ -168,25 +145,41 @@ class HeadNetwork(nn.Module):
     def reach(self, count: int) -> None:
         """Compute ahead what depends on positions below `count` alone."""
 
-    def carried(self, states: torch.Tensor) -> torch.Tensor:
+    def carried(self, states: Tensor) -> Tensor:
         """Return what of a step's states the next step of a draft reads."""
         return states
 
-    def before_head(self, states: torch.Tensor) -> torch.Tensor:
+    def before_head(self, states: Tensor) -> Tensor:
         """Return what of a step's states the output head reads."""
         return states
 
 
 class RotaryNetwork(HeadNetwork):
-    """A head whose layers rotate queries and keys as a Llama's do."""
+    """A head whose layers rotate queries and keys as a Llama's do, under the tensors' published
+    names.
 
-    def __init__(self, config: HeadConfig) -> None:
+    Args:
+        config: of the head.
+        embeds, heads: whether the checkpoint has embeddings and an output head.
+    """
+
+    def __init__(self, config: HeadConfig, *, embeds: bool = False, heads: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, width = config, config.hidden_size
+        vocab_size = config.layer.vocab_size
+        if embeds:
+            self.embed_tokens = nn.Embedding(vocab_size, width)
+        if heads:
+            self.lm_head = nn.Linear(width, config.draft_vocab_size or vocab_size, bias=False)
         self._rotary: LlamaRotaryEmbedding | None = None
         # Of the positions from 0 on cosines, sines, and sines for `rotated`, [3, P, D] (`reach`).
-        self.rotations: torch.Tensor | None
+        self.rotations: Tensor | None
         self.register_buffer("rotations", None, persistent=False)
+
+    @property
+    def drawn_weights(self) -> list[Tensor]:
+        """Weights with a row for each id that is drawn."""
+        return [self.lm_head.weight]
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -201,7 +194,7 @@ class RotaryNetwork(HeadNetwork):
         self.rotations, numbers = None, torch.arange(count, device=like.device)
         self.rotations = torch.stack([x[0] for x in self.rotation(like, numbers[None])])
 
-    def rotation(self, like: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def rotation(self, like: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         """Return cosines and sines of `positions`, in the dtype of `like`, and sines for `rotated`;
         ``[B, T, D]`` each."""
         known = self.rotations
@@ -216,19 +209,83 @@ class RotaryNetwork(HeadNetwork):
         return cos, sin, signed
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+class HeadLayer(nn.Module):
+    """A Llama layer of a shape and an attention; `bare`: without a norm in front of that."""
+
+    def __init__(self, shape: Any, attention: HeadAttention, bare: bool = False) -> None:
+        super().__init__()
+        width, eps = shape.hidden_size, shape.rms_norm_eps
+        self.self_attn, self.mlp = attention, LlamaMLP(shape)
+        # (Identity has no tensors.)
+        self.input_layernorm: nn.Module = nn.Identity() if bare else nn.RMSNorm(width, eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+
+    def forward(
+        self, states: Tensor, rotation: Rotation, attention: Attention, first: Tensor | None = None
+    ) -> Tensor:
+        """Return the states behind the layer; `first` is what its attention reads in place of the
+        normed states."""
+        inputs = self.input_layernorm(states) if first is None else first
+        states = states + self.self_attn(inputs, rotation, attention)
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
+
+
+class HeadAttention(nn.Module):
+    """The attention of the layer `number` of a cache.
+
+    Args:
+        width: of what it reads.
+        biases: whether its first three products have one, and whether the last has.
+        norms: queries and keys have norms by head, as Qwen3's.
+    """
+
+    def __init__(
+        self, shape: Any, number: int, width: int, biases: tuple[bool, bool], norms: bool = False
+    ) -> None:
+        super().__init__()
+        heads, groups = shape.num_attention_heads, shape.num_key_value_heads
+        dim = int(getattr(shape, "head_dim", None) or shape.hidden_size // heads)
+        self.head_dim, self._number, self.scaling = dim, number, dim**-0.5
+        self.q_proj = nn.Linear(width, heads * dim, bias=biases[0])
+        self.k_proj = nn.Linear(width, groups * dim, bias=biases[0])
+        self.v_proj = nn.Linear(width, groups * dim, bias=biases[0])
+        self.o_proj = nn.Linear(heads * dim, shape.hidden_size, bias=biases[1])
+        if norms:
+            self.q_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(dim, shape.rms_norm_eps)
+        self._norms = norms
+
+    def forward(self, states: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        heads = (*states.shape[:2], -1, self.head_dim)
+        q, k, v = self.q_proj(states), self.k_proj(states), self.v_proj(states)
+        q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
+        if self._norms:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotated(q.transpose(1, 2), *rotation), rotated(k.transpose(1, 2), *rotation)
+        out: Tensor = self.o_proj(attention(self._number, q, k, v).flatten(2))
+        return out
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` has the sign of
     the half that it is added to."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the attention's output ``[B, T, H, D]`` over keys and values of a cache; None: a query
-    sees all of them."""
-    if cache_attention.takes(q, keys, values, mask):
-        return cache_attention.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+    cache: RollbackCache,
+    masks: Sequence[Tensor | None],
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Return an `Attention` over a cache, which is prepared for the tokens at hand, by the additive
+    mask of each layer; None: a query sees all that the cache has."""
+    (keys, values), mask = cache.update(k, v, layer), masks[layer]
+    if decoder.takes(q, keys, values, mask):
+        return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
     grouped = keys.shape[1] != q.shape[1]
     out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
     return out.transpose(1, 2)
@@ -249,10 +306,7 @@ class HeadPasses:
     """
 
     def __init__(
-        self,
-        network: HeadNetwork,
-        target: ModelLevel | PreTrainedModel,
-        ids: torch.Tensor | None = None,
+        self, network: HeadNetwork, target: ModelLevel | PreTrainedModel, ids: Tensor | None = None
     ) -> None:
         self.network, self._target = network, target
         model = Target(target)
@@ -298,11 +352,11 @@ class HeadPasses:
     def captured(
         self,
         form: Hashable,
-        inputs: Sequence[torch.Tensor],
-        run: Callable[..., torch.Tensor],
+        inputs: Sequence[Tensor],
+        run: Callable[..., Tensor],
         more: Sequence[int],
         beside: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return ``run(*inputs)``, which appends ``more[b]`` pairs to row b, by a CUDA graph; valid
         until the next call.
 
@@ -325,37 +379,28 @@ class HeadPasses:
         assert made is not None
         return made
 
-    def extend(
-        self, tokens: torch.Tensor, features: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
         ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
         return self._append(True, tokens, features.to(self.device, self.dtype), counts)
 
-    def follow(self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts) -> torch.Tensor:
+    def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does."""
         return self._append(False, tokens, states, counts)
 
-    def next(
-        self, step: int, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
         last; `step` is 1 for the first of a draft."""
         return self._append(False, tokens, states, counts, stays=False)
 
     def _append(
-        self,
-        fuses: bool,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        counts: RowCounts,
-        stays: bool = True,
-    ) -> torch.Tensor:
+        self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts, stays: bool = True
+    ) -> Tensor:
         if self.passes is None or tokens.shape[1] > LONGEST:
             out = self._behind(fuses, tokens, states, counts)
         else:
 
-            def run(ids: torch.Tensor, behind: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+            def run(ids: Tensor, behind: Tensor, new: Tensor) -> Tensor:
                 return self._behind(fuses, ids, behind, RowCounts(None, new))
 
             inputs = tokens, states, counts.on(self.device)
@@ -364,9 +409,7 @@ class HeadPasses:
             self.features.appended(counts)
         return out
 
-    def _behind(
-        self, fuses: bool, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append pairs, and return the state behind each row's last one."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
@@ -375,37 +418,29 @@ class HeadPasses:
         width, even = tokens.shape[1], counts.all(tokens.shape[1])
         masked = width > self._runs.longest
         inputs = self.features.inputs(width, None if even else counts, masked)
-        out = self._pass(tokens, states, *inputs)
+        out = self._pass(tokens, states, inputs)
         if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
-    def step(
-        self, tokens: torch.Tensor, states: torch.Tensor, depth: int, ancestors: torch.Tensor
-    ) -> torch.Tensor:
+    def step(self, tokens: Tensor, states: Tensor, depth: int, ancestors: Tensor) -> Tensor:
         """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
         ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
         `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
         inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
-        return self._pass(tokens, self._runs.carried(states), *inputs)
+        return self._pass(tokens, self._runs.carried(states), inputs)
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
-        logits: torch.Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
+        logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(
-        self,
-        tokens: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        return self._runs.read(embeds, states, positions, mask, cache)
+        return self._runs.read(embeds, states, where, cache)
 
 
 class HeadDrafter:
@@ -464,7 +499,7 @@ class HeadDrafter:
         # The prompts' states come with the first draft.
         self._head.begin(prompts.tokens.shape[0], prompts.capacity)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         """Read nothing: the states come with the next draft."""
 
     # A sequence is the copies of pairs that it begins with: the states behind come with a draft.
@@ -472,17 +507,11 @@ class HeadDrafter:
     def open(self, capacity: int) -> list[Pairs]:
         return []
 
-    def extend(
-        self, sequence: list[Pairs], tokens: torch.Tensor, layers: tuple[int, ...]
-    ) -> None: ...
+    def extend(self, sequence: list[Pairs], tokens: Tensor, layers: tuple[int, ...]) -> None: ...
 
     @torch.inference_mode()
     def admit(
-        self,
-        sequences: Sequence[list[Pairs]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[list[Pairs]], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         if rows is None:
             self._head.begin(len(sequences), capacity)
@@ -530,13 +559,11 @@ class HeadDrafter:
             return self._draft_chain(inputs, states)
         return self._draft_tree(self.tree, inputs, states)
 
-    def _follow(
-        self, tokens: torch.Tensor, states: torch.Tensor, counts: RowCounts
-    ) -> torch.Tensor:
+    def _follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         self.num_forward_passes += 1
         return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
-    def _draft_chain(self, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+    def _draft_chain(self, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, step = self._head, 0
         if inputs.counts.host is None:  # of what the first pass has read only a part matters
             one = inputs.counts.less(0, 1)
@@ -555,20 +582,20 @@ class HeadDrafter:
         self.num_forward_passes += block.tokens.shape[1]
         return block
 
-    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: torch.Tensor) -> DraftBlock:
+    def _draft_tree(self, tree: Tree, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, id_map, most = self._head, self._head.id_map, inputs.most
         entries = id_map.entries_below(inputs.vocab_size)
         passes = 0
 
         def expand(
-            tokens: torch.Tensor, above: torch.Tensor, depth: int, ancestors: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+            tokens: Tensor, above: Tensor, depth: int, ancestors: Tensor
+        ) -> tuple[Tensor, Tensor]:
             nonlocal passes
             passes += 1
             out = head.step(id_map.to_above(tokens), above, depth, ancestors)
             return out, head.logits(out)[..., :entries]
 
-        def grown(states: torch.Tensor, lengths: torch.Tensor) -> Nodes:
+        def grown(states: Tensor, lengths: Tensor) -> Nodes:
             nonlocal passes
             passes = 1
             first = head.logits(states)[:, 0, :entries]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,9 +15,7 @@ from ..errors import ERROR_BITS, RequestError
 from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel, IdMap
 from ..levels.base import (
-    Admitting,
     BatchedLevel,
-    DeviceLengths,
     InputBlock,
     Level,
     LevelOutput,
@@ -43,12 +40,11 @@ DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
 
 
-def forwarded(method: Callable[..., Any]) -> Any:
-    """Return `method` of a contract, as the object in the attribute `_level` has it."""
+def forwarded(method: str) -> Callable[..., Any]:
+    """Return a method that calls the one of the object in the attribute `_level`."""
 
-    @functools.wraps(method)
     def call(self: Any, *given: Any) -> Any:
-        return getattr(self._level, method.__name__)(*given)
+        return getattr(self._level, method)(*given)
 
     return call
 
@@ -140,18 +136,18 @@ class DraftModel:
         """Why the level takes no batches."""
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
-    prefill = forwarded(BatchedLevel.prefill)
-    read = forwarded(BatchedLevel.read)
-    rollback = forwarded(BatchedLevel.rollback)
-    select = forwarded(BatchedLevel.select)
-    open = forwarded(Admitting.open)
-    extend = forwarded(Admitting.extend)
-    extend_together = forwarded(Admitting.extend_together)
-    admit = forwarded(Admitting.admit)
-    save = forwarded(Admitting.save)
-    restore = forwarded(Admitting.restore)
-    reserve_span = forwarded(DeviceLengths.reserve_span)
-    note_lengths = forwarded(DeviceLengths.note_lengths)
+    prefill = forwarded("prefill")
+    read = forwarded("read")
+    rollback = forwarded("rollback")
+    select = forwarded("select")
+    open = forwarded("open")
+    extend = forwarded("extend")
+    extend_together = forwarded("extend_together")
+    admit = forwarded("admit")
+    save = forwarded("save")
+    restore = forwarded("restore")
+    reserve_span = forwarded("reserve_span")
+    note_lengths = forwarded("note_lengths")
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         # The level has not read the last node of a path.
@@ -262,9 +258,9 @@ def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuf
     buffer."""
     batch, _, vocab = logits.shape
     if old is not None and old.statistics is not None:
-        shape = old.logits.shape
+        shape, kind = old.logits.shape, (old.logits.dtype, old.logits.device)
         fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
-        if fits and old.logits.dtype == logits.dtype and old.logits.device == logits.device:
+        if fits and kind == (logits.dtype, logits.device):
             return old
     # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
     statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)

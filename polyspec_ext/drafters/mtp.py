@@ -2,7 +2,7 @@
 kind, which reads the embedding of a token and the target's last hidden state, behind its final
 norm, of the token before. It shares embeddings and output head with the target, and drafts as EAGLE
 heads do (`heads`): each further step of a draft reads the state of the step before. Where there are
-several, each step has a head of its kind (`mtp_heads`).
+several, each step has a head of its kind.
 
 Checkpoints name the tensors in four ways (`_LAYOUTS`). The layer is a module of the target's class.
 """
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel, cache_name, decoder_layers
 from ..ops.decoder import LayerOperators
+from ..tensors import RowCounts
 from . import checkpoint
 from .checkpoint import Target
-from .features import LAST
-from .heads import HeadDrafter, HeadNetwork, HeadPasses
-from .mtp_heads import SeveralNetwork, SeveralPasses
+from .features import LAST, FeatureCache
+from .heads import HeadConfig, HeadDrafter, HeadNetwork, HeadPasses, Where
 from .trees import Tree
 
 if TYPE_CHECKING:
@@ -131,64 +131,37 @@ _LAYOUTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class MTPConfig:
-    """A multi-token prediction head.
+class MTPConfig(HeadConfig):
+    """A multi-token prediction head."""
 
-    Attributes:
-        layer: configuration of the layers of its cache.
-        blocks: configuration of its decoder layers, those of all heads.
-        states_first: `fc` reads the state in front of the embedding.
-        hidden_size: of the target's states and the head's.
-        heads: how many draft a token each.
-        hidden_layers: the target's last states, behind its final norm.
-    """
-
-    layer: Any
-    blocks: Any
-    states_first: bool
-    hidden_size: int
-    heads: int = 1
-    hidden_layers: tuple[int, ...] = (LAST,)
-
-    @property
-    def target_hidden_size(self) -> int:
-        return self.hidden_size
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden_size
+    layer: Any  # configuration of the layers of its cache
+    blocks: Any  # configuration of its decoder layers, those of all heads
+    states_first: bool  # `fc` reads the state in front of the embedding
+    target_hidden_size: int  # and the head's
+    heads: int = 1  # how many draft a token each
+    hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, behind its final norm
+    draft_vocab_size: None = None
 
 
 class _Indexed:
     """A cache as layers see it that choose the keys to attend to by keys of an index (DeepSeek
-    V3.2): these lie in `count` layers more.
-
-    Args:
-        cache: of twice as many layers.
-        count: of the head's layers.
-    """
+    V3.2): these lie behind the head's `count` layers, in as many."""
 
     def __init__(self, cache: RollbackCache, count: int) -> None:
         self._cache, self._count = cache, count
 
     def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **options: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, keys: Tensor, values: Tensor, layer: int, *args: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         return self._cache.update(keys, values, layer)
 
-    def update_indexer(self, keys: torch.Tensor, layer: int) -> torch.Tensor:
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         single = keys[:, None]
         return self._cache.update(single, single[..., :1], layer + self._count)[0][:, 0]
 
 
 class MTPNetwork(HeadNetwork):
-    """A head with layers of the target's class.
-
-    Args:
-        config: of the head.
-        target: whose modules it has more of, and whose rotary positions it reads.
-        number: of the head.
-    """
+    """Head `number`, with layers of the target's class and its rotary positions."""
 
     config: MTPConfig
 
@@ -207,26 +180,19 @@ class MTPNetwork(HeadNetwork):
         self._rotary: list[Any] = [getattr(body, "rotary_emb", None)]
         self._cache_name = cache_name(self.layers[0])
 
-    def paired(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def paired(self, embeds: Tensor, states: Tensor) -> Tensor:
         """Return what `fc` reads, ``[B, T, 2 * H]``."""
         pair = [self.embed_norm(embeds), self.state_norm(states)]
         return torch.cat(pair[::-1] if self.config.states_first else pair, -1)
 
-    def read(
-        self,
-        embeds: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
-        cache: RollbackCache,
-    ) -> torch.Tensor:
-        x = self.fc(self.paired(embeds, states))
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
+        x, (positions, mask) = self.fc(self.paired(embeds, states)), where
         positions = positions.expand(x.shape[:2])
         if x.shape[1] <= self.longest:
             rotation = self._rotary[0](x, positions)
             layers: Any = self.layers
             numbers = tuple(layer.self_attn.layer_idx for layer in layers)
-            fused: torch.Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
+            fused: Tensor = self.norm(self.through_layers(x, rotation, mask, cache, numbers))
             return fused
         options: dict[str, Any] = {self._cache_name: cache, "position_ids": positions}
         if _is_indexed(self.config.blocks):
@@ -238,7 +204,7 @@ class MTPNetwork(HeadNetwork):
             options["position_embeddings"] = self._rotary[0](x, positions)
         for layer in self.layers:
             x = layer(x, attention_mask=mask, **options)
-        normed: torch.Tensor = self.norm(x)
+        normed: Tensor = self.norm(x)
         return normed
 
     def fused(self) -> LayerOperators | None:
@@ -409,8 +375,8 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
 
 
 def _scaled(
-    tensors: Mapping[str, torch.Tensor], block: Sequence[int] | None, name: str
-) -> dict[str, torch.Tensor]:
+    tensors: Mapping[str, Tensor], block: Sequence[int] | None, name: str
+) -> dict[str, Tensor]:
     """Return matrices of 8-bit floats times the factors of their blocks, and others as they are."""
     found = {key: value for key, value in tensors.items() if not key.endswith(_SCALE)}
     for key, scales in tensors.items():
@@ -434,11 +400,11 @@ def _scaled(
     return found
 
 
-def _stacked(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the matrices of experts stacked by number, gates above the others, as the classes of
     transformers have them."""
-    found: dict[str, torch.Tensor] = {}
-    experts: dict[str, dict[int, torch.Tensor]] = {}
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
     for key, value in tensors.items():
         if match := _EXPERT.fullmatch(key):
             begin, number, product = match.groups()
@@ -486,23 +452,193 @@ class MTP(HeadDrafter):
         name: str | None = None,
     ) -> MTP:
         """Load the heads that lie among a model's weights, and nothing else of them; for trees the
-        first alone.
+        first alone. Arguments and errors are those of `Eagle.from_pretrained`.
 
         Args:
             place: the directory of the target's checkpoint, or its id on the Hugging Face hub.
-            target: the model of that checkpoint: it gives embeddings, output head and rotary
-                positions. Below a level with packed weights the head runs on packed ones too.
-            tree: see `MTP`.
-            dtype: of the head; None: the target's.
+            target: the model of that checkpoint, which gives rotary positions as well.
             name: for messages; None: "mtp".
-
-        Raises:
-            TypeError: an argument is none of these.
-            ValueError: no such directory, no head in it for a model of that many layers, tensors
-                that are missing, unknown or of another shape, a target of another width; names
-                what was expected and what came.
         """
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
         return cls(load_mtp(place, target, dtype, None if tree is None else 1), tree, name)
+
+
+# ---- several heads -------------------------------------------------------------------------------
+
+
+_DIGITS = (65536, 256, 1)  # of an id to base 256: every dtype of a cache has these numbers
+
+
+class SeveralNetwork(HeadNetwork):
+    """Heads behind each other, of which a pass of a single head runs the first."""
+
+    def __init__(self, config: HeadConfig, heads: Sequence[HeadNetwork]) -> None:
+        super().__init__()
+        self.config, self.heads = config, nn.ModuleList(heads)
+        first = heads[0]
+        self.key_shape, self.longest = first.key_shape, first.longest
+
+    def packed(self) -> SeveralNetwork:
+        heads: Any = self.heads
+        return type(self)(self.config, [head.packed() for head in heads])
+
+    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
+        first: Any = self.heads[0]
+        out: Tensor = first.read(embeds, states, where, cache)
+        return out
+
+
+class SeveralCache(FeatureCache):
+    """Keys and values of several heads, and what a head reads of the one before: a layer for each
+    head but the last has its states, and the first of these layers the tokens as well.
+
+    The pairs of the first head are those of `FeatureCache`. All rows have as many slots of every
+    head, of which a later head may not have read the latest.
+
+    Arguments are how many heads, and those of `FeatureCache`; the layers of states are the last of
+    its configuration.
+    """
+
+    def __init__(self, heads: int, config: Any, *args: Any) -> None:
+        super().__init__(config, *args)
+        self._later, self._first = heads - 1, config.num_hidden_layers - heads + 1
+        # By head behind the first: pairs of each row that it has read.
+        self._known: list[list[int]] = []
+
+    @property
+    def in_one_place(self) -> bool:
+        """False: the host knows what each head has read."""
+        return False
+
+    def begin(self, batch: int, capacity: int) -> None:
+        super().begin(batch, capacity)
+        self._known = [[0] * batch for _ in range(self._later)]
+
+    def allocate(self, groups: int, width: int) -> None:
+        for number, layer in enumerate(self.cache.layers[self._first :]):
+            self._hold(layer, 1, self._size, 1 if number else len(_DIGITS))
+        super().allocate(groups, width)
+
+    def admit(self, rows: Sequence[int]) -> None:
+        super().admit(rows)
+        more = [0] * (len(self._states) - len(self._known[0]))
+        self._known = [
+            [0 if row in rows else n for row, n in enumerate((*known, *more))]
+            for known in self._known
+        ]
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self._known = [[known[row] for row in rows] for known in self._known]
+
+    def keep(self, pairs: Sequence[int] | Tensor) -> None:
+        super().keep(pairs)
+        kept = self._on_host()
+        # The last pairs of a head have had tokens that come next.
+        self._known = [
+            [min(n, max(count - head, 0)) for n, count in zip(known, kept, strict=True)]
+            for head, known in enumerate(self._known, 1)
+        ]
+        if self.cache.rows.host != list(kept):  # behind a pass that was cut off
+            self.cache.rows.place(self._pairs)
+
+    def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:
+        """Append the states ``[B, W, H]`` of a head's pass, with the first head's tokens
+        ``[B, W]``."""
+        if head == self._later:
+            return
+        digits = states[..., :1]
+        if tokens is not None:
+            digits = torch.stack([tokens // size % 256 for size in _DIGITS], -1).to(states.dtype)
+        self.cache.update(states[:, None], digits[:, None], self._first + head)
+
+    def later(
+        self, head: int, some: RowCounts, drafted: Tensor
+    ) -> tuple[Tensor, Tensor, RowCounts]:
+        """Begin a pass of a head behind the first over the pairs that it has yet to read.
+
+        Args:
+            some: 1 for a row that takes part, else 0.
+            drafted: ``[B, head]`` int64, the latest tokens.
+
+        Returns:
+            Tokens ``[B, W]`` and states ``[B, W, H]``, and how many of them are a row's. `note`
+            and `has_read` come next.
+        """
+        rows = self.cache.rows
+        assert rows.host is not None
+        ends, known = list(rows.host), self._known[head - 1]
+        begins = [n if on else end for n, on, end in zip(known, some, ends, strict=True)]
+        counts = RowCounts(list(map(int.__sub__, ends, begins)))
+        rows.place(RowCounts(begins))
+        first = self.cache.layers[self._first]
+        before = self.cache.layers[self._first + head - 1]
+        pairs = RowCounts(begins).on(self.device)[:, None]
+        pairs = pairs + torch.arange(max(counts), device=self.device)
+        behind = RowCounts(ends).on(self.device)[:, None]
+        slots = pairs.minimum(behind - 1).clamp_min(0)[:, None, :, None]
+        states = before.keys.gather(2, slots.expand(-1, -1, -1, before.keys.shape[3]))[:, 0]
+        slots = (pairs + head).minimum(behind - 1).clamp_min(0)[:, None, :, None]
+        digits = first.values.gather(2, slots.expand(-1, -1, -1, len(_DIGITS)))[:, 0].long()
+        tokens = (digits * torch.tensor(_DIGITS, device=self.device)).sum(-1)
+        new = pairs + head - behind
+        tokens = tokens.where(new < 0, drafted.gather(1, new.clamp(0, head - 1)))
+        return tokens, states, counts
+
+    def has_read(self, head: int, some: RowCounts) -> None:
+        """Note that the pass of `later` is done."""
+        assert self.cache.rows.host is not None
+        read = zip(self._known[head - 1], some, self.cache.rows.host, strict=True)
+        self._known[head - 1] = [end if on else n for n, on, end in read]
+
+
+class SeveralPasses(HeadPasses):
+    """Several heads, and the cache of a batch. Trees are drafted by the first alone. Arguments are
+    those of `HeadPasses`."""
+
+    network: SeveralNetwork
+    features: SeveralCache
+
+    def __init__(self, network: SeveralNetwork, *args: Any) -> None:
+        super().__init__(network, *args)
+        config, self._count = network.config, len(network.heads)
+        self._drafted = torch.empty(0, 0)
+        self.features = SeveralCache(
+            self._count,
+            config.layer,
+            config.feature_size,
+            config.hidden_size,
+            self.dtype,
+            self.device,
+        )
+
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
+        out = super()._pass(tokens, states, where)
+        self.features.note(0, out, tokens)
+        return out
+
+    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
+        head, features = min(step, self._count - 1), self.features
+        if step > head:
+            masked = self._runs.longest < 1
+            inputs = features.inputs(1, None if counts.all(1) else counts, masked)
+            return self._read(head, tokens, states, inputs)
+        self._drafted = tokens if step == 1 else torch.cat([self._drafted, tokens], 1)
+        ids, before, new = features.later(head, counts, self._drafted)
+        width = ids.shape[1]
+        masked = width > self._runs.longest
+        inputs = features.inputs(width, None if new.all(width) else new, masked)
+        out = self._read(head, ids, before, inputs)
+        features.note(head, out)
+        features.has_read(head, counts)
+        last = new.less(1).on(self.device)
+        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
+
+    def _read(self, head: int, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
+        network: Any = self._runs.heads
+        embeds = self._embed(tokens).to(states.dtype)
+        cache = self.features.cache
+        out: Tensor = network[head].read(embeds, states, where, cache)
+        return out

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import ERROR_BITS, RequestError
 from ..levels.base import IdMap, InputBlock, LevelOutput
@@ -38,7 +39,7 @@ def draw_paths(
     ids = min(vocab_size, inputs.vocab_size)
     entries = id_map.entries_below(ids)
     temperature = inputs.parameters.on(device)["temperature"]
-    if isinstance(temperature, torch.Tensor):
+    if isinstance(temperature, Tensor):
         certain = temperature <= beam
     else:  # 0 of all rows
         certain = torch.ones_like(lengths, dtype=torch.bool)
@@ -48,8 +49,8 @@ def draw_paths(
     draws = PathDraws(inputs, paths, draw, device)
     joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
     texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
-    nodes: list[torch.Tensor] = []
-    parents: list[torch.Tensor] = []
+    nodes: list[Tensor] = []
+    parents: list[Tensor] = []
     counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
     block = InputBlock(tokens, 1, counts, first)
     for at in range(most):
@@ -93,23 +94,14 @@ def draw_paths(
 
 
 class Depth(NamedTuple):
-    """The nodes of one depth.
+    """The nodes of one depth."""
 
-    Attributes:
-        entries: ``[B, K]`` int64, of the rows of logits.
-        above: ``[B, K]`` int64, which node of the depth above is each one's parent.
-    """
-
-    entries: torch.Tensor
-    above: torch.Tensor
+    entries: Tensor  # ``[B, K]`` int64, of the rows of logits
+    above: Tensor  # ``[B, K]`` int64, which node of the depth above is each one's parent
 
 
 class Joined:
-    """Paths of i.i.d. tokens that are joined by their beginnings.
-
-    Args:
-        batch: rows, B.
-        paths: K.
+    """Paths of i.i.d. tokens that are joined by their beginnings: K of each of B rows.
 
     Attributes:
         first: ``[B, K]`` int64, the first path with the tokens of each path so far.
@@ -119,7 +111,7 @@ class Joined:
         self._same = torch.ones(batch, paths, paths, dtype=torch.bool, device=device)
         self.first = torch.zeros(batch, paths, dtype=torch.int64, device=device)
 
-    def append(self, entries: torch.Tensor) -> Depth:
+    def append(self, entries: Tensor) -> Depth:
         """Append the token ``[B, K]`` that each path has drawn from the row of its `first`."""
         depth = Depth(entries, self.first)
         self._same &= entries[:, :, None] == entries[:, None, :]
@@ -132,9 +124,9 @@ class Beam:
 
     def __init__(self, paths: int) -> None:
         self._paths = paths
-        self._scores: torch.Tensor | None = None  # [B, K]
+        self._scores: Tensor | None = None  # [B, K]
 
-    def append(self, logits: torch.Tensor) -> Depth:
+    def append(self, logits: Tensor) -> Depth:
         """Append the next depth by the logits behind the last one, ``[B, K, V]``; ``[B, 1, V]``
         behind the text."""
         none = -float("inf")
@@ -147,27 +139,20 @@ class Beam:
         return Depth(entries.flatten(1).gather(1, best), best // self._paths)
 
 
-def either(certain: torch.Tensor, beam: Depth, drawn: Depth) -> Depth:
+def either(certain: Tensor, beam: Depth, drawn: Depth) -> Depth:
     """Return the nodes of the beam in the rows where `certain`, ``[B]`` bool, and elsewhere those
     that were drawn."""
     return Depth(*(torch.where(certain[:, None], a, b) for a, b in zip(beam, drawn, strict=True)))
 
 
 class PathDraws:
-    """The draws of all paths of a draft, each by keys of its own.
-
-    Args:
-        inputs: of the draft.
-        paths: K.
-        draw: as of `DraftModel`.
-        device: of the logits.
-    """
+    """The draws of all K paths of a draft, each by keys of its own."""
 
     def __init__(
         self, inputs: DraftInput, paths: int, draw: Callable[..., Any], device: torch.device
     ) -> None:
         def by_path(values: Any) -> Any:
-            return values.repeat_interleave(paths) if isinstance(values, torch.Tensor) else values
+            return values.repeat_interleave(paths) if isinstance(values, Tensor) else values
 
         batch, self._paths, self._draw, self._level = len(inputs.tokens), paths, draw, inputs.level
         self._parameters = [by_path(x) for x in inputs.parameters.on(device).values()]
@@ -179,7 +164,7 @@ class PathDraws:
         self._status = torch.zeros_like(self._tokens, dtype=torch.int32)
         self._known = self._tokens.new_zeros(batch * paths, inputs.most, 2)
 
-    def next(self, logits: torch.Tensor, first: torch.Tensor, at: int) -> torch.Tensor:
+    def next(self, logits: Tensor, first: Tensor, at: int) -> Tensor:
         """Draw the token at depth `at` of each path, ``[B, K]``.
 
         Args:
@@ -190,19 +175,17 @@ class PathDraws:
         behind = logits[batch[:, None], first].flatten(0, 1)[:, None]
         where = self._positions, self._rounds, self._level, at
         tables = self._tokens, self._status, None, self._known
-        drawn: torch.Tensor = self._draw(
-            behind, self._parameters, *where, *tables, nodes=self._nodes
-        )
+        drawn: Tensor = self._draw(behind, self._parameters, *where, *tables, nodes=self._nodes)
         return drawn.view(-1, self._paths)
 
-    def fill(self, statistics: torch.Tensor) -> None:
+    def fill(self, statistics: Tensor) -> None:
         """Write the statistics ``[B, N + 1, 2]`` of the rows behind the root and the nodes."""
         by_depth = self._known.unflatten(0, (-1, self._paths)).transpose(1, 2)
         statistics[:, 0] = by_depth[:, 0, 0]
         read = by_depth[:, 1:].flatten(1, 2)
         statistics[:, 1 : 1 + read.shape[1]] = read
 
-    def require(self, inputs: DraftInput, lengths: Sequence[int], certain: torch.Tensor) -> None:
+    def require(self, inputs: DraftInput, lengths: Sequence[int], certain: Tensor) -> None:
         """Refuse a row of logits without a distribution that a row with a part has drawn from."""
         if not bool((self._status & ERROR_BITS).any()):
             return
@@ -215,7 +198,7 @@ class PathDraws:
                     raise RequestError(inputs.requests[b], inputs.level, position, bits)
 
 
-def _exact_rows(old: RowBuffer | None, count: int, logits: torch.Tensor) -> RowBuffer:
+def _exact_rows(old: RowBuffer | None, count: int, logits: Tensor) -> RowBuffer:
     # A tree has a row for each node and the root, no more.
     shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
     if old is not None and old.statistics is not None:

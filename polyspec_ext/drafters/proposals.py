@@ -12,21 +12,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..arguments import require_ids, row_integers
 from ..errors import add_note
-from ..levels.base import PromptBatch
+from ..levels.base import Ints, PromptBatch
 from ..tensors import RowCounts, on_device
 from ..validate import LOGITS_DTYPES, wrong_kind
-from .base import (
-    Context,
-    DraftBlock,
-    Drafter,
-    DrafterCapabilities,
-    DraftInput,
-    Proposal,
-    RowBuffer,
-)
+from .base import Context, DraftBlock, Drafter, DrafterCapabilities, DraftInput, Proposal, RowBuffer
 from .trees import require_parents
 
 
@@ -57,10 +50,7 @@ class ProposalDrafter:
     @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
-            batches=hasattr(self.drafter, "fork"),
-            trees=self._trees,
-            reads_apart=True,
-            admits=True,
+            batches=hasattr(self.drafter, "fork"), trees=self._trees, reads_apart=True, admits=True
         )
 
     @property
@@ -89,7 +79,7 @@ class ProposalDrafter:
             wrong_kind(self.name, "fork to return a drafter, with a method propose", fork)
         return fork
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         for context, row, count in zip(self._contexts, tokens.tolist(), counts, strict=True):
             context.tokens += row[:count]
 
@@ -102,15 +92,11 @@ class ProposalDrafter:
     def open(self, capacity: int) -> list[int]:
         return []
 
-    def extend(self, sequence: list[int], tokens: torch.Tensor, layers: tuple[int, ...]) -> None:
+    def extend(self, sequence: list[int], tokens: Tensor, layers: tuple[int, ...]) -> None:
         sequence += tokens[0].tolist()
 
     def admit(
-        self,
-        sequences: Sequence[list[int]],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[list[int]], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         contexts = [Context(text, level=self._level) for text in sequences]
         if rows is None:
@@ -246,7 +232,7 @@ class ProposalDrafter:
             drawn=drawn,
         )
 
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
+    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> Tensor:
         lists = [[*row, *[-1] * (width - len(row))] for row in rows]
         return on_device(lists, torch.int64, self.device)
 
@@ -256,8 +242,8 @@ class _Checked(NamedTuple):
 
     tokens: list[int]
     parents: list[int] | None = None
-    logits: torch.Tensor | None = None
-    statistics: torch.Tensor | None = None
+    logits: Tensor | None = None
+    statistics: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -318,7 +304,7 @@ def _require_tree(
 
 def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> None:
     """Refuse draft logits and statistics that are not those of `count` rows."""
-    if not isinstance(rows, torch.Tensor) or rows.dtype not in LOGITS_DTYPES:
+    if not isinstance(rows, Tensor) or rows.dtype not in LOGITS_DTYPES:
         wrong_kind(name, "draft logits as a float32, bfloat16 or float16 tensor", rows)
     if rows.dim() != 3 or rows.shape[:2] != (1, count):
         raise ValueError(
@@ -334,7 +320,7 @@ def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size:
         raise ValueError(f"{name}: expected draft logits with values in memory, given {what}")
     if statistics is None:
         return
-    if not isinstance(statistics, torch.Tensor) or statistics.dtype != torch.int64:
+    if not isinstance(statistics, Tensor) or statistics.dtype != torch.int64:
         wrong_kind(name, "draft statistics as an int64 tensor from ps.sample", statistics)
     if statistics.shape != (1, count, 2) or statistics.is_meta:
         raise ValueError(
@@ -344,7 +330,7 @@ def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size:
 
 
 def _ids(name: str, ids: Any) -> list[int]:
-    if isinstance(ids, torch.Tensor) and (ids.dim() != 1 or ids.is_meta):
+    if isinstance(ids, Tensor) and (ids.dim() != 1 or ids.is_meta):
         raise ValueError(f"{name}: expected shape [n], given {list(ids.shape)} on {ids.device}")
     return row_integers(name, ids)
 

@@ -12,14 +12,7 @@ from .. import arguments
 from ..levels.base import PromptBatch, id_map_of, input_vocab_size
 from ..tensors import RowCounts
 from ..validate import LEVEL_MAX
-from .base import (
-    BatchedDrafter,
-    DraftBlock,
-    Drafter,
-    DrafterCapabilities,
-    DraftInput,
-    RowBuffer,
-)
+from .base import BatchedDrafter, DraftBlock, Drafter, DrafterCapabilities, DraftInput, RowBuffer
 from .proposals import ProposalDrafter, levels_of
 
 
@@ -55,10 +48,7 @@ class SwitchingDrafter:
         level: int = 2,
         vocab_size: int | None = None,
     ) -> None:
-        entries = arguments.entries("members", members)
-        if entries is None:
-            shown = arguments.shown(members)
-            raise TypeError(f"members: expected a list of drafters, given {shown}")
+        entries = arguments.listed("members", members, "drafters")
         if len(entries) < 2:
             raise ValueError(f"members: expected at least 2 drafters, given {len(entries)}")
         level = arguments.integer("level", level, LEVEL_MAX, 1)

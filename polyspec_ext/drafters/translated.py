@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import arguments
-from ..levels import ELEMENTS, Options
 from ..levels.base import (
-    BatchedLevel,
     IdMap,
     InputBlock,
     Level,
@@ -161,7 +160,7 @@ class TranslatedLevel:
         nothing = prompts.tokens.new_zeros(len(rows), 0)
         self._level.prefill(PromptBatch(nothing, capacity=prompts.capacity))
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         for text, row, count in zip(self.texts, tokens.tolist(), counts, strict=True):
             text.tokens += row[:count]
 
@@ -188,7 +187,7 @@ class TranslatedLevel:
             text.cut(length)
         return lengths
 
-    def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
+    def keep_path(self, begin: RowCounts, path: Tensor, lengths: RowCounts) -> Sequence[int]:
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     def select(self, rows: Sequence[int]) -> None:
@@ -202,7 +201,7 @@ class TranslatedLevel:
         contexts: Sequence[list[int] | None],
         pieces: Sequence[Sequence[Sequence[int]]],
         keep: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Have the model read texts in its ids.
 
         Args:
@@ -358,9 +357,6 @@ class RetokenizedDrafter:
     Args:
         level: the model, with a tokenizer.
         target: a level with the chain's tokenizer.
-
-    Raises:
-        TypeError, ValueError: as of `TranslatedLevel`.
     """
 
     max_length = None
@@ -383,10 +379,10 @@ class RetokenizedDrafter:
         """Why the model takes no batches, or None."""
         return self._level.one_at_a_time
 
-    prefill = forwarded(BatchedLevel.prefill)
-    read = forwarded(BatchedLevel.read)
-    rollback = forwarded(BatchedLevel.rollback)
-    select = forwarded(BatchedLevel.select)
+    prefill = forwarded("prefill")
+    read = forwarded("read")
+    rollback = forwarded("rollback")
+    select = forwarded("select")
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`."""
@@ -484,21 +480,3 @@ class RetokenizedDrafter:
             tokens.append(ids[rest[:end]])
             rest = rest[end:]
         return tokens
-
-
-def load(thing: str, options: Options) -> TranslatedLevel | RetokenizedDrafter:
-    """Return what "translated:MODEL" or "retokenized:MODEL" stands for.
-
-    Raises:
-        TypeError, ValueError: as of `TranslatedLevel`; no target above it.
-    """
-    if not options.above:
-        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
-    word, _, source = thing.partition(":")
-    level, target = ELEMENTS.resolve(source, options), options.above[0]
-    try:
-        if word == "translated":
-            return TranslatedLevel(level, target)
-        return RetokenizedDrafter(level, target)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{options.name}: {error}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..validate import NODE_MAX
@@ -19,9 +20,7 @@ from .base import TreeSize
 # From the tokens [B, n] of some nodes, the states [B, n, H] behind their parents, their depth (1:
 # children of the root) and what each sees [B or 1, n, m] (`ancestors`), to the states and the
 # logits [B, n, V] behind them.
-Expand = Callable[
-    [torch.Tensor, torch.Tensor, int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]
+Expand = Callable[[Tensor, Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 class Nodes(NamedTuple):
@@ -34,16 +33,16 @@ class Nodes(NamedTuple):
         counts: ``[B]`` int64, nodes of each row, which are the first.
     """
 
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    counts: torch.Tensor
+    tokens: Tensor
+    parents: Tensor
+    counts: Tensor
 
-    def table(self) -> torch.Tensor:
+    def table(self) -> Tensor:
         """Return all of them in one table, ``[B, 2N + 1]``, which is one copy to the host."""
         return torch.cat([self.tokens, self.parents, self.counts[:, None]], 1)
 
     @classmethod
-    def of(cls, table: torch.Tensor) -> Nodes:
+    def of(cls, table: Tensor) -> Nodes:
         """Return the nodes of a `table`."""
         count = table.shape[1] // 2
         return cls(table[:, :count], table[:, count:-1], table[:, -1])
@@ -54,12 +53,7 @@ class Tree(Protocol):
     """How a tree grows."""
 
     def grow(
-        self,
-        logits: torch.Tensor,
-        states: torch.Tensor,
-        lengths: torch.Tensor,
-        depth: int,
-        expand: Expand,
+        self, logits: Tensor, states: Tensor, lengths: Tensor, depth: int, expand: Expand
     ) -> Nodes:
         """Grow a tree below the root of each row.
 
@@ -103,12 +97,7 @@ class DynamicTree:
             object.__setattr__(self, name, number)
 
     def grow(
-        self,
-        logits: torch.Tensor,
-        states: torch.Tensor,
-        lengths: torch.Tensor,
-        depth: int,
-        expand: Expand,
+        self, logits: Tensor, states: Tensor, lengths: Tensor, depth: int, expand: Expand
     ) -> Nodes:
         batch, device = logits.shape[0], logits.device
         k = min(self.top_k, logits.shape[-1])
@@ -147,14 +136,14 @@ class DynamicTree:
         return TreeSize(min(k + (depth - 1) * k * k, self.total_tokens - 1), read=(depth - 1) * k)
 
 
-def _likeliest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     # Log-probabilities, none above 0; of a row without a distribution any tokens, with -inf.
     scores, tokens = logits.float().log_softmax(-1).topk(k)
     none = -float("inf")
     return scores.nan_to_num_(none, 0.0, none).clamp_max_(0), tokens
 
 
-def _likeliest_nodes(nodes: Nodes, scores: torch.Tensor, most: int) -> Nodes:
+def _likeliest_nodes(nodes: Nodes, scores: Tensor, most: int) -> Nodes:
     """Return the `most` nodes of the largest scores ``[B, N]`` of each row."""
     tokens, parents, within = nodes
     count = tokens.shape[1]
@@ -194,9 +183,7 @@ class StaticTree:
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        entries = arguments.entries("paths", paths)
-        if entries is None:
-            raise TypeError(f"paths: expected a list of paths, given {arguments.shown(paths)}")
+        entries = arguments.listed("paths", paths, "paths")
         if not 1 <= len(entries) <= NODE_MAX:
             count = len(entries) or "none"
             raise ValueError(f"paths: expected 1 to {NODE_MAX} paths, given {count}")
@@ -215,21 +202,16 @@ class StaticTree:
         self.parents = [index[path[:-1]] for path in self.paths]
         self.depths = [len(path) for path in self.paths]
         self.ranks = [path[-1] for path in self.paths]
-        self._tables: dict[tuple[tuple[str, int], torch.device], torch.Tensor] = {}
+        self._tables: dict[tuple[tuple[str, int], torch.device], Tensor] = {}
 
     def __repr__(self) -> str:
         return f"StaticTree({len(self.paths)} nodes, depth {self.depths[-1]})"
 
     def grow(
-        self,
-        logits: torch.Tensor,
-        states: torch.Tensor,
-        lengths: torch.Tensor,
-        depth: int,
-        expand: Expand,
+        self, logits: Tensor, states: Tensor, lengths: Tensor, depth: int, expand: Expand
     ) -> Nodes:
         batch, device = logits.shape[0], logits.device
-        tokens: list[torch.Tensor] = []  # [B] of each node
+        tokens: list[Tensor] = []  # [B] of each node
         read: list[int] = []  # nodes, in that order
         inner = set(self.parents)
         likely = {-1: self._ranked(logits[:, None], [-1])[:, 0]}
@@ -263,7 +245,7 @@ class StaticTree:
         read = sum(1 for node, own in enumerate(self.depths) if own < depth and node in inner)
         return TreeSize(sum(own <= depth for own in self.depths), read)
 
-    def _ranked(self, logits: torch.Tensor, level: Sequence[int]) -> torch.Tensor:
+    def _ranked(self, logits: Tensor, level: Sequence[int]) -> Tensor:
         most = max(rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level)
         if most >= logits.shape[-1]:
             raise ValueError(
@@ -271,7 +253,7 @@ class StaticTree:
             )
         return logits.float().topk(most + 1).indices
 
-    def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> torch.Tensor:
+    def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> Tensor:
         # Copied to a device once: captured steps copy nothing.
         if (name, device) not in self._tables:
             self._tables[name, device] = torch.tensor(values).to(device)

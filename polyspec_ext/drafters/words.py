@@ -4,14 +4,15 @@ directories (`levels.ELEMENTS`)."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..arguments import entries, shown
-from ..levels import ELEMENTS, HuggingFaceLevel, Level, Options, load_model
+from ..arguments import listed, shown
+from ..levels import ELEMENTS, HuggingFaceLevel, Kind, Level, Options, load_model
 from ..levels.fused import can_pack
 from ..levels.models import ModelLevel
 from ..levels.sources import COPIES, is_copy, original
@@ -21,17 +22,8 @@ from .model import BEAM, DraftModel, early_exit
 
 
 def elements(levels: Any) -> list[Any]:
-    """Return the elements of a chain as they were passed.
-
-    Raises:
-        TypeError: no container.
-        ValueError: an empty one.
-    """
-    things = entries("levels", levels)
-    if things is None:
-        raise TypeError(
-            f"levels: expected a list of models, the target first, given {shown(levels)}"
-        )
+    """Return the elements of a chain as they were passed."""
+    things = listed("levels", levels, "models, the target first")
     if not things:
         raise ValueError("levels: expected at least one model, given none")
     return things
@@ -42,19 +34,16 @@ def is_drafter(thing: object) -> bool:
     return isinstance(thing, Drafter | BatchedDrafter) and not isinstance(thing, Level | type)
 
 
-@dataclass(slots=True)
-class _Kind:
-    """A kind of elements, as `levels.Loader` describes it."""
-
-    expects: str
-    gives: tuple[type, ...]
-    matches: Callable[[object], bool]
-    load: Callable[[Any, Options], Any]
-    words: tuple[str, ...] = ()
-
-
 def _matcher(pattern: str) -> Callable[[object], bool]:
     return lambda thing: isinstance(thing, str) and re.fullmatch(pattern, thing) is not None
+
+
+@contextmanager
+def _named(options: Options) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{options.name}: {error}") from error
 
 
 def _load_copy(thing: str, options: Options) -> Any:
@@ -82,17 +71,21 @@ def _load_trimmed(thing: str, options: Options) -> Any:
     whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))
     if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")
-    try:
+    with _named(options):
         copy = trim(whole.model, None, int(size))
-    except ValueError as error:
-        raise ValueError(f"{options.name}: {error}") from error
     return _resolve(copy, options)
 
 
 def _load_translated(thing: str, options: Options) -> Any:
-    from .translated import load
+    from .translated import RetokenizedDrafter, TranslatedLevel
 
-    return load(thing, options)
+    if not options.above:
+        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
+    word, _, source = thing.partition(":")
+    level = ELEMENTS.resolve(source, options)
+    with _named(options):
+        kind: Any = TranslatedLevel if word == "translated" else RetokenizedDrafter
+        return kind(level, options.above[0])
 
 
 def _load_paths(thing: str, options: Options) -> Any:
@@ -108,10 +101,8 @@ def _with_paths(thing: Any, paths: int, beam: float, options: Options) -> Any:
         raise ValueError(
             f"{options.name}: expected a model to draft {paths} paths, given {shown(level)}"
         )
-    try:
+    with _named(options):
         return DraftModel(level, paths=paths, beam=beam)
-    except ValueError as error:
-        raise ValueError(f"{options.name}: {error}") from error
 
 
 def _resolve(model: Any, options: Options) -> Any:
@@ -120,10 +111,8 @@ def _resolve(model: Any, options: Options) -> Any:
 
 def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
     target = options.target("a target that is a Hugging Face model")
-    try:
+    with _named(options):
         return early_exit(target, int(thing.partition(":")[2]))
-    except ValueError as error:
-        raise ValueError(f"{options.name}: {error}") from error
 
 
 def _load_head(thing: Any, options: Options) -> BatchedDrafter:
@@ -154,7 +143,7 @@ def _load_head(thing: Any, options: Options) -> BatchedDrafter:
 
 # The one registered last is asked first.
 for _kind in (
-    _Kind(
+    Kind(
         "a drafter, with propose",
         (Drafter, BatchedDrafter),
         is_drafter,
@@ -162,54 +151,54 @@ for _kind in (
     ),
     # A `DraftModel` of one path stands for its level: a chain makes another, fitted to its
     # vocabulary.
-    _Kind(
+    Kind(
         "a DraftModel",
         (Level, DraftModel),
         lambda thing: isinstance(thing, DraftModel),
         lambda thing, options: _with_paths(thing.level, thing.paths, thing.beam, options),
     ),
-    _Kind(
+    Kind(
         "'paths:K:' in front of an id or path",
         (Level, DraftModel),
         _matcher(r"paths:[1-9]\d*:.+"),
         _load_paths,
         ("'paths:K:MODEL' with K paths, as 'paths:3:DIR'",),
     ),
-    _Kind(
+    Kind(
         "the directory of a head, or 'eagle:' or 'dflash:' and an id or directory",
         (BatchedDrafter,),
         lambda thing: bool(head_of(thing)),
         _load_head,
         ("'eagle:' or 'dflash:' and an id or directory",),
     ),
-    _Kind(
+    Kind(
         "'mtp' below the target, or 'mtp:' and the id or directory of its checkpoint",
         (BatchedDrafter,),
         _matcher(r"mtp(:.+)?"),
         _load_head,
         ("'mtp', the multi-token prediction head of the target's checkpoint",),
     ),
-    _Kind(
+    Kind(
         "'early-exit:K' with K layers",
         (Level,),
         _matcher(r"early-exit:\d+"),
         _load_early_exit,
         ("'early-exit:K' with K layers, as 'early-exit:2'",),
     ),
-    _Kind(
+    Kind(
         "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target",
         (ModelLevel,),
         lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in COPIES),
         _load_copy,
     ),
-    _Kind(
+    Kind(
         "'trim:N:' in front of an id or path",
         (ModelLevel,),
         _matcher(r"trim:\d+:.+"),
         _load_trimmed,
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
     ),
-    _Kind(
+    Kind(
         "'translated:' or 'retokenized:' in front of an id or path",
         (Level, BatchedDrafter),
         _matcher(r"(translated|retokenized):.+"),
@@ -223,7 +212,7 @@ for _kind in (
 def register_word(word: str, kind: type) -> None:
     """Let a word stand in a chain for a drafter that is made without arguments."""
     ELEMENTS.register(
-        _Kind(
+        Kind(
             repr(word),
             (Drafter,),
             lambda thing: isinstance(thing, str) and thing == word,

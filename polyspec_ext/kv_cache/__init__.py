@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .prefixes import Prefixes
-from .rollback import RollbackCache
-from .state import CroppedState, SequenceState
+from .rollback import CroppedState, RollbackCache, SequenceState
 
 __all__ = ["CroppedState", "Prefixes", "RollbackCache", "SequenceState"]

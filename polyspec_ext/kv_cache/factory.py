@@ -17,9 +17,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from .. import arguments
-from .lengths import DEVICE_BUCKET
-from .rollback import RollbackCache
-from .state import CroppedState, SequenceState
+from .layers import DEVICE_BUCKET
+from .rollback import CroppedState, RollbackCache, SequenceState
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,12 +48,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def require_rollback(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose state cannot be cut at a token.
-
-    Raises:
-        TypeError: `model` is not a causal language model of `transformers`.
-        ValueError: its state is recurrent or hybrid, or it is an encoder-decoder.
-    """
+    """Refuse a model whose state cannot be cut at a token."""
     config = getattr(model, "config", None)
     if config is None or not callable(getattr(model, "get_output_embeddings", None)):
         raise TypeError(
@@ -137,20 +131,8 @@ def state_of(cache: Any, name: str) -> SequenceState:
     return CroppedState(cache)
 
 
-class Factory:
-    """Makes the caches of one level.
-
-    Args:
-        name: of the level, for messages.
-        make: from batch size and capacity (tokens per row) to an empty cache.
-        batches: batch sizes other than 1 are fine.
-    """
-
-    def __init__(self, name: str, make: Callable[[int, int], Any], batches: bool) -> None:
-        self._name, self._make, self.batches = name, make, batches
-
-    def __call__(self, rows: int, capacity: int = 1) -> SequenceState:
-        return state_of(self._make(rows, capacity), self._name)
+# From batch size and capacity, tokens per row, to an empty cache.
+Make = Callable[..., SequenceState]
 
 
 def factory(
@@ -161,18 +143,19 @@ def factory(
     options: Mapping[str, Any],
     *,
     wanted: bool,
-) -> Factory:
-    """Return the factory of a level's caches (arguments of `HuggingFaceLevel`).
+) -> tuple[Make, bool]:
+    """Return what makes the caches of a level called `name` (arguments of `HuggingFaceLevel`), and
+    whether batch sizes other than 1 are fine.
 
     Args:
         wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or
             where the configuration has layers that such a cache does not know, the default is one
             sequence in a `DynamicCache`.
-
-    Raises:
-        TypeError, ValueError: options that are none, that exclude each other or that the model
-            cannot have.
     """
+
+    def states(make: Callable[[int, int], Any]) -> Make:
+        return lambda rows, capacity=1: state_of(make(rows, capacity), name)
+
     arguments.function("new_cache", new_cache, none=True)
     for option, value in options.items():
         if option not in _OPTIONS:
@@ -189,7 +172,7 @@ def factory(
             p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
             for p in inspect.signature(made).parameters.values()
         )
-        return Factory(name, lambda rows, _: made(rows) if takes else made(), batches=takes)
+        return states(lambda rows, _: made(rows) if takes else made()), takes
     step = int(options.get("step", _STEP))
     # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
     bucket = 1 if device_of(model).type == "cpu" else DEVICE_BUCKET
@@ -200,14 +183,9 @@ def factory(
         return {**default, **options, "step": step, "capacity": -(-least // step) * step}
 
     if streaming is not None:
-        window = _window(streaming)
-        return Factory(
-            name,
-            lambda rows, _: RollbackCache.streaming(
-                model, rows, **window, **{"device": device_of(model), **options}
-            ),
-            True,
-        )
+        window: dict[str, Any] = _window(streaming)
+        window |= {"device": device_of(model), **options}
+        return states(lambda rows, _: RollbackCache.streaming(model, rows, **window)), True
     if wanted or options:
         try:
             RollbackCache.for_model(model, 1, **sized(1))
@@ -215,14 +193,10 @@ def factory(
             if options:
                 raise
         else:
-            return Factory(
-                name,
-                lambda rows, capacity: RollbackCache.for_model(model, rows, **sized(capacity)),
-                True,
-            )
+            return states(lambda rows, n: RollbackCache.for_model(model, rows, **sized(n))), True
     # Without a configuration no layer drops what leaves a sliding window; the model's mask hides it
     # instead.
-    return Factory(name, lambda *_: DynamicCache(), False)
+    return states(lambda *_: DynamicCache()), False
 
 
 _OPTIONS = ("capacity", "step", "bucket", "kv_bits")  # of the default cache

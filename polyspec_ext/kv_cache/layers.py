@@ -8,14 +8,256 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from ..ops import kv as cache_ops
+from ..tensors import RowCounts, on_device
 from . import masks as cache_masks
-from .lengths import Rows
+
+# Slots that attention reads on a device: so many, or twice, four times, ... as many.
+DEVICE_BUCKET = 512
+
+
+class Rows:
+    """Lengths of a batch's rows, on the device, with what the host knows about them.
+
+    Attributes:
+        batch: rows, B.
+        lengths: [B] int64, tokens of each row, those of the forward pass in progress included.
+        base: [B] int64, the lengths before that pass.
+        counts: [B] int64, its new tokens per row, or None: `new` each.
+        new: tokens per row of that pass, padding included; None before any.
+        status: [B] int32, the status bits of all appends (`ops.kv.CacheStatus`).
+        host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
+        at: base of every row, where it is one number that the host knows and all rows take `new`
+            tokens.
+        first: the pass reads the first tokens of all rows, of which one takes `new`. Attention then
+            reads as many slots, in whatever multiples it does later: no slot is in front of the
+            tokens, and none behind the longest row, so that causality is all there is to a mask.
+        bound: no length is above it; `base_bound`: none of `base` is; `peak`: none has been since
+            the last reset.
+        limit: no row will be longer before the host knows the lengths again, or None: whatever
+            passes append meanwhile, attention reads the same slots, so that their graphs are few.
+        span: slots of a full layer that attention reads.
+        capacity: slots that a full layer must have.
+        grow: whether layers have to look if they do; not where the cache has seen to it.
+        moves: how often keys and values of a layer have come to lie elsewhere.
+        on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
+            Otherwise passes write them at once and in place, so that a captured graph finds the
+            writing in it. Set before the first pass. A cut that the host knows is written when the
+            lengths are asked for next, behind other cuts.
+    """
+
+    def __init__(
+        self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
+    ) -> None:
+        self.step, self.bucket, self.capacity = step, bucket, capacity
+        self.device, self.on_cpu = device, device.type == "cpu"
+        self._most = self.moves = 0
+        self.resize(batch)
+        self.reset()
+
+    def resize(self, batch: int) -> None:
+        """Set the number of rows. Lengths and status stay at the addresses of the largest batch so
+        far, where a captured graph reads them. A reset follows."""
+        self.batch = batch
+        if batch > self._most:
+            with torch.inference_mode(False):  # so that they can be written in that mode or not
+                lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
+                status = torch.zeros(batch, dtype=torch.int32, device=self.device)
+                self._memory = lengths, torch.zeros_like(lengths), status
+            self._most = batch
+        self._slice()
+
+    def _slice(self) -> None:
+        # On the CPU, where the host knows the numbers, tensors are made when somebody asks: new
+        # ones, since older ones may be of inference mode and the reader outside it.
+        self._lengths: Tensor | None
+        self._base: Tensor | None
+        self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
+        self._cut = False  # on a device: `host` is ahead of `_lengths`
+
+    def reset(self) -> None:
+        for whole in self._memory:
+            whole.zero_()
+        self._slice()
+        self.counts: Tensor | None = None
+        self.new: int | None = None
+        self.host: list[int] | None = [0] * self.batch
+        self._base_host: list[int] = self.host
+        self.at: int | None = None
+        self.first = False
+        self.bound = self.base_bound = self.peak = 0
+        self.limit: int | None = None
+        self.span = 0
+        self.grow = True
+        self.seen: set[int] = set()
+
+    @property
+    def lengths(self) -> Tensor:
+        if self._lengths is None:
+            self._lengths = torch.tensor(self.host)
+        elif self._cut:
+            known = cast(list[int], self.host)
+            if self.ragged:
+                self._lengths.copy_(on_device(known, torch.int64, self.device))
+            else:  # a kernel's argument, which is no upload
+                self._lengths.fill_(known[0])
+            self._cut = False  # last: an interrupt before it has the lengths written again
+        return self._lengths
+
+    @property
+    def base(self) -> Tensor:
+        if self._base is None:
+            self._base = torch.tensor(self._base_host)
+        return self._base
+
+    @property
+    def ragged(self) -> bool:
+        return self.host is None or len(set(self.host)) > 1
+
+    def begin(self, new: int, counts: RowCounts | None, bucket: int | None = None) -> None:
+        """Begin a forward pass of `new` tokens per row. Lengths change in place, for graphs."""
+        before = self.host
+        # Where all rows begin, if the host knows it and it is one number.
+        even = before is not None and before.count(before[0]) == self.batch
+        after: list[int] | None = None
+        if counts is None:
+            self.counts = None
+            if before is not None:
+                after = [before[0] + new] * self.batch if even else [n + new for n in before]
+        else:
+            known = counts.host
+            if known is not None:
+                if len(known) != self.batch or min(known) < 0 or max(known) > new:
+                    raise ValueError(
+                        f"counts: expected {self.batch} numbers in [0, {new}], given {list(known)}"
+                    )
+                if before is not None:
+                    after = list(map(int.__add__, before, known))
+            whole = known is not None and min(known) == new
+            self.counts = None if whole else counts.on(self.device)
+        if self.on_cpu and before is not None and after is not None:
+            self._base_host, self._lengths, self._base = before, None, None
+        else:
+            self.base.copy_(self.lengths)
+            self.lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
+        self.at = before[0] if even and before is not None and self.counts is None else None
+        self.host = after
+        self.base_bound = self.bound
+        if after is not None:
+            self.bound = max(after, default=0)
+        else:
+            self.bound = self.bound + new if self.limit is None else self.limit
+        self.peak = max(self.peak, self.base_bound + new)
+        if self.bound > self.capacity:
+            self.make_room(self.bound)
+        begins = before is not None and not any(before) and self.limit is None
+        self.first = begins and self.bound == new
+        if self.first:
+            self.span = new
+        elif (bucket or self.bucket) == 1:
+            self.span = min(self.bound or 1, self.capacity)
+        else:
+            self.span = self.span_of(self.bound, bucket)
+        self.new = new
+        self.grow = True
+        self.seen.clear()
+
+    def span_of(self, longest: int, bucket: int | None = None) -> int:
+        """Return the slots that attention reads while no row is longer than so many tokens:
+        `bucket`, twice as many, and so on, so that a text sees few spans. With a bucket of 1 these
+        are as many as there are tokens."""
+        span, longest = bucket or self.bucket, max(longest, 1)
+        if span == 1:
+            return min(longest, self.capacity)
+        span <<= ((longest - 1) // span).bit_length()
+        return min(span, self.capacity)
+
+    def make_room(self, tokens: int) -> None:
+        """Have every full layer hold so many tokens of a row. Where attention reads spans, the
+        capacity at least doubles: keys that move have all graphs captured anew."""
+        if tokens > self.capacity:
+            doubled = 0 if self.bucket == 1 else 2 * self.capacity
+            self.capacity = -(-max(tokens, doubled) // self.step) * self.step
+
+    def cut(self, lengths: RowCounts, bound: int | None) -> None:
+        """Keep at most ``lengths[b]`` tokens of row b."""
+        known = lengths.host
+        if known is not None:
+            if len(known) != self.batch or min(known, default=0) < 0:
+                raise ValueError(
+                    f"lengths: expected {self.batch} numbers >= 0, given {list(known)}"
+                )
+            self.bound = min(self.bound, max(known, default=0))
+        left = None if known is None or self.host is None else list(map(min, self.host, known))
+        if left is None:
+            now = self.lengths
+            torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
+        elif not self.on_cpu:
+            self._cut = self._cut or left != self.host
+        self.host = left
+        if left is not None:
+            self._lengths = None if self.on_cpu else self._lengths
+            self.bound = max(left, default=0)
+        if bound is not None:
+            self.bound = min(self.bound, bound)
+
+    def reach(self, limit: int) -> None:
+        """Bound all rows by `limit` tokens until `note` is called."""
+        self.limit = self.bound = limit
+
+    def note(self, lengths: Sequence[int]) -> None:
+        """Note the lengths that the device has reached without the host."""
+        self.limit = None
+        self.host, self.at = [int(n) for n in lengths], None
+        self.bound, self.peak = max(self.host, default=0), self.capacity
+
+    def place(self, lengths: RowCounts) -> None:
+        """Set the lengths, to longer ones too; the caller knows that the slots have the tokens.
+        Lengths that the host does not know come after `reach`."""
+        known = lengths.host
+        if known is None or not self.on_cpu:
+            self.lengths.copy_(lengths.on(self.device), non_blocking=True)
+        self.host = None
+        if known is not None:
+            self._lengths = None if self.on_cpu else self._lengths
+            self.host, self.bound = list(known), max(known, default=0)
+            self.peak = max(self.peak, self.bound)
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Clear the rows `slots`."""
+        here = torch.tensor(list(slots)).to(self.device, non_blocking=True)
+        if self.host is None:
+            self.lengths.index_fill_(0, here, 0)
+        else:
+            gone = set(slots)
+            left = [0 if row in gone else n for row, n in enumerate(self.host)]
+            self.place(RowCounts(left))
+        self.status.index_fill_(0, here, 0)
+
+    def select(self, indices: Tensor) -> None:
+        """Select rows, in any order and number; `indices` is an int64 tensor."""
+        here = indices.to(self.device)
+        lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
+        self.resize(lengths.shape[0])
+        self.lengths.copy_(lengths)
+        self.base.zero_()
+        self.status.copy_(status)
+        self.counts, self.new, self.at, self.seen = None, None, None, set()
+        if self.host is not None and not self.ragged:
+            self.host = self.host[:1] * int(indices.shape[0])
+        elif self.host is not None:
+            # Reading indices on a device would wait for it.
+            on_host = indices.device.type == "cpu"
+            self.host = [self.host[i] for i in indices.tolist()] if on_host else None
+        self._base_host = [0] * self.batch
+        if self.host is not None:
+            self.bound = max(self.host, default=0)
 
 
 class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -29,8 +271,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             it is, where rows are in step as one block (`RollbackCache.update`).
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    keys: Tensor
+    values: Tensor
     longest_pass = sys.maxsize  # tokens of a row
     ring, sinks = False, 0  # how the operator appends
     takes_rows = True  # one run of slots per row, whose bytes may be moved
@@ -44,14 +286,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.rows, self.index, self.window = rows, index, window
         self.is_sliding = window is not None
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self._hold(self._room(key_states), self._room(value_states))
         self.dtype, self.device = key_states.dtype, key_states.device
         self.on_cpu = self.device.type == "cpu"
         self.takes_blocks = self.on_cpu and type(self) is RollbackLayer
         self.is_initialized = True
 
-    def _hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
         # Both at once, so that an interrupt leaves no memory of two sizes (see `reset`).
         self._all = keys, values
         self.keys, self.values = self._all
@@ -65,7 +307,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     def _slots(self) -> int:
         return self.rows.capacity
 
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
+    def _room(self, like: Tensor) -> Tensor:
         # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
         return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
 
@@ -95,7 +337,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[row].zero_()
             self.values[row].zero_()
 
-    def put(self, keys: torch.Tensor, values: torch.Tensor, begin: int) -> None:
+    def put(self, keys: Tensor, values: Tensor, begin: int) -> None:
         """Write keys and values ``[H, N, D]`` to the slots of the only row from `begin` on."""
         if not self.is_initialized:
             self.lazy_initialization(keys[None], values[None])
@@ -103,7 +345,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys[0, :, begin : begin + keys.shape[1]] = keys
         self.values[0, :, begin : begin + values.shape[1]] = values
 
-    def take(self, other: RollbackLayer, rows: torch.Tensor) -> None:
+    def take(self, other: RollbackLayer, rows: Tensor) -> None:
         """Copy the rows of `other` to the rows `rows` (int64 indices)."""
         if not self.is_initialized:
             batch = self.rows.batch
@@ -114,7 +356,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys[rows, :, :filled] = other.keys[:, :, :filled]
         self.values[rows, :, :filled] = other.values[:, :, :filled]
 
-    def _begin(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _begin(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, tokens = self.rows, key_states.shape[2]
         if rows.new is None or self.index in rows.seen:
             if rows.ragged:
@@ -135,7 +377,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if rows.grow:
             self.grow()
 
-    def append(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def append(self, keys: Tensor, values: Tensor) -> None:
         """Write new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
         rows = self.rows
         base, counts = rows.base, rows.counts
@@ -153,15 +395,15 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             rows.status.bitwise_or_(status.to(rows.status.device))
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Append, and return views that attention reads: ``[B, H, span, Dk]`` and values alike."""
         self._begin(key_states, value_states)
         self.append(key_states, value_states)
         span = self.rows.span
         return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         """Return the slots of `update` that each query sees, ``[B, T, N]`` bool.
 
         Args:
@@ -209,7 +451,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys, self.values = (whole[: self.rows.batch] for whole in self._all)
         self.rows.moves += 1
 
-    def select(self, indices: torch.Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
         if not self.is_initialized:
             return
@@ -236,8 +478,8 @@ class Int8Layer(RollbackLayer):
     """
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         stored = super().update(_rounded(key_states, _KEYS), _rounded(value_states, _VALUES))
         return _read(stored[0], key_states), _read(stored[1], value_states)
 
@@ -248,7 +490,7 @@ _KEYS, _VALUES = 8, 32
 _LARGEST = 127
 
 
-def _rounded(states: torch.Tensor, group: int) -> torch.Tensor:
+def _rounded(states: Tensor, group: int) -> Tensor:
     size = states.shape[-1]  # one scale where it is no multiple of the group
     groups = states.unflatten(-1, (1 if size % group else size // group, -1)).float()
     scales = (groups.abs().amax(-1) / _LARGEST).bfloat16()
@@ -257,11 +499,11 @@ def _rounded(states: torch.Tensor, group: int) -> torch.Tensor:
     return torch.cat([numbers.flatten(-2), scales.view(torch.int8)], -1)
 
 
-def _read(stored: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _read(stored: Tensor, like: Tensor) -> Tensor:
     size = like.shape[-1]
     numbers, scales = stored[..., :size], stored[..., size:].clone().view(torch.bfloat16)
     groups = numbers.unflatten(-1, (scales.shape[-1], -1)).to(like.dtype)
-    vectors: torch.Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
+    vectors: Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
     return vectors
 
 
@@ -284,7 +526,7 @@ class RingLayer(RollbackLayer):
     def _slots(self) -> int:
         return self.size
 
-    def _begin_prepared(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def _begin_prepared(self, key_states: Tensor, value_states: Tensor) -> None:
         if not self._prepared():
             raise ValueError(
                 "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
@@ -296,8 +538,8 @@ class RingLayer(RollbackLayer):
         return self.rows.new is not None and self.rows.new > self.slack + 1
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self._begin_prepared(key_states, value_states)
         read = self.keys, self.values
         if self._wide():
@@ -305,7 +547,7 @@ class RingLayer(RollbackLayer):
         self.append(key_states, value_states)
         return read
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         if tree is not None:
             raise ValueError(
                 "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
@@ -330,12 +572,8 @@ _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 _FIXED = ("default", "linear", "llama3")
 
 
-def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
-    """Return the model's rotary frequencies, [R / 2] float32.
-
-    Raises:
-        ValueError: positions are not rotary in a layout known here; names the model.
-    """
+def rotary_frequencies(model: Any, name: str) -> Tensor:
+    """Return the model's rotary frequencies, [R / 2] float32."""
     rotary = getattr(model.base_model, "rotary_emb", None)
     frequencies = getattr(rotary, "inv_freq", None)
     kind = getattr(rotary, "rope_type", "default")
@@ -345,11 +583,11 @@ def rotary_frequencies(model: Any, name: str) -> torch.Tensor:
             f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
             f"given {model.config.model_type}"
         )
-    found: torch.Tensor = frequencies.float()
+    found: Tensor = frequencies.float()
     return found
 
 
-def turn(keys: torch.Tensor, shift: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:
     """Turn keys ``[B, H, S, D]``, rotated for position p, to ``p + shift[b]``; shift [B] int64."""
     half = frequencies.shape[0]
     angles = (shift[:, None].double() * frequencies.double())[:, None, None, :]
@@ -374,7 +612,7 @@ class StreamingLayer(RingLayer):
     """
 
     def __init__(
-        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: torch.Tensor
+        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
     ) -> None:
         super().__init__(rows, index, window, slack, sinks)
         self.frequencies = frequencies
@@ -383,14 +621,14 @@ class StreamingLayer(RingLayer):
     def longest_pass(self) -> int:  # type: ignore[override]
         return self.slack + 1
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.frequencies = self.frequencies.to(key_states.device)
         self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # as they were computed
         super().lazy_initialization(key_states, value_states)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         self._begin_prepared(key_states, value_states)
         sinks = self.keys[:, :, : self.sinks]
         sinks.copy_(self.sink_keys)
@@ -401,7 +639,7 @@ class StreamingLayer(RingLayer):
         sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
         return self.keys, self.values
 
-    def visible(self, queries: torch.Tensor, tree: torch.Tensor | None) -> torch.Tensor:
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
         if self._wide():
             raise ValueError(
                 f"tokens: expected at most {self.slack + 1} in one pass over a streaming cache, "
@@ -414,7 +652,7 @@ class StreamingLayer(RingLayer):
         if self.is_initialized:
             self.sink_keys.zero_()
 
-    def select(self, indices: torch.Tensor) -> None:
+    def select(self, indices: Tensor) -> None:
         super().select(indices)
         if self.is_initialized:
             self.sink_keys = self.sink_keys.index_select(0, indices.to(self.sink_keys.device))

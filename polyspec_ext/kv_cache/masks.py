@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
-def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int) -> torch.Tensor:
+def query_positions(base: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
     """Return the position of each new token, ``[B, T]`` int64.
 
     Padding behind a row's `counts` repeats the position of its last token (0 in an empty row), so
@@ -27,7 +28,7 @@ def query_positions(base: torch.Tensor, counts: torch.Tensor | None, tokens: int
     return (base[:, None] + torch.minimum(steps[None, :], counts[:, None] - 1)).clamp_(min=0)
 
 
-def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tensor:
+def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
     """Return the position that each slot of a ring holds once positions ``[0, ends[b])`` are in,
     ``[B, capacity]``; -1: none.
 
@@ -47,8 +48,8 @@ def ring_positions(ends: torch.Tensor, capacity: int, sinks: int) -> torch.Tenso
 
 
 def visible_slots(
-    queries: torch.Tensor, slots: torch.Tensor, window: int | None = None, sinks: int = 0
-) -> torch.Tensor:
+    queries: Tensor, slots: Tensor, window: int | None = None, sinks: int = 0
+) -> Tensor:
     """Return the slots that each query sees: causal, and within a window but for the sinks.
     ``[B, T, N]`` bool.
 
@@ -65,7 +66,7 @@ def visible_slots(
     return seen
 
 
-def ancestors(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
+def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
     """Return the nodes on the path from the root to each node, itself included, ``[B, T, T]`` bool:
     [b, i, j] says that node j is i or an ancestor of i.
 
@@ -84,8 +85,8 @@ def ancestors(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor:
 
 
 def tree_slots(
-    base: torch.Tensor | int, tree: torch.Tensor, capacity: int, window: int | None = None
-) -> torch.Tensor:
+    base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None
+) -> Tensor:
     """Return the slots that each node of a tree sees: the tokens in front of the tree, its
     ancestors and itself. ``[B, T, N]`` bool.
 
@@ -115,7 +116,7 @@ def tree_slots(
     return seen
 
 
-def additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``[B, T, N]`` bool as the mask ``[B, 1, T, N]`` that is added to the scores."""
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(

@@ -20,6 +20,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import Cache
 
 from .. import arguments
@@ -27,9 +28,92 @@ from ..ops import kv as cache_ops
 from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
-from .layers import Int8Layer, RingLayer, RollbackLayer, StreamingLayer, rotary_frequencies
-from .lengths import Rows
-from .state import SequenceState
+from .layers import Int8Layer, RingLayer, RollbackLayer, Rows, StreamingLayer, rotary_frequencies
+
+
+class SequenceState:
+    """The state of a batch's sequences: keys and values by position, a ring of them, a recurrent
+    state with checkpoints. The passes of a model append to it.
+
+    A class of this kind says what it can do, and has the methods for that: `rollback` alone, if it
+    is of one sequence.
+
+    Attributes:
+        batches: it holds rows of different lengths, and has `inputs` and `select`.
+        takes_rows: rows can be put in, and of a tree a path can stay: it has `admit`, `take` and
+            `keep_path`, as `RollbackCache` has them.
+        in_one_place: its lengths can stay on the device for a whole round: it has `reserve_span`
+            and `note_lengths`, as `RollbackCache` has them.
+        keeps_all: no rollback is too long for it; it has `save` and `restore`, as `RollbackCache`
+            has them.
+        longest_pass: tokens of a row that one pass may append.
+        only_drafts: why logits depend on the passes that have read a text, so that none but plain
+            decoding has the model's distribution; or None.
+        failed: a pass over it raised an error, so that no batch begins in its memory again.
+        past: what the passes of a model are given as `past_key_values`; None: the state itself.
+    """
+
+    batches: bool = False
+    takes_rows: bool = False
+    in_one_place: bool = False
+    keeps_all: bool = True
+    longest_pass: int = sys.maxsize
+    only_drafts: str | None = None
+    failed: bool = False
+    past: Any = None
+
+    def refit(self, batch_size: int, capacity: int | None = None) -> bool:
+        """Begin an empty batch of so many rows, the longest of `capacity` tokens (None: not known),
+        in the memory at hand. False, and nothing done: another state has to be made."""
+        return False
+
+    def inputs(
+        self,
+        tokens: int,
+        counts: RowCounts | None = None,
+        *,
+        parents: Tensor | None = None,
+        depth: int | None = None,
+    ) -> dict[str, Any]:
+        """Prepare a pass of ``[B, tokens]`` ids, of which row b appends the first ``counts[b]``
+        (None: all), and give what the model needs to be told of it. See `RollbackCache.inputs`."""
+        raise NotImplementedError
+
+    def rollback(self, lengths: RowCounts) -> Sequence[int]:
+        """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
+        are kept: no more than asked for, and fewer where it goes back to a checkpoint."""
+        raise NotImplementedError
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in that order."""
+
+
+class CroppedState(SequenceState):
+    """A cache of `transformers` that keeps every key and value of one sequence, which a count of
+    tokens cuts exactly."""
+
+    def __init__(self, cache: Any) -> None:
+        self.past = cache
+
+    def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
+        excess = self.past.get_seq_length() - int(lengths[0])
+        if excess > 0:
+            # A negative count removes that many; every 5.x release of transformers has it so.
+            self.past.crop(-excess)
+        return lengths
+
+    def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """Save as `RollbackCache.save`."""
+        return [
+            (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
+            for layer in self.past.layers
+        ]
+
+    def restore(self, saved: Sequence[tuple[Tensor, Tensor]], count: int) -> None:
+        """Restore as `RollbackCache.restore`."""
+        for number, (keys, values) in enumerate(saved):
+            self.past.update(keys[None, :, :count], values[None, :, :count], number)
+
 
 __all__ = ["RollbackCache"]
 
@@ -38,16 +122,17 @@ _SMALL = 1024  # tokens of a row; memory for so many is never too much
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # Keys and values of some layers, and where they lie (`ops.kv.pointers`).
-_Layers = tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]
-_States = tuple[list[torch.Tensor], list[torch.Tensor]]  # keys and values of some layers
+_Layers = tuple[list[Tensor], list[Tensor], Tensor]
+_States = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
+
+
+def _numbers(low: int, **values: Any) -> list[int]:
+    size = arguments.SIZE_MAX
+    return [arguments.integer(name, value, size, low) for name, value in values.items()]
 
 
 def _layer_types(config: Any) -> list[str]:
-    """Return the kind of attention of each layer with a cache.
-
-    Raises:
-        ValueError: a layer's state is not a cache of keys and values by position.
-    """
+    """Return the kind of attention of each layer with a cache."""
     types = getattr(config, "layer_types", None)
     if types is None:
         sliding = getattr(config, "sliding_window", None) is not None
@@ -106,14 +191,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: int | None = None,
         kv_bits: int | None = None,
     ) -> None:
-        batch_size, capacity, step, bucket = (
-            arguments.integer(name, value, arguments.SIZE_MAX, 1)
-            for name, value in (
-                ("batch_size", batch_size),
-                ("capacity", capacity),
-                ("step", step),
-                ("bucket", bucket),
-            )
+        batch_size, capacity, step, bucket = _numbers(
+            1, batch_size=batch_size, capacity=capacity, step=step, bucket=bucket
         )
         if slack is not None:
             slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
@@ -137,16 +216,22 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.dtype = kind
         self.rows = Rows(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
+        whole = RollbackLayer if kv_bits is None else Int8Layer
         super().__init__(
-            layers=[self._layer(i, t, window, slack, kv_bits) for i, t in enumerate(self.types)]
+            layers=[
+                RingLayer(self.rows, i, window, slack)
+                if kind != _FULL and window is not None and slack is not None
+                else whole(self.rows, i, None if kind == _FULL else window)
+                for i, kind in enumerate(self.types)
+            ]
         )
-        self._moved: dict[tuple[int, ...], torch.Tensor] = {}
+        self._moved: dict[tuple[int, ...], Tensor] = {}
         # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
         self._together: tuple[int, list[_Layers]] = (-1, [])
         self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
         self._positions = torch.empty(1, 0, dtype=torch.int64)
-        self._strip: torch.Tensor | None = None
+        self._strip: Tensor | None = None
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
@@ -185,11 +270,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 names the model.
         """
         arguments.model("model", model)
-        window = arguments.integer("window", window, arguments.SIZE_MAX, 1)
-        sinks, slack = (
-            arguments.integer(name, value, arguments.SIZE_MAX)
-            for name, value in (("sinks", sinks), ("slack", slack))
-        )
+        (window,) = _numbers(1, window=window)
+        sinks, slack = _numbers(0, sinks=sinks, slack=slack)
         frequencies = rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
         cache.layers = [
@@ -221,22 +303,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.is_sliding = [layer.is_sliding for layer in self.layers]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
 
-    def _layer(
-        self, index: int, kind: str, window: int | None, slack: int | None, kv_bits: int | None
-    ) -> RollbackLayer:
-        window = None if kind == _FULL else window
-        if window is not None and slack is not None:
-            return RingLayer(self.rows, index, window, slack)
-        return (RollbackLayer if kv_bits is None else Int8Layer)(self.rows, index, window)
-
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """[B] int64, tokens of each row. On a device it changes in place; clone it to keep it. On
         the CPU it is made when asked for; ask again after the next pass."""
         return self.rows.lengths
 
     @property
-    def status(self) -> torch.Tensor:
+    def status(self) -> Tensor:
         """[B] int32, status bits of the appends since the last reset (`ops.kv.CacheStatus`)."""
         return self.rows.status
 
@@ -244,7 +318,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_size(self) -> int:
         return self.rows.batch
 
-    def prepare(self, tokens: int, counts: Sequence[int] | torch.Tensor | None = None) -> None:
+    def prepare(self, tokens: int, counts: Sequence[int] | Tensor | None = None) -> None:
         """Prepare a forward pass whose mask and positions are made elsewhere.
 
         Args:
@@ -267,11 +341,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             self._grown = self.rows.capacity
         self.rows.grow = False
 
-    def _of_rows(self, name: str, given: Sequence[int] | torch.Tensor) -> RowCounts:
+    def _of_rows(self, name: str, given: Sequence[int] | Tensor) -> RowCounts:
         """Take an integer per row, as a user may pass them."""
         if type(given) is RowCounts:
             return given
-        if not isinstance(given, torch.Tensor):
+        if not isinstance(given, Tensor):
             return RowCounts(arguments.row_integers(name, given))
         if given.dtype not in INT_DTYPES or given.is_meta:
             raise TypeError(f"{name}: expected integers, given {arguments.shown(given)}")
@@ -284,9 +358,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def inputs(
         self,
         tokens: int,
-        counts: Sequence[int] | torch.Tensor | None = None,
+        counts: Sequence[int] | Tensor | None = None,
         *,
-        parents: torch.Tensor | None = None,
+        parents: Tensor | None = None,
         depth: int | None = None,
         masked: bool = True,
     ) -> dict[str, Any]:
@@ -341,15 +415,15 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 positions = torch.where(inside, positions, last[:, None])
         if not masked and tree is None and rows.span <= self._near:
             return {"attention_mask": None, "position_ids": positions}
-        by_type: dict[str, torch.Tensor] = {}
+        by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
             by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
         mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 
-    def _tree(self, parents: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _tree(self, parents: Tensor, tokens: int) -> Tensor:
         """Require parents of a tree whose last nodes are `tokens`."""
-        if not isinstance(parents, torch.Tensor) or parents.dtype not in INT_DTYPES:
+        if not isinstance(parents, Tensor) or parents.dtype not in INT_DTYPES:
             raise TypeError(
                 f"parents: expected an integer tensor, given {arguments.shown(parents)}"
             )
@@ -361,7 +435,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             )
         return parents.expand(self.batch_size, nodes)
 
-    def _causal_mask(self, base: int, tokens: int) -> torch.Tensor | None:
+    def _causal_mask(self, base: int, tokens: int) -> Tensor | None:
         """Return a mask for a few new tokens without computing it, or None where no mask is needed.
 
         A first pass is causal by itself. On the CPU, masks of small passes are cut out of one
@@ -380,18 +454,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return strip[:tokens].narrow(1, before, base + tokens)[None, None]
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         rows, layer = self.rows, self.layers[layer_idx]
         batch, _, new, _ = key_states.shape
         as_prepared = not rows.grow and layer_idx not in rows.seen
         if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
-            kept: tuple[torch.Tensor, torch.Tensor] = layer.update(key_states, value_states)
+            kept: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
             return kept
         rows.seen.add(layer_idx)
         keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
@@ -428,9 +497,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             known[layers] = [layer.keys for layer in held], [layer.values for layer in held]
         return known[layers]
 
-    def rollback(
-        self, lengths: Sequence[int] | torch.Tensor, *, bound: int | None = None
-    ) -> RowCounts:
+    def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:
         """Keep the first ``lengths[b]`` tokens of row b, never more than it has, and return
         `lengths`. Moves no bytes.
 
@@ -463,10 +530,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 )
 
     def keep_path(
-        self,
-        begin: Sequence[int] | torch.Tensor,
-        path: torch.Tensor,
-        lengths: Sequence[int] | torch.Tensor,
+        self, begin: Sequence[int] | Tensor, path: Tensor, lengths: Sequence[int] | Tensor
     ) -> RowCounts:
         """Keep the path of a tree that a pass has read: of the tokens from ``begin[b]`` on, row b
         keeps the nodes ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in
@@ -504,9 +568,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             )
         ]
 
-    def _pointers(
-        self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _pointers(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
         if bases not in self._moved:
             if len(self._moved) >= len(self.layers):  # of memory that is gone
@@ -553,7 +615,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for row in rows:
             self._longest[row] = 0
 
-    def save(self, row: int, begin: int, end: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
         each, by layer; of no heads where a layer has never been written."""
         none = torch.empty(0, end - begin, 0)
@@ -564,7 +626,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             for layer in self.layers
         ]
 
-    def restore(self, saved: Sequence[tuple[torch.Tensor, torch.Tensor]], count: int) -> None:
+    def restore(self, saved: Sequence[tuple[Tensor, Tensor]], count: int) -> None:
         """Append keys and values of the first `count` tokens of `save` to a cache of one row,
         whose length the host knows."""
         rows = self.rows
@@ -612,7 +674,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if list(rows) != list(range(self.rows.batch)):
             self.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
         self.rows.select(indices)
         if self._ring is not None:
@@ -620,7 +682,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for layer in self.layers:
             layer.select(indices)
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -640,7 +702,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         )
 
     def reserve_span(
-        self, tokens: int, more: Hashable = None, tensors: Iterable[torch.Tensor] = ()
+        self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
     ) -> Place | None:
         """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it.
 

@@ -15,6 +15,7 @@ from .base import LevelOutput as LevelOutput
 from .base import PromptBatch as PromptBatch
 from .base import batched as batched
 from .elements import ELEMENTS as ELEMENTS
+from .elements import Kind as Kind
 from .elements import Level as Level
 from .elements import Loader as Loader
 from .elements import ModelSource as ModelSource

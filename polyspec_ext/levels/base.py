@@ -4,7 +4,7 @@ engine calls it (`BatchedLevel`), and from the one to the other (`batched`)."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -203,6 +203,8 @@ class LevelCapabilities:
     num_layers: int | None = None
 
 
+Ints = Sequence[int]
+Layers = tuple[int, ...]  # whose hidden states are wanted
 # States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
 # the embeddings, and -1 the last one behind the final norm. States of padding mean nothing.
 Hidden = Mapping[int, torch.Tensor]
@@ -355,28 +357,20 @@ class Admitting(Protocol):
         """Return an empty sequence, for about `capacity` tokens."""
         ...
 
-    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
+    def extend(self, sequence: Any, tokens: torch.Tensor, layers: Layers) -> Hidden | None:
         """Append tokens ``[1, T]`` to a sequence. Returns hidden states where `layers` asks for
         them."""
         ...
 
     def extend_together(
-        self,
-        sequences: Sequence[Any],
-        tokens: torch.Tensor,
-        counts: Sequence[int],
-        layers: tuple[int, ...],
+        self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers
     ) -> Hidden | None:
         """Append ``counts[b]`` of `tokens`, ``[B, T]``, to sequence b, which is empty, as `extend`
         does; of a level that `reads_together`. Behind an error the sequences are empty."""
         ...
 
     def admit(
-        self,
-        sequences: Sequence[Any],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[Any], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         """Have sequences become rows of the batch.
 
@@ -448,20 +442,23 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
     return level if level.capabilities.checked else CheckedLevel(level, name)
 
 
+def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
+    """Return a method that calls the level's, which `returns` something or has to return None."""
+
+    def call(self: Any, *given: Any) -> Any:
+        if not returns:
+            return returned.call(self.name, self.level, method, *given)
+        return getattr(self.level, method)(*given)
+
+    return call
+
+
 class _Wrapper:
-    """Wrap a user's level and check what it returns.
-
-    Args:
-        level: as the user gave it.
-        name: for messages.
-
-    Raises:
-        TypeError, ValueError: the level returned something that its contract does not say; names
-            the level.
-    """
+    """Wrap a user's level and check what it returns."""
 
     capabilities: Any
     _lacks = ""
+    select = forwarded("select", returns=False)
 
     def __init__(self, level: Any, name: str | None = None) -> None:
         self.level = level
@@ -483,9 +480,6 @@ class _Wrapper:
         """Why the level reads no trees."""
         reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
         return getattr(self.level, "no_trees", None) or reason
-
-    def select(self, rows: Sequence[int]) -> None:
-        returned.call(self.name, self.level, "select", rows)
 
     def _require_logits(self, block: InputBlock, logits: Any) -> None:
         batch, keep = block.tokens.shape[0], block.keep
@@ -540,6 +534,13 @@ class CheckedLevel(_Wrapper):
     """A user's `BatchedLevel`, with its outputs checked."""
 
     _lacks = "capabilities without `{}`"
+    open = forwarded("open")
+    save = forwarded("save")
+    reserve_span = forwarded("reserve_span")
+    note_lengths = forwarded("note_lengths")
+    admit = forwarded("admit", returns=False)
+    restore = forwarded("restore", returns=False)
+    read = forwarded("read", returns=False)
 
     @property
     def capabilities(self) -> LevelCapabilities:
@@ -549,37 +550,15 @@ class CheckedLevel(_Wrapper):
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         return self._states(self.level.prefill(prompts), prompts)
 
-    def open(self, capacity: int) -> Any:
-        return self.level.open(capacity)
-
-    def extend(self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...]) -> Hidden | None:
+    def extend(self, sequence: Any, tokens: torch.Tensor, layers: Layers) -> Hidden | None:
         asked = PromptBatch(tokens, hidden_layers=layers)
         return self._states(self.level.extend(sequence, tokens, layers), asked)
 
     def extend_together(
-        self,
-        sequences: Sequence[Any],
-        tokens: torch.Tensor,
-        counts: Sequence[int],
-        layers: tuple[int, ...],
+        self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers
     ) -> Hidden | None:
         asked = PromptBatch(tokens, counts, hidden_layers=layers)
         return self._states(self.level.extend_together(sequences, tokens, counts, layers), asked)
-
-    def admit(
-        self,
-        sequences: Sequence[Any],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
-    ) -> None:
-        returned.call(self.name, self.level, "admit", sequences, lengths, capacity, rows)
-
-    def save(self, row: int, begin: int, end: int) -> Any:
-        return self.level.save(row, begin, end)
-
-    def restore(self, sequence: Any, saved: Any, count: int) -> None:
-        returned.call(self.name, self.level, "restore", sequence, saved, count)
 
     def _states(self, hidden: Hidden | None, asked: PromptBatch | InputBlock) -> Hidden | None:
         if asked.hidden_layers:
@@ -596,21 +575,11 @@ class CheckedLevel(_Wrapper):
         self._require_logits(block, out.logits)
         return out
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        returned.call(self.name, self.level, "read", tokens, counts)
-
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.rollback(lengths), lengths)
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.keep_path(begin, path, lengths), lengths)
-
-    def reserve_span(self, tokens: int) -> Hashable | None:
-        span: Hashable | None = self.level.reserve_span(tokens)
-        return span
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        self.level.note_lengths(lengths)
 
 
 # ---- vocabularies --------------------------------------------------------------------------------

@@ -38,15 +38,8 @@ def load(
     blocks: bool = True,
     name: str = "place",
 ) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
-    """Load a level from a model id, directory or GGUF file.
-
-    Args:
-        place, dtype, device, blocks, name: as of `load_model`.
-        pack: see `HuggingFaceLevel`.
-
-    Raises:
-        TypeError, ValueError: as of `load_model`.
-    """
+    """Load a level from a model id, directory or GGUF file. Arguments and errors are those of
+    `load_model`; `pack` as of `HuggingFaceLevel`."""
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
     level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel
@@ -125,11 +118,7 @@ class Options:
     choose: Callable[[ModelSource], Any] | None = None
 
     def target(self, what: str) -> HuggingFaceLevel:
-        """Return the chain's target, which `what` needs to be a Hugging Face model.
-
-        Raises:
-            ValueError: it is none; `what` begins the message.
-        """
+        """Return the chain's target, which `what` needs to be a Hugging Face model."""
         if self.above and isinstance(self.above[0], HuggingFaceLevel):
             return self.above[0]
         given = shown(self.above[0]) if self.above else "nothing above it"
@@ -169,11 +158,7 @@ class Registry:
         self._loaders: list[Loader] = []
 
     def register(self, loader: Loader) -> None:
-        """Ask `loader` from now on, before all that are known.
-
-        Raises:
-            TypeError, ValueError: it does not have the form of a `Loader`; names it.
-        """
+        """Ask `loader` from now on, before all that are known."""
         _require_loader(loader)
         self._loaders.insert(0, loader)
 
@@ -246,90 +231,91 @@ def _require_loader(loader: Any) -> None:
 ELEMENTS = Registry()
 
 
-class _Path(Loader):
-    expects = "a model id, or the directory or GGUF file of a model"
-    gives = (ModelLevel,)
+@dataclass(slots=True)
+class Kind:
+    """A kind of elements, with the attributes and methods of a `Loader`."""
 
-    def matches(self, thing: object) -> bool:
-        return isinstance(thing, str | Path)
+    expects: str
+    gives: tuple[type, ...]
+    matches: Callable[[object], bool]
+    load: Callable[[Any, Options], Any]
+    words: tuple[str, ...] = ()
 
-    def load(self, thing: str | Path, options: Options) -> Any:
-        name, device = options.name, arguments.device("device", options.device)
-        near = ELEMENTS.near(thing) if isinstance(thing, str) else None
-        if near is not None:
-            raise ValueError(
-                f"{name}: expected a model or a drafter's word, given {thing!r}; {near}"
-            )
 
-        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-            return load(thing, dtype, device, pack=pack, name=name)
+def _load_path(thing: str | Path, options: Options) -> Any:
+    name, device = options.name, arguments.device("device", options.device)
+    near = ELEMENTS.near(thing) if isinstance(thing, str) else None
+    if near is not None:
+        raise ValueError(f"{name}: expected a model or a drafter's word, given {thing!r}; {near}")
 
-        def config() -> Any:
-            with found(name, thing) as source:
-                return source.config()
+    def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+        return load(thing, dtype, device, pack=pack, name=name)
 
+    def config() -> Any:
         with found(name, thing) as source:
-            if source.is_adapter and (options.choose is not None or options.pack):
-                raise ValueError(
-                    "an adapter, whose layers are not packed: pack=False, or merge it "
-                    "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
-                )
-            in_blocks = source.in_blocks
-        if options.choose is None or (device is not None and device.type != "cpu"):
-            return level(options.dtype, options.pack)
-        if in_blocks:  # whose weights are what they are
-            model = load_model(thing, options.dtype, device, name=name)
-            return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
-        return options.choose(ModelSource(level, config))
+            return source.config()
 
-
-class _UsersLevel(Loader):
-    expects = "an object with vocab_size, prefill, forward and rollback"
-    gives = (base.Level,)
-
-    def matches(self, thing: object) -> bool:
-        return isinstance(thing, base.Level) and not isinstance(thing, type)
-
-    def load(self, thing: base.Level, options: Options) -> base.Level:
-        # What it says of its logits must be something that the operators can read.
-        name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
-        size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
-        if not 1 <= size <= arguments.SIZE_MAX:
+    with found(name, thing) as source:
+        if source.is_adapter and (options.choose is not None or options.pack):
             raise ValueError(
-                f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {thing.vocab_size}"
+                "an adapter, whose layers are not packed: pack=False, or merge it "
+                "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
             )
-        arguments.place(f"{name}: device", getattr(thing, "device", "cpu"))
-        return thing
+        in_blocks = source.in_blocks
+    if options.choose is None or (device is not None and device.type != "cpu"):
+        return level(options.dtype, options.pack)
+    if in_blocks:  # whose weights are what they are
+        model = load_model(thing, options.dtype, device, name=name)
+        return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
+    return options.choose(ModelSource(level, config))
 
 
-class _EncoderDecoder(Loader):
-    expects = "a Hugging Face encoder-decoder model"
-    gives = (ModelLevel,)
-
-    def matches(self, thing: object) -> bool:
-        return is_encoder_decoder(thing)
-
-    def load(self, thing: Any, options: Options) -> EncoderDecoderLevel:
-        level: EncoderDecoderLevel = level_class(thing)(thing)
-        return level
-
-
-class _Model(Loader):
-    expects = "a Hugging Face causal model"
-    gives = (ModelLevel,)
-
-    def matches(self, thing: object) -> bool:
-        return isinstance(thing, torch.nn.Module) and hasattr(thing, "config")
-
-    def load(self, thing: Any, options: Options) -> Any:
-        def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-            kind = level_class(thing)
-            return level_of(thing, pack) if kind is HuggingFaceLevel else kind(thing, pack=pack)
-
-        if options.choose is not None and device_of(thing).type == "cpu":
-            return options.choose(ModelSource(level, lambda: thing.config, thing))
-        return level(None, options.pack)
+def _load_users_level(thing: base.Level, options: Options) -> base.Level:
+    # What it says of its logits must be something that the operators can read.
+    name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
+    size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
+    if not 1 <= size <= arguments.SIZE_MAX:
+        raise ValueError(
+            f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {thing.vocab_size}"
+        )
+    arguments.place(f"{name}: device", getattr(thing, "device", "cpu"))
+    return thing
 
 
-for _loader in (_Model(), _EncoderDecoder(), _UsersLevel(), _Path()):
-    ELEMENTS.register(_loader)
+def _load_model(thing: Any, options: Options) -> Any:
+    def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
+        kind = level_class(thing)
+        return level_of(thing, pack) if kind is HuggingFaceLevel else kind(thing, pack=pack)
+
+    if options.choose is not None and device_of(thing).type == "cpu":
+        return options.choose(ModelSource(level, lambda: thing.config, thing))
+    return level(None, options.pack)
+
+
+for _kind in (
+    Kind(
+        "a Hugging Face causal model",
+        (ModelLevel,),
+        lambda thing: isinstance(thing, torch.nn.Module) and hasattr(thing, "config"),
+        _load_model,
+    ),
+    Kind(
+        "a Hugging Face encoder-decoder model",
+        (ModelLevel,),
+        is_encoder_decoder,
+        lambda thing, options: level_class(thing)(thing),
+    ),
+    Kind(
+        "an object with vocab_size, prefill, forward and rollback",
+        (base.Level,),
+        lambda thing: isinstance(thing, base.Level) and not isinstance(thing, type),
+        _load_users_level,
+    ),
+    Kind(
+        "a model id, or the directory or GGUF file of a model",
+        (ModelLevel,),
+        lambda thing: isinstance(thing, str | Path),
+        _load_path,
+    ),
+):
+    ELEMENTS.register(_kind)

@@ -8,10 +8,10 @@ relative positions do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..kv_cache import CroppedState
@@ -77,19 +77,10 @@ class EncoderDecoderLevel(ModelLevel):
         self._unchanged = Unchanged(model, self.name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
         self._cache_name = cache_name(model)
-        self._cache: Any = None
+        self.cache: Any = None  # of the text in progress
         self._encoded: Any = None
-        self._mask: torch.Tensor | None = None
+        self._mask: Tensor | None = None
         self._probe()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model."""
-        return partial(type(self), name=self.name), (self.model,)
-
-    @property
-    def cache(self) -> Any:
-        """The cache of the text in progress."""
-        return self._cache
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
@@ -108,12 +99,12 @@ class EncoderDecoderLevel(ModelLevel):
             raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         self._encoded, self._mask = self._encode(encoded)
         # Without a configuration no layer forgets what leaves a window.
-        self._cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if tokens.shape[1]:
             self._pass(tokens)
         return None
 
-    def _encode(self, encoded: EncodedInput) -> tuple[Any, torch.Tensor]:
+    def _encode(self, encoded: EncodedInput) -> tuple[Any, Tensor]:
         from transformers.modeling_outputs import BaseModelOutput
 
         tokens = encoded.tokens.to(self.device)
@@ -129,15 +120,15 @@ class EncoderDecoderLevel(ModelLevel):
         encoder = self.model.get_encoder()
         return encoder(input_ids=tokens, attention_mask=mask, return_dict=True), mask
 
-    def _pass(self, tokens: torch.Tensor, cache: bool = True) -> torch.Tensor:
+    def _pass(self, tokens: Tensor, cache: bool = True) -> Tensor:
         """Return logits ``[1, T, V]`` behind each of `tokens`."""
-        logits: torch.Tensor = self.model(
+        logits: Tensor = self.model(
             encoder_outputs=self._encoded,
             attention_mask=self._mask,
             decoder_input_ids=tokens,
             use_cache=cache,
             return_dict=True,
-            **{self._cache_name: self._cache if cache else None},
+            **{self._cache_name: self.cache if cache else None},
         ).logits
         return logits
 
@@ -147,12 +138,12 @@ class EncoderDecoderLevel(ModelLevel):
         begin = width - keep if block.first is None else int(block.first[0])
         return LevelOutput(self._pass(block.tokens)[:, begin : begin + keep])
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        return CroppedState(self._cache.self_attention_cache).rollback(lengths)
+        return CroppedState(self.cache.self_attention_cache).rollback(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
         pass  # there is one row
@@ -178,4 +169,4 @@ class EncoderDecoderLevel(ModelLevel):
         try:
             require_continued(failure(differ), self.model, self.name)
         finally:
-            self._cache = self._encoded = self._mask = None
+            self.cache = self._encoded = self._mask = None

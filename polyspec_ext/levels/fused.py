@@ -19,22 +19,15 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
-from ..ops import attention as cache_attention
-from ..ops import layer as operators
-from ..ops.decoder import (
-    DecoderLayers,
-    LayerOperators,
-    LayerProducts,
-    LayerWeights,
-    Product,
-)
+from ..ops import decoder as operators
+from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
 from .base import LevelOutput
 from .models import gather
 from .products import (
@@ -60,14 +53,14 @@ _calls: ContextVar[list[bool] | None] = ContextVar("calls", default=None)
 
 def grouped_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **arguments: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attend as transformers' sdpa attention does: ``[B, Hq, T, D]`` queries over
     ``[B, Hkv, N, D]`` keys to ``[B, T, Hq, D]``.
 
@@ -83,18 +76,18 @@ def grouped_attention(
     more = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
     other = other or bool(more and any(arguments[name] is not None for name in more))
-    taken = not other and cache_attention.takes(query, key, value, attention_mask)
+    taken = not other and operators.takes(query, key, value, attention_mask)
     calls = _calls.get()
     if calls is not None:
         calls.append(taken)
     if other:
-        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **arguments
         )
         return plain
     if taken:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        made = cache_attention.attention(query, key, value, attention_mask, scale, causal)
+        made = operators.attention(query, key, value, attention_mask, scale, causal)
         return made, None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
@@ -167,16 +160,16 @@ _ALIASES = {
 }  # fmt: skip
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
-_WIDEST_HEAD = 512  # that `ops.layer.rotary` takes
+_WIDEST_HEAD = 512  # that `ops.decoder.rotary` takes
 
 
 class _Norm(nn.Module):
     """RMSNorm."""
 
-    weight: torch.Tensor
+    weight: Tensor
     variance_epsilon: float
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
         made = operators.rms_norm(rows, self.weight, self.variance_epsilon)
         return made.view(hidden_states.shape)
@@ -188,7 +181,7 @@ class _Mlp(nn.Module):
     gate_proj: Part
     down_proj: RowProduct
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         both = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
         return self.down_proj.forward(operators.gated(both)).view(x.shape)
 
@@ -206,13 +199,13 @@ class _Attention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
         cache: Any = None,
         past_key_values: Any = None,
         **arguments: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         merged, width = self.q_proj.merged, self.head_dim
         batch, tokens, features = hidden_states.shape
         linear: Any = merged.linear
@@ -242,21 +235,21 @@ class _Layer(nn.Module):
     input_layernorm: _Norm
     post_attention_layernorm: _Norm
 
-    def forward(self, hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    def forward(self, hidden_states: Tensor, **arguments: Any) -> Tensor:
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **arguments)
         norm, shape = self.post_attention_layernorm, hidden_states.shape
         rows = hidden_states.reshape(-1, shape[-1])
         residual, normed = operators.add_rms_norm(
             rows, attended.reshape(rows.shape), norm.weight, norm.variance_epsilon
         )
-        made: torch.Tensor = residual.view(shape) + self.mlp(normed.view(shape))
+        made: Tensor = residual.view(shape) + self.mlp(normed.view(shape))
         return made
 
 
 @torch.inference_mode()
 def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
     """Have the modules of `made` that are known compute with one operator each for norms, heads and
-    activations (`ops.layer`); the objects must be the caller's.
+    activations (`ops.decoder`); the objects must be the caller's.
 
     A module is replaced where it is exactly a class of `transformers` of these families and its
     parts have no hooks; with `plain_norms` also where it is torch's `RMSNorm`, which rounds
@@ -275,7 +268,8 @@ def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
         ("RMSNorm", _fits_norm, _Norm),
         ("MLP", _fits_mlp, _Mlp),
         ("Attention", _fits_attention, _Attention),
-        ("DecoderLayer", _fits_layer, _Layer),  # of those above
+        # Of those above.
+        ("DecoderLayer", lambda layer: _runs(layer.post_attention_layernorm, _Norm), _Layer),
     ):
         for module in made.modules():
             base: Any = type(module)
@@ -328,10 +322,6 @@ def _fits_attention(module: Any) -> bool:
     return alike and width and all(_runs(norm, _Norm) for norm in norms)
 
 
-def _fits_layer(module: Any) -> bool:
-    return _runs(module.post_attention_layernorm, _Norm)
-
-
 def _are_merged(module: Any, *names: str) -> bool:
     # All the parts of one product, in that order.
     parts = [getattr(module, name) for name in names]
@@ -351,10 +341,6 @@ class StackedPass:
 
     Layer by layer, a short pass of a small model spends much of its time between its products, on
     calls, allocations and checks.
-
-    Args:
-        model: whose modules are a copy.
-        native: its layers as the operators have them.
     """
 
     def __init__(self, model: Any, native: DecoderLayers | LayerOperators) -> None:
@@ -375,18 +361,18 @@ class StackedPass:
     def needs_mask(self, cache: Any, width: int) -> bool:
         """Return whether a pass of `width` tokens of a chain has to be given a mask: it may come to
         be one for the model itself."""
-        if not self.by_lengths or width > cache_attention.FEW_TOKENS or any(self._hooks):
+        if not self.by_lengths or width > operators.FEW_TOKENS or any(self._hooks):
             return True
-        as_made = all(map(torch.Tensor.is_set_to, self._norms, self.native.norms))
+        as_made = all(map(Tensor.is_set_to, self._norms, self.native.norms))
         return not (as_made and isinstance(cache, RollbackCache) and cache.in_one_place)
 
     def __call__(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         inputs: dict[str, Any],
         cache: Any,
         keep: int,
-        indices: torch.Tensor | None = None,
+        indices: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> LevelOutput | None:
         """Run the pass. None, and nothing done: the pass is one for the model itself, as where
@@ -403,12 +389,12 @@ class StackedPass:
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
         # The norms are the user's model's, and may have been moved or converted.
-        if any(self._hooks) or not all(map(torch.Tensor.is_set_to, self._norms, self.native.norms)):
+        if any(self._hooks) or not all(map(Tensor.is_set_to, self._norms, self.native.norms)):
             return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
         if isinstance(mask, dict):
             return None
-        if self.by_lengths and width > cache_attention.FEW_TOKENS:
+        if self.by_lengths and width > operators.FEW_TOKENS:
             return None
         # Several tokens without a mask are the first of a text.
         causal = mask is None and width > 1
@@ -452,11 +438,11 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
     if shape is None:
         return None
     if not native or _norms_of(layers[0])[0].weight.is_cuda:
-        return StackedPass(model, _operators(layers, shape))
+        return StackedPass(model, LayerOperators(list(map(_products, layers)), shape))
     weights = [each for each in map(_weights, layers) if each is not None]
     if len(weights) != len(layers):
         return None
-    return StackedPass(model, DecoderLayers(weights, *shape))
+    return StackedPass(model, DecoderLayers(weights, shape))
 
 
 def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
@@ -467,24 +453,17 @@ def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOper
         all_known: whatever their class, they have a Llama's parts and compute as its layers do; the
             first may have no norm in front of its attention.
     """
-    if not layers or not (all_known or all(map(_is_known_layer, layers))):
-        return None
-    shape = _shape_of_all(layers) if all(map(_has_fused_parts, layers)) else None
-    return None if shape is None else _operators(layers, shape)
+    known = all_known or all(
+        isinstance(each, _Layer) and _is_known(type(each.self_attn), "Attention") for each in layers
+    )
+    fused = bool(layers) and known and all(map(_has_fused_parts, layers))
+    shape = _shape_of_all(layers) if fused else None
+    return None if shape is None else LayerOperators(list(map(_products, layers)), shape)
 
 
-# Heads of queries and of keys, width of the gated layer, epsilon and scale.
-_Shape = tuple[int, int, int, float, float]
-
-
-def _operators(layers: Sequence[Any], shape: _Shape) -> LayerOperators:
-    heads, groups, _, epsilon, scale = shape
-    return LayerOperators(list(map(_products, layers)), heads, groups, epsilon, scale)
-
-
-def _shape_of_all(layers: Sequence[Any]) -> _Shape | None:
+def _shape_of_all(layers: Sequence[Any]) -> LayerShape | None:
     """Return the shape of layers that are alike, and whose heads attention reads."""
-    if layers[0].self_attn.head_dim not in cache_attention.WIDTHS:
+    if layers[0].self_attn.head_dim not in operators.WIDTHS:
         return None
     norms = [norm for layer in layers for norm in _norms_of(layer)]
     facts: list[set[Any]] = [
@@ -497,10 +476,6 @@ def _shape_of_all(layers: Sequence[Any]) -> _Shape | None:
         ),
     ]
     return None if any(len(fact) > 1 for fact in facts) else facts[0].pop()
-
-
-def _is_known_layer(layer: Any) -> bool:
-    return isinstance(layer, _Layer) and _is_known(type(layer.self_attn), "Attention")
 
 
 def _has_fused_parts(layer: Any) -> bool:
@@ -520,11 +495,11 @@ def _is_whole(layer: Any) -> bool:
     return all(map(_runs, parts, (_Norm, _Norm, _Attention, _Mlp)))
 
 
-def _shape(layer: Any) -> _Shape:
+def _shape(layer: Any) -> LayerShape:
     attends, width = layer.self_attn, layer.self_attn.head_dim
     heads, groups = (size // width for size in attends.q_proj.merged.sizes[:2])
     epsilon, scale = layer.post_attention_layernorm.variance_epsilon, attends.scaling
-    return heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale
+    return LayerShape(heads, groups, layer.mlp.gate_proj.merged.sizes[0], epsilon, scale)
 
 
 def _products_of(layer: Any) -> list[RowProduct]:
@@ -534,23 +509,23 @@ def _products_of(layer: Any) -> list[RowProduct]:
     ]  # fmt: skip
 
 
-def _weights(layer: Any) -> LayerWeights | None:
+def _weights(layer: Any) -> LayerParts | None:
     products = _products_of(layer)
     matrices = [product.matrices() for product in products]
     # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
     if not all(matrices) or any(product.late_bias is not None for product in products[1:]):
         return None
-    return LayerWeights(*_norm_weights(layer), *matrices)
+    return LayerParts(*_norm_weights(layer), *matrices)
 
 
-def _products(layer: Any) -> LayerProducts:
+def _products(layer: Any) -> LayerParts:
     first, *others = _products_of(layer)
-    calls: list[Product] = [first.product, *(each.forward for each in others)]
-    return LayerProducts(*_norm_weights(layer), *calls)
+    calls: list[Any] = [first.product, *(each.forward for each in others)]
+    return LayerParts(*_norm_weights(layer), *calls)
 
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:
-    # As far as they come first in `LayerWeights`.
+    # As far as they come first in `LayerParts`.
     norms: list[Any] = [norm.weight.detach() for norm in _norms_of(layer)]
     if isinstance(layer.input_layernorm, nn.Identity):
         norms.insert(0, None)
@@ -620,11 +595,7 @@ def keep_freed_memory() -> None:
 def packed(model: nn.Module, name: str) -> Runs:
     """Return `model` with packed linear layers (`pack_layers`), grouped attention in place of sdpa
     and fused layers. Layers of 4-bit weights are packed already. The process keeps freed memory
-    from then on (`keep_freed_memory`).
-
-    Raises:
-        ValueError: the model cannot be run so; names the level `name` and the reason.
-    """
+    from then on (`keep_freed_memory`)."""
     if not can_pack(model) and not _is_quantised(model):
         raise ValueError(
             f"{name}: expected linear layers in a dtype that is multiplied here to pack, given "
@@ -670,11 +641,7 @@ def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
 
 def unpacked(model: nn.Module, name: str) -> Runs:
     """Return `model` itself; with grouped attention in place of sdpa and fused layers where it is a
-    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it.
-
-    Raises:
-        ValueError: its modules read weights of quantised layers; names the level `name`.
-    """
+    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it."""
     if not _is_quantised(model):
         return Runs(model)
     if _patched_forward(model) is None:

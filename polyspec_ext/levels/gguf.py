@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import progress
 from ..arguments import shown
@@ -45,15 +45,10 @@ _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor in a file.
+    """A tensor in a file."""
 
-    Attributes:
-        type: number of its data type, as ``gguf.GGMLQuantizationType`` has them.
-        shape: as torch has it: outputs, then inputs.
-    """
-
-    type: int
-    shape: tuple[int, ...]
+    type: int  # number of its data type, as ``gguf.GGMLQuantizationType`` has them
+    shape: tuple[int, ...]  # as torch has it: outputs, then inputs
     _bytes: np.ndarray
 
     @property
@@ -61,12 +56,12 @@ class GgufTensor:
         """Bytes in the file."""
         return int(self._bytes.size)
 
-    def blocks(self) -> torch.Tensor:
+    def blocks(self) -> Tensor:
         """Copy the bytes, ``[outputs, bytes of a row]`` uint8."""
         rows = prod(self.shape[:-1])
         return torch.from_numpy(np.array(self._bytes).reshape(rows, -1))
 
-    def dequantised(self) -> torch.Tensor:
+    def dequantised(self) -> Tensor:
         """Return its numbers in float32."""
         import gguf
 
@@ -279,12 +274,7 @@ _LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # whose queries are scaled otherwise
 
 def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
     """Return the configuration of a file's model. Sizes are those of tensors in the file, so that
-    nothing is made larger than the file.
-
-    Raises:
-        ValueError: another architecture, a value that is missing or of another kind, or one that
-            would not be followed; names it.
-    """
+    nothing is made larger than the file."""
     from transformers import AutoConfig
 
     header = _Header(file)
@@ -337,7 +327,9 @@ def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
         values["mlp_bias"] = any(".ffn_" in name for name in _biases(file))
     elif family in _LAYERS_27B:
         values |= header.gemma(layers, hidden // heads if layers == _LAYERS_27B[family] else width)
-    header.require_read()
+    if header.unread:
+        key = min(header.unread)
+        raise ValueError(f"expected a file without {key}, given {shown(file.metadata[key])}")
     return AutoConfig.for_model(FAMILIES[family], vocab_size=rows, dtype=dtype, **values)
 
 
@@ -363,13 +355,13 @@ class _Header:
         if embeddings is None or len(embeddings.shape) != 2:
             raise ValueError(f"expected a matrix {EMBEDDINGS} in the file, given none")
         self._values, self._prefix = about, f"{self.family}."
-        self._unread = {key for key in about if key.startswith(self._prefix)}
+        self.unread = {key for key in about if key.startswith(self._prefix)}
         self._largest = max(size for tensor in file.tensors.values() for size in tensor.shape)
         self._ids = embeddings.shape[0]
 
     def _of(self, key: str) -> Any:
         """Return a value, or None. Of an array, one for each layer, what all of it is."""
-        self._unread.discard(self._prefix + key)
+        self.unread.discard(self._prefix + key)
         value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
         if isinstance(value, np.ndarray):
             value = value.tolist()
@@ -403,11 +395,6 @@ class _Header:
         found = self._of(key)
         if (there or found is not None) and (type(found), found) != (type(expected), expected):
             raise self._error(key, expected, found)
-
-    def require_read(self) -> None:
-        if self._unread:
-            key = min(self._unread)
-            raise ValueError(f"expected a file without {key}, given {shown(self._values[key])}")
 
     def rope(self) -> dict[str, Any]:
         """Return how positions are rotated. Without a type, factors are linear."""
@@ -492,10 +479,7 @@ class BlockLinear(QuantizedLinear):
     """
 
     def __init__(
-        self,
-        parts: Sequence[tuple[torch.Tensor, int]],
-        inputs: int,
-        bias: torch.Tensor | None = None,
+        self, parts: Sequence[tuple[Tensor, int]], inputs: int, bias: Tensor | None = None
     ) -> None:
         super().__init__()
         self.in_features = inputs
@@ -509,7 +493,7 @@ class BlockLinear(QuantizedLinear):
             self.register_buffer(f"packed{i}", in_huge_pages(packed))
             self._forms.append((len(whole), kind))
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         made = [
             blocks.product(x, getattr(self, f"packed{i}"), outputs, kind)
             for i, (outputs, kind) in enumerate(self._forms)
@@ -535,10 +519,6 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
         dtype: of activations, and of what is dequantised.
         as_blocks: linear layers and the head whose type is of `ops.blocks.BLOCK_INPUTS` multiply as
             they lie; embeddings, norms and what has another type are dequantised. False: so is all.
-
-    Raises:
-        ValueError: another architecture, a value of the header that is missing or would not be
-            followed, or a tensor that is missing, unknown or of another shape; names it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -558,7 +538,7 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
     return made
 
 
-def head_rows(path: str | Path, rows: torch.Tensor) -> BlockLinear:
+def head_rows(path: str | Path, rows: Tensor) -> BlockLinear:
     """Return the rows `rows`, ``[N]`` int64, of the output head of a file, which is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
@@ -627,15 +607,15 @@ class _Named:
         self.read(tensor.size)
         return tensor
 
-    def rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def rows(self, name: str, rows: Tensor) -> Tensor:
         """Return rows of a parameter in the model's order."""
         heads = next((count for part, count in self._turned.items() if f".{part}." in name), None)
         if heads is None:
             return rows
-        made: torch.Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        made: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
         return made.contiguous()
 
-    def dequantised(self, name: str, like: torch.Tensor) -> torch.Tensor:
+    def dequantised(self, name: str, like: Tensor) -> Tensor:
         """Return a parameter, in the shape and dtype of `like`."""
         if name.endswith(".bias") and self.source(name) not in self._tensors:
             return torch.zeros(like.shape, dtype=like.dtype)
@@ -645,7 +625,7 @@ class _Named:
             numbers -= 1
         return numbers.to(like.dtype)
 
-    def factors(self) -> torch.Tensor | None:
+    def factors(self) -> Tensor | None:
         """Return the divisors of the rotations' frequencies, ``[width / 2]``; None: there are
         none."""
         found = self._tensors.get(_FACTORS)
@@ -681,7 +661,7 @@ def _fill(made: Any, named: _Named) -> None:
     """Give a value to all parameters and tables that have none yet."""
     values: dict[str, nn.Parameter] = {}  # by the file's name: tied ones are one
 
-    def value(name: str, like: torch.Tensor) -> nn.Parameter:
+    def value(name: str, like: Tensor) -> nn.Parameter:
         source = named.source(name)
         if source not in values:
             values[source] = nn.Parameter(named.dequantised(name, like), requires_grad=False)
@@ -701,3 +681,169 @@ def _fill(made: Any, named: _Named) -> None:
                     for table in ("inv_freq", "original_inv_freq"):
                         setattr(remade, table, getattr(remade, table) / factors)
                 setattr(module, name, remade)
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+# Types of tokens in `tokenizer.ggml.token_type`.
+_UNKNOWN, _USER = 2, 4
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
+_LLAMA3, _QWEN2 = (rf"{_WORDS}|\p{{N}}{{1,3}}{_REST}",), (rf"{_WORDS}|\p{{N}}{_REST}",)
+_DIGITS, _GPT2 = (r"\p{N}",), ()
+# By `tokenizer.ggml.pre`: expressions that cut one behind the other (then GPT-2's own where there
+# are none or digits alone), whether whole words that are tokens skip the merges, and whether a text
+# begins with BOS unless the header says otherwise.
+_PRE = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), (_LLAMA3, True, True)
+    ),
+    **dict.fromkeys(("smaug-bpe", "dbrx"), (_LLAMA3, False, False)),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), (_QWEN2, False, False)
+    ),
+    "tekken": ((_TEKKEN,), True, True),
+    "deepseek-coder": (_CODER, False, False),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "exaone"),
+        (_DIGITS, False, False),
+    ),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "olmo", "gigachat", "a.x-4.0", "mellum", "trillion", "granite-docling"),
+        (_GPT2, False, False),
+    ),
+}
+# What a header may say besides: ids of special tokens, and what is read here.
+_READ = {
+    f"tokenizer.ggml.{key}"
+    for key in (
+        "model", "pre", "tokens", "scores", "token_type", "merges", "token_type_count",
+        "add_bos_token", "add_eos_token", "add_space_prefix",
+    )
+}  # fmt: skip
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """Return the tokenizer that a file's header describes."""
+    from tokenizers import AddedToken, Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    about = file.metadata
+    for key, value in about.items():
+        beside = key in _READ or key.endswith("_token_id") or value is False
+        if key.startswith("tokenizer.ggml.") and not beside:
+            raise ValueError(f"expected a header without {key}, given {shown(value)}")
+    kind = about.get("tokenizer.ggml.model")
+    if kind not in ("llama", "gpt2"):
+        raise ValueError(f"tokenizer.ggml.model: expected llama or gpt2, given {shown(kind)}")
+    texts = [text.decode() for text in _array(about, "tokens", list)]
+    kinds = _array(about, "token_type", np.ndarray).tolist()
+    if not texts or len(kinds) != len(texts) or len({*texts}) != len(texts):
+        raise ValueError(
+            f"tokenizer.ggml.tokens: expected different tokens with a type each, given "
+            f"{len(texts)} ({len({*texts})} of them different) and {len(kinds)} types"
+        )
+    make = _sentencepiece if kind == "llama" else _bytes
+    model, parts, begins = make(about, texts)
+    made = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    for special, members in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER,))):
+        own = [text for text, each in zip(texts, kinds, strict=True) if each in members]
+        add = made.add_special_tokens if special else made.add_tokens
+        add([AddedToken(text, normalized=False, special=special) for text in own])
+    defaults = {"bos": 1, "eos": 2, "unknown": 0} if kind == "llama" else {}
+    names = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        number = about.get(f"tokenizer.ggml.{key}_token_id", defaults.get(key))
+        if type(number) is int and 0 <= number < len(texts):
+            names[f"{name}_token"] = texts[number]
+    around = ["$A"]
+    if about.get("tokenizer.ggml.add_bos_token", begins):
+        around.insert(0, _required(names, "bos_token"))
+    if about.get("tokenizer.ggml.add_eos_token", False):
+        around.append(_required(names, "eos_token"))
+    made.post_processor = processors.TemplateProcessing(
+        single=around, special_tokens=[(text, texts.index(text)) for text in around if text != "$A"]
+    )
+    # Without these, transformers has tokens of its own for them.
+    names = {name: names.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        clean_up_tokenization_spaces=False,
+        chat_template=about.get("tokenizer.chat_template"),
+        **names,
+    )
+
+
+def _array(about: dict[str, Any], name: str, kind: type) -> Any:
+    found = about.get(f"tokenizer.ggml.{name}")
+    if not isinstance(found, kind):
+        raise ValueError(f"tokenizer.ggml.{name}: expected an array, given {shown(found)}")
+    return found
+
+
+def _required(names: dict[str, str], name: str) -> str:
+    if name not in names:
+        raise ValueError(f"tokenizer.ggml.{name}_id: expected the id of a token, given none")
+    return names[name]
+
+
+def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:
+    """Return a model whose merges follow the scores, what goes around it, and that a text begins
+    with BOS."""
+    from tokenizers import decoders, models, normalizers
+
+    scores = _array(about, "scores", np.ndarray).tolist()
+    ids = {text: i for i, text in enumerate(texts)}
+    # Each way to put a token together from two others: the best scores first.
+    pairs = [
+        (-score, i, left, text[cut:])
+        for i, (text, score) in enumerate(zip(texts, scores, strict=True))
+        for cut in range(1, len(text))
+        if (left := text[:cut]) in ids and text[cut:] in ids
+    ]
+    unknown = about.get("tokenizer.ggml.unknown_token_id", 0)
+    model = models.BPE(
+        ids,
+        [(left, right) for *_, left, right in sorted(pairs, key=lambda pair: pair[:2])],
+        unk_token=texts[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    prefix = about.get("tokenizer.ggml.add_space_prefix", True)
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    back: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        spaces.insert(0, normalizers.Prepend("▁"))
+        back.append(decoders.Strip(" ", 1, 0))
+    parts = {"normalizer": normalizers.Sequence(spaces), "decoder": decoders.Sequence(back)}
+    return model, parts, True
+
+
+def _bytes(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:
+    """Return a model of bytes with the file's merges, what goes around it, and whether a text
+    begins with BOS."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+
+    pre = about.get("tokenizer.ggml.pre")
+    if pre not in _PRE:
+        raise ValueError(f"tokenizer.ggml.pre: expected one of {', '.join(_PRE)}, given {pre!r}")
+    cuts, whole, begins = _PRE[pre]
+    merges = [tuple(text.decode().split(" ")) for text in _array(about, "merges", list)]
+    ids = {text: i for i, text in enumerate(texts)}
+    if not all(len(pair) == 2 and pair[0] + pair[1] in ids for pair in merges):
+        raise ValueError("tokenizer.ggml.merges: expected pairs that make tokens, given others")
+    model = models.BPE(ids, merges, ignore_merges=whole)
+    own = cuts in (_DIGITS, _GPT2)
+    steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own))
+    parts = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "decoder": decoders.ByteLevel()}
+    return model, parts, begins

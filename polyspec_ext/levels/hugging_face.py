@@ -6,15 +6,26 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
 from ..tensors import Place, RowCounts
-from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
+from .base import (
+    Hidden,
+    InputBlock,
+    Ints,
+    Layers,
+    LevelCapabilities,
+    LevelOutput,
+    PromptBatch,
+    reading,
+)
 from .fused import packed, stacked_pass, unpacked
 from .models import (
     HiddenStates,
@@ -95,6 +106,8 @@ class HuggingFaceLevel(ModelLevel):
         no_trees: why it reads no trees of tokens, or None.
         why_no_longer: why `max_length` is less than the model's context, or None.
         pack: as given.
+        cache: what the level remembers of the batch in progress (`SequenceState`).
+        output_head: the module from the last states to logits, packed where the passes are.
         varies: operations whose result for a token may depend on the other tokens of a pass:
             "attention", "products", "head". Empty: logits are the same bits alone, in a
             verification and in a batch. None: unknown, of a model that runs as it was given.
@@ -130,12 +143,12 @@ class HuggingFaceLevel(ModelLevel):
         if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
             arguments.model("shares_cache_with", shares_cache_with)
         name = name or caches.name_of(model)
+        caches.require_rollback(model, name)
+        super().__init__(model, name)
         self._options = {
             "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
             "pack": pack, **cache_options,
         }  # fmt: skip
-        caches.require_rollback(model, name)
-        super().__init__(model, name)
         require_no_autocast(self.device, self.name)
         self.prefill_chunk = prefill_chunk
         text_config = model.config.get_text_config(decoder=True)
@@ -148,7 +161,7 @@ class HuggingFaceLevel(ModelLevel):
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._sharded = is_sharded(model)  # by every weight, which takes milliseconds
-        self._head = self._runs.get_output_embeddings()
+        self.output_head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
         self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
@@ -160,12 +173,12 @@ class HuggingFaceLevel(ModelLevel):
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
         placed = "position_ids" in parameters
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
-        self._make = caches.factory(
+        self._make, self._makes_batches = caches.factory(
             model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
-        self._chunk = min(prefill_chunk, self._cache.longest_pass)
+        self._chunk = min(prefill_chunk, self.cache.longest_pass)
         self.pack = pack
         self.choice: object | None = None
         self._reserved = 0
@@ -189,15 +202,15 @@ class HuggingFaceLevel(ModelLevel):
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
             return f"attention with masks is needed ({' or '.join(_MASKED)})"
-        if not (self._cache.batches and self._make.batches):
+        if not (self.cache.batches and self._makes_batches):
             return f"a RollbackCache is needed, not {type(self._past).__name__}"
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
         """Try whether the model continues texts behind a cache as it should (`levels.models`)."""
         # What a ring of keys has dropped is not the question here.
-        rings = not self._cache.keeps_all
-        make = caches.factory(
+        rings = not self.cache.keeps_all
+        make, _ = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
         )
         probe = Probe(self, make, self.max_length)
@@ -209,7 +222,7 @@ class HuggingFaceLevel(ModelLevel):
             )
         if not self.supports_batches:
             self.no_trees = self.one_at_a_time
-        elif not self._cache.takes_rows:
+        elif not self.cache.takes_rows:
             self.no_trees = "a cache that keeps every token in one run of slots per row is needed"
         elif (failure := probe.tree()) is not None:
             self.no_trees = (
@@ -233,7 +246,7 @@ class HuggingFaceLevel(ModelLevel):
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
         require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):
-            if not level.supports_batches or not level._cache.takes_rows:
+            if not level.supports_batches or not level.cache.takes_rows:
                 raise ValueError(
                     f"{level.name}: expected a level over a full RollbackCache to share, given "
                     f"{type(level._past).__name__}"
@@ -242,14 +255,12 @@ class HuggingFaceLevel(ModelLevel):
             owner._member = Shared(owner).owner
             _owners[id(owner.model)] = owner
         self._member = Member(owner._member.shared, self)
-        self.adopt(owner._cache)
+        self.adopt(owner.cache)
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
-        cache."""
         state = {"max_length": self.max_length, "choice": self.choice}
-        return _restored, (type(self), self.model, {**self._options, "name": self.name}), state
+        return *super().__reduce__(), state
 
     @property
     def supports_batches(self) -> bool:
@@ -259,7 +270,7 @@ class HuggingFaceLevel(ModelLevel):
     def only_drafts(self) -> str | None:
         """Why logits depend on the passes that have read a text, so that none but plain decoding
         has the level's distribution; or None."""
-        return None if self._cache is None else self._cache.only_drafts
+        return None if self.cache is None else self.cache.only_drafts
 
     @property
     def reads_apart(self) -> bool:
@@ -279,7 +290,7 @@ class HuggingFaceLevel(ModelLevel):
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        cache = self._cache  # None: the last attempt to make one failed
+        cache = self.cache  # None: the last attempt to make one failed
         batches = self.supports_batches and cache is not None
         member = self._member is None or self._member.stays
         return LevelCapabilities(
@@ -299,32 +310,15 @@ class HuggingFaceLevel(ModelLevel):
             id_map=self.id_map,
         )
 
-    @property
-    def output_head(self) -> torch.nn.Module:
-        """The module from the last states to logits, packed where the passes are."""
-        head: torch.nn.Module = self._head
-        return head
-
-    @property
-    def cache(self) -> Any:
-        """What the level remembers of the batch in progress (`SequenceState`)."""
-        return self._cache
-
     def reserve(self, tokens: int) -> None:
         """Have the cache of the next batch made for rows of `tokens`."""
         self._reserved = tokens
 
-    @overload
-    def prefill(self, prompts: PromptBatch) -> Hidden | None: ...
-    @overload
-    def prefill(self, prompts: torch.Tensor, counts: Sequence[int] | None = None) -> None: ...
     @torch.inference_mode()
-    def prefill(
-        self, prompts: PromptBatch | torch.Tensor, counts: Sequence[int] | None = None
-    ) -> Hidden | None:
+    def prefill(self, prompts: PromptBatch | Tensor, counts: Sequence[int] | None = None) -> Any:
         """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens.
         Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
-        if isinstance(prompts, torch.Tensor):
+        if isinstance(prompts, Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         self._unchanged.require()
         self._weights = None  # between batches they may have moved
@@ -349,52 +343,34 @@ class HuggingFaceLevel(ModelLevel):
         return self._make(1, capacity) if self._owns_cache else None
 
     @torch.inference_mode()
-    def extend(
-        self, sequence: Any, tokens: torch.Tensor, layers: tuple[int, ...] = ()
-    ) -> Hidden | None:
+    def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
         if sequence is None:  # the owner of the cache has read them
             return None
         if layers:
             self._states.require(layers, self.name)
-        whole = self._cache
         # As a batch apart would: no other row has a part in its passes.
-        self.adopt(sequence)
-        try:
+        with self._over(sequence):
             hidden = self.append(tokens, None, layers)
-        finally:
-            self.adopt(whole)
         return hidden if layers else None
 
     @torch.inference_mode()
     def extend_together(
-        self,
-        sequences: Sequence[Any],
-        tokens: torch.Tensor,
-        counts: Sequence[int],
-        layers: tuple[int, ...] = (),
+        self, sequences: Sequence[Any], tokens: Tensor, counts: Ints, layers: Layers = ()
     ) -> Hidden | None:
         if sequences[0] is None:
             return None
         if layers:
             self._states.require(layers, self.name)
-        whole = self._cache
-        self.adopt(self._make(len(sequences), max(counts)))
-        try:
+        with self._over(self._make(len(sequences), max(counts))):
             hidden = self._read_prompts(tokens, counts, layers)
-            copies = [self._cache.save(row, 0, count) for row, count in enumerate(counts)]
-        finally:
-            self.adopt(whole)
+            copies = [self.cache.save(row, 0, count) for row, count in enumerate(counts)]
         for sequence, copy, count in zip(sequences, copies, counts, strict=True):
             sequence.restore(copy, count)
         return self.padded_states(hidden, layers, tokens) if layers else None
 
     @torch.inference_mode()
     def admit(
-        self,
-        sequences: Sequence[Any],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[Any], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         if not self.capabilities.admits:
             if rows is not None:
@@ -406,17 +382,17 @@ class HuggingFaceLevel(ModelLevel):
                 self._weights = None
                 self.adopt(self.fresh(len(sequences), capacity))
             else:
-                self._cache.admit(rows)
+                self.cache.admit(rows)
             numbers = range(len(sequences)) if rows is None else rows
             for row, sequence in zip(numbers, sequences, strict=True):
                 if sequence.rows.bound:
-                    self._cache.take(sequence, [row])
+                    self.cache.take(sequence, [row])
         if self._member is not None:
             self._member.admit(lengths, rows)
 
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> Any:
-        return self._cache.save(row, begin, end) if self._owns_cache else None
+        return self.cache.save(row, begin, end) if self._owns_cache else None
 
     @torch.inference_mode()
     def restore(self, sequence: Any, saved: Any, count: int) -> None:
@@ -433,32 +409,29 @@ class HuggingFaceLevel(ModelLevel):
         )
 
     def _read_prompts(
-        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
-    ) -> dict[int, torch.Tensor]:
+        self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
+    ) -> dict[int, Tensor]:
         """Have row b of the empty batch read its first ``counts[b]`` of `tokens`, ``[B, T]``; None:
         all. Rows of like length are read together, with little padding.
 
         Returns:
             Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
         """
-        whole = self._cache
+        whole = self.cache
         several: list[list[int]] = []
         if counts is not None and whole.takes_rows:
             several = groups(counts, self.device.type)
         if counts is None or len(several) < 2:
             return self.append(tokens, counts, layers)
         cache: Any = None
-        hidden: dict[int, torch.Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         for group in several:  # that of the longest rows first
             lengths = [counts[b] for b in group]
             if cache is None or not cache.refit(len(group)):
                 cache = self._make(len(group), max(lengths))
             rows = torch.tensor(group).to(tokens.device, non_blocking=True)
-            self.adopt(cache)
-            try:
+            with self._over(cache):
                 states = self.append(tokens[rows, : max(lengths)], lengths, layers)
-            finally:
-                self.adopt(whole)
             whole.take(cache, group)
             for layer, of_group in states.items():
                 if layer not in hidden:
@@ -467,8 +440,8 @@ class HuggingFaceLevel(ModelLevel):
         return hidden
 
     def padded_states(
-        self, hidden: Hidden, layers: Sequence[int], tokens: torch.Tensor
-    ) -> dict[int, torch.Tensor]:
+        self, hidden: Hidden, layers: Sequence[int], tokens: Tensor
+    ) -> dict[int, Tensor]:
         """Pad states to the width of `tokens`, since the rows may have fewer."""
         rows, width = tokens.shape
         none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
@@ -481,7 +454,7 @@ class HuggingFaceLevel(ModelLevel):
 
     def fresh(self, rows: int, capacity: int) -> Any:
         """Return an empty cache: the one at hand, emptied, if it is about the size."""
-        cache = self._cache  # None: the last attempt to make one failed
+        cache = self.cache  # None: the last attempt to make one failed
         if cache is not None and not cache.failed and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
@@ -493,21 +466,30 @@ class HuggingFaceLevel(ModelLevel):
         return self._make(rows, capacity)
 
     def _drop(self) -> None:
-        if self._cache is not None:  # of all that share it
-            self._cache.failed = True
+        if self.cache is not None:  # of all that share it
+            self.cache.failed = True
 
     def adopt(self, cache: SequenceState | None) -> None:
         """Make this the level's cache."""
-        self._cache: Any = cache
+        self.cache: Any = cache
         past = None if cache is None else cache.past
         self._past = cache if past is None else past
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    @contextmanager
+    def _over(self, cache: Any) -> Iterator[None]:
+        whole = self.cache
+        self.adopt(cache)
+        try:
+            yield
+        finally:
+            self.adopt(whole)
+
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         self.forward(reading(tokens, counts))
 
     def append(
-        self, tokens: torch.Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
-    ) -> dict[int, torch.Tensor]:
+        self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
+    ) -> dict[int, Tensor]:
         """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
         ``[B, T, H]``; none of an empty prompt."""
         parts, given = [], None if counts is None else RowCounts.of(counts)
@@ -520,27 +502,17 @@ class HuggingFaceLevel(ModelLevel):
             raise
         return _concatenated(parts, layers) if parts else {}
 
-    @overload
-    def forward(self, block: InputBlock) -> LevelOutput: ...
-    @overload
     def forward(
         self,
-        block: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor: ...
-    def forward(
-        self,
-        block: InputBlock | torch.Tensor,
+        block: InputBlock | Tensor,
         keep: int = 1,
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
-    ) -> LevelOutput | torch.Tensor:
+    ) -> Any:
         """Append a block (`BatchedLevel.forward`). Tokens ``[B, T]`` do as well, with `keep`,
         `counts` and `first` as of `InputBlock`: then it returns the logits alone
         (`Level.forward`)."""
-        if isinstance(block, torch.Tensor):
+        if isinstance(block, Tensor):
             known, begin = (None if x is None else RowCounts.of(x) for x in (counts, first))
             return self.forward(InputBlock(block, keep, known, begin)).logits
         if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
@@ -579,7 +551,7 @@ class HuggingFaceLevel(ModelLevel):
             fused = self._stacked
             if fused and fused.by_lengths and not fused.needs_mask(self._past, longest):
                 options["masked"] = False
-            inputs = self._cache.inputs(longest, counts, **options)
+            inputs = self.cache.inputs(longest, counts, **options)
         elif counts is not None and not counts.all(longest):
             raise ValueError(f"{self.name}: expected rows in step, given counts {list(counts)}")
         rows = None
@@ -594,11 +566,14 @@ class HuggingFaceLevel(ModelLevel):
         }  # fmt: skip
         if self._slices:
             arguments["logits_to_keep"] = keep if rows is None else 0
-        hidden: dict[int, torch.Tensor] | None = None
+        hidden: dict[int, Tensor] | None = None
         if rows is None and not block.hidden_layers:
             out = self._runs(**arguments)
         else:
-            with self._states.taken(block.hidden_layers) as hidden, gathering(self._head, rows):
+            with (
+                self._states.taken(block.hidden_layers) as hidden,
+                gathering(self.output_head, rows),
+            ):
                 out = self._runs(**arguments)
         logits = out.logits
         if logits.shape[1] != keep:
@@ -611,7 +586,7 @@ class HuggingFaceLevel(ModelLevel):
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
         begin = longest - keep if first is None else min(first)
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         states: list[Hidden] = []
         for start, piece, some in _pieces(tokens, counts, self._chunk):
             width = piece.shape[1]
@@ -628,19 +603,19 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self._cache).rollback(lengths)
+        kept: Sequence[int] = (self._member or self.cache).rollback(lengths)
         return kept
 
     @torch.inference_mode()
     def keep_path(
-        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+        self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self._cache).keep_path(begin, path, lengths)
+        kept: Sequence[int] = (self._member or self.cache).keep_path(begin, path, lengths)
         return kept
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        (self._member or self._cache).select(rows)
+        (self._member or self.cache).select(rows)
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
@@ -650,47 +625,39 @@ class HuggingFaceLevel(ModelLevel):
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
-        span: Place | None = self._cache.reserve_span(tokens, (ready, self._weights), lengths)
+        span: Place | None = self.cache.reserve_span(tokens, (ready, self._weights), lengths)
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        self._cache.note_lengths(lengths)
+        self.cache.note_lengths(lengths)
         if self._member is not None:
             self._member.note_lengths(lengths)
 
 
-def _restored(kind: Callable[..., HuggingFaceLevel], model: Any, options: Any) -> HuggingFaceLevel:
-    return kind(model, **options)
-
-
 def _pieces(
-    tokens: torch.Tensor, counts: RowCounts | None, chunk: int
-) -> Iterator[tuple[int, torch.Tensor, RowCounts | None]]:
+    tokens: Tensor, counts: RowCounts | None, chunk: int
+) -> Iterator[tuple[int, Tensor, RowCounts | None]]:
     longest = tokens.shape[1]
     for start in range(0, longest, chunk):
         piece = tokens if longest <= chunk else tokens[:, start : start + chunk]
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, Tensor]:
     if len(parts) == 1:
         return dict(parts[0])
     return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
 
 
-def _row_indices(first: RowCounts, keep: int, tokens: torch.Tensor) -> torch.Tensor:
+def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:
     begin = first.on(tokens.device)  # [B]; tokens: [B, T, ...]; returns [B, keep]
     return (begin[:, None] + torch.arange(keep, device=begin.device)).clamp_max(tokens.shape[1] - 1)
 
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:
     """Group rows that are read together, so that all passes take the least time: that of every
-    group's longest row times its rows, and a pass each. Rows without tokens are in none.
-
-    Args:
-        counts: tokens of each row.
-        device: type of the device that reads them.
-    """
+    group's longest row times its rows, and a pass each. Rows without tokens are in none; `device`
+    is the type of the one that reads them."""
     cost = _PASS.get(device, _PASS_ELSEWHERE)
     rows = sorted((b for b, n in enumerate(counts) if n), key=lambda b: -counts[b])
     # best[i]: the least for the i longest rows, and where its last group begins.

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache.factory import device_of
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class ModelLevel:
-    """A model of `transformers` whose logits `verify` can read.
-
-    Args:
-        model: in eval mode.
-        name: for messages.
+    """A model of `transformers` in eval mode whose logits `verify` can read.
 
     Attributes:
         no_trees: why it reads no trees of tokens, or None.
@@ -39,16 +35,13 @@ class ModelLevel:
         vocab_size: ids that it reads are below it.
         id_map: which of them it has logits of, where its head was trimmed; None: of all.
         max_length: longest context; None: no limit.
-
-    Raises:
-        ValueError: in training mode, without weights, or with logits that cannot be read; names the
-            level.
     """
 
     no_trees: str | None
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model, self.name = model, name
+        self._options: dict[str, Any] = {}  # of the class, beside model and name
         if model.training:
             raise ValueError(
                 f"{name}: expected a model in eval mode, given one in training mode; call "
@@ -71,7 +64,12 @@ class ModelLevel:
         kinds = type(self).__name__, type(self.model).__name__
         return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
 
-    def keep_path(self, begin: Any, path: torch.Tensor, lengths: Any) -> Sequence[int]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
+        cache."""
+        return _restored, (type(self), self.model, {**self._options, "name": self.name})
+
+    def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
         """Refuse to keep the path of a tree, of a level that reads none."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
@@ -86,6 +84,10 @@ class ModelLevel:
         with contextlib.suppress(ValueError):
             found = tokenizer_at(path, local=True) if path else None
         return found
+
+
+def _restored(kind: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
+    return kind(model, **options)
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:
@@ -124,7 +126,7 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     arguments.place(f"{name}: device", device)
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
-    kind = weight.dtype if isinstance(weight, torch.Tensor) else torch.float32
+    kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
     # A quantised head, of another class, multiplies in a type that its weights do not tell.
     told = type(head) is nn.Linear or kind == torch.float64
     if told and kind not in LOGITS_DTYPES:
@@ -192,7 +194,7 @@ def _quantised(model: nn.Module) -> Iterator[int]:
         if isinstance(inputs, int) and isinstance(outputs, int):
             weight, count = getattr(module, "weight", None), inputs * outputs
             if (
-                not isinstance(weight, torch.Tensor)
+                not isinstance(weight, Tensor)
                 or not weight.is_floating_point()
                 or weight.numel() != count
             ):
@@ -212,11 +214,7 @@ _SAMPLED = 4  # rows and columns of a packed matrix that are compared
 
 
 def require_no_autocast(device: torch.device, name: str) -> None:
-    """Refuse `torch.autocast` on `device`.
-
-    Raises:
-        ValueError: it is on; the message begins with `name`, of the level.
-    """
+    """Refuse `torch.autocast` on `device`."""
     if torch.is_autocast_enabled(device.type):
         raise ValueError(
             f"{name}: expected a call outside torch.autocast, given one inside "
@@ -226,11 +224,9 @@ def require_no_autocast(device: torch.device, name: str) -> None:
 
 
 class Unchanged:
-    """The modes, sizes and types of a model at the time that its level is made.
+    """The modes, sizes and types of the model of the level `name` at the time that this is made.
 
     Args:
-        model: of the level.
-        name: of the level, for messages.
         copied: passes run a copy of the model's modules, without its later hooks and modules, and
             with copies of its linear weights. These are compared as well then.
     """
@@ -241,7 +237,7 @@ class Unchanged:
         self._modules: list[nn.Module] = list(model.modules())
         # Modules whose weights the passes do not look for again, and views of some of these.
         self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
-        self._sampled: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._sampled: dict[torch.dtype, list[Tensor]] = {}
         for weight in self._bound_weights():
             steps = [max(1, size // _SAMPLED) for size in weight.shape]
             view = weight.detach()[tuple(slice(None, None, step) for step in steps)]
@@ -249,11 +245,7 @@ class Unchanged:
         self._before = self._facts()
 
     def require(self) -> None:
-        """Refuse a call of a changed model, and one under `torch.autocast`.
-
-        Raises:
-            ValueError: names the level and what changed.
-        """
+        """Refuse a call of a changed model, and one under `torch.autocast`."""
         require_no_autocast(self._device, self._name)
         now = self._facts()
         if now == self._before:
@@ -269,7 +261,7 @@ class Unchanged:
             f"other {what}; {hint}"
         )
 
-    def _bound_weights(self) -> Iterator[torch.Tensor]:
+    def _bound_weights(self) -> Iterator[Tensor]:
         return (weight for layer in self._bound for weight in layer.parameters(recurse=False))
 
     def _facts(self) -> dict[str, Any]:
@@ -283,7 +275,12 @@ class Unchanged:
         }
         if self._copied:
             tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
-            facts["hooks"] = [n for table in tables for n, hook in table.items() if _stays(hook)]
+            facts["hooks"] = [
+                number
+                for table in tables
+                for number, hook in table.items()
+                if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
+            ]
             facts["modules"] = [(dict(m._modules), m.__dict__.get("forward")) for m in modules]
             with torch.inference_mode():
                 some = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
@@ -294,23 +291,12 @@ class Unchanged:
         return facts
 
 
-def _stays(hook: Any) -> bool:
-    return not str(getattr(hook, "__module__", "")).startswith(_PASSING)
-
-
 # ---- hidden states -------------------------------------------------------------------------------
 
 
 class HiddenStates:
     """Where a `transformers` model computes its hidden states, read by hooks in the thread that
-    runs a pass: at the entries of decoder layers and behind the final norm.
-
-    Args:
-        model: a causal language model.
-
-    Attributes:
-        count: decoder layers, L.
-    """
+    runs a pass: at the entries of its `count` decoder layers and behind the final norm."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config(decoder=True)
@@ -326,11 +312,7 @@ class HiddenStates:
         return self.count > 0
 
     def require(self, layers: Sequence[int], name: str) -> None:
-        """Refuse layers that the model does not have.
-
-        Raises:
-            ValueError: names the level.
-        """
+        """Refuse layers that the model does not have."""
         if not self:
             raise ValueError(
                 f"{name}: expected a model whose decoder layers are one list of modules, to give "
@@ -342,10 +324,10 @@ class HiddenStates:
             )
 
     @contextmanager
-    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def taken(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         """Have passes of the model in this thread leave their states of `layers` in the dict: k in
         [0, L] the state after k decoder layers, -1 the last one behind the final norm."""
-        states: dict[int, torch.Tensor] = {}
+        states: dict[int, Tensor] = {}
         thread = threading.get_ident()
 
         def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
@@ -358,11 +340,11 @@ class HiddenStates:
         with ExitStack() as hooks:
             for layer in dict.fromkeys(layers):
                 if layer == -1:
-                    hook = keeper(layer, _last)
+                    hook = keeper(layer, _behind)
                     handles = [body.register_forward_hook(hook) for body in self._bodies]
                 elif layer == self.count:
                     last = self._layers[layer - 1]
-                    handles = [last.register_forward_hook(keeper(layer, _result))]
+                    handles = [last.register_forward_hook(keeper(layer, _behind))]
                 else:
                     hook = keeper(layer, _entering)
                     entered = self._layers[layer]
@@ -386,34 +368,28 @@ def _entering(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return arguments[0] if arguments else options["hidden_states"]
 
 
-def _result(arguments: tuple[Any, ...], output: Any) -> Any:
-    return output if isinstance(output, torch.Tensor) else output[0]
-
-
-def _last(arguments: tuple[Any, ...], output: Any) -> Any:
+def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
     last = getattr(output, "last_hidden_state", None)
     return output[0] if last is None else last
 
 
-def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``.
-
-    Args:
-        states: ``[B, T, H]``.
-        rows: ``[B, keep]`` int64 in [0, T), on any device.
-    """
+def gather(states: Tensor, rows: Tensor) -> Tensor:
+    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``, of states ``[B, T, H]`` and rows
+    ``[B, keep]`` int64 in [0, T), on any device."""
     index = rows.to(states.device, non_blocking=True)[..., None]
     return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
 
 @contextmanager
-def gathering(head: torch.nn.Module, rows: torch.Tensor | None) -> Iterator[None]:
+def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
     """Give `head` the hidden states of `rows` alone (see `gather`), since logits of all tokens
     would be large; None: of all. What a model does to its logits still happens to them."""
     if rows is None:
         yield
         return
-    wanted: list[torch.Tensor] = [rows]
+    wanted: list[Tensor] = [rows]
     thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -461,12 +437,11 @@ class Step(NamedTuple):
 class Probe:
     """Compare cached passes of a level with one pass of its model over the whole text.
 
-    A model may take every argument that a level passes and still use them wrongly: place tokens by
-    their slot and not by their position, take causality from the shape of its keys, fail when
-    several tokens are read behind a cache. So a level of a Hugging Face model is tried once, when
-    it is made, with the calls that a chain makes: a prompt, passes of several tokens, rollbacks,
-    and for batches rows of different lengths of which some wait, and a tree. That is at most twelve
-    passes over at most two rows of a few tokens, in a cache apart, and one more of a model with
+    A model may take every argument that a level passes and still place tokens by their slot, take
+    causality from the shape of its keys, or fail when several tokens are read behind a cache. So a
+    level is tried once, when it is made, with the calls that a chain makes: a prompt, passes of
+    several tokens, rollbacks, rows of different lengths of which some wait, and a tree. That is at
+    most twelve passes over two rows of a few tokens, in a cache apart, and one more of a model with
     quantised layers; on every rank of a sharded model alike.
 
     Not covered: what a model does only behind longer texts, but for what its configuration says of
@@ -614,11 +589,11 @@ class Probe:
         self._reference = whole
         self._tolerance = max(tolerance(whole.dtype), min(rounding, _MOST))
 
-    def _padded(self, rows: Sequence[list[int]]) -> torch.Tensor:
+    def _padded(self, rows: Sequence[list[int]]) -> Tensor:
         return padded(rows, self._level.device)[0]
 
 
-def _nudge(module: object, inputs: object, states: torch.Tensor) -> torch.Tensor:
+def _nudge(module: object, inputs: object, states: Tensor) -> Tensor:
     # Each row in another way.
     size = max(_NUDGE, torch.finfo(states.dtype).eps)
     waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
@@ -638,14 +613,8 @@ def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
 
 
 def require_continued(found: str | None, model: Any, name: str) -> None:
-    """Refuse a model that does not continue a text behind a cache as it should.
-
-    Args:
-        found: by `failure`.
-
-    Raises:
-        ValueError: names the level.
-    """
+    """Refuse a model that does not continue a text behind a cache as it should, as `failure` has
+    found."""
     if found is not None:
         raise ValueError(
             f"{name}: expected passes behind a cache that was rolled back to give the logits of "
@@ -664,18 +633,18 @@ def ids_of(model: Any, vocab_size: int) -> int:
     return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
 
 
-def text_of(length: int, ids: int) -> torch.Tensor:
+def text_of(length: int, ids: int) -> Tensor:
     """Return a text of tokens below `ids`, ``[length]`` int64."""
     return torch.arange(1, length + 1) * 7919 % ids
 
 
-def relative_difference(given: torch.Tensor, wanted: torch.Tensor) -> float:
+def relative_difference(given: Tensor, wanted: Tensor) -> float:
     """Compare two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
 
     Returns 0 where `wanted` is not a distribution (NaN, +inf): the request then says so.
     """
 
-    def centred(row: torch.Tensor) -> torch.Tensor:
+    def centred(row: Tensor) -> Tensor:
         row = row.double()
         row = (row - row.max()).clamp_min(-_REACH)
         return row - row.mean()
@@ -697,10 +666,8 @@ def switch_of(config: Any) -> tuple[int, str] | None:
     reason; None: any number.
 
     Beyond, a pass rotates its keys otherwise than the cached ones: `generate` of such models drops
-    the cache and reads the text again, or answers as no single pass would.
-
-    Args:
-        config: of the text model. Embeddings may differ by kind of layer.
+    the cache and reads the text again, or answers as no single pass would. Embeddings may differ by
+    kind of layer.
     """
     found: list[tuple[int, str]] = []
     for name in ("rope_parameters", "rope_scaling"):

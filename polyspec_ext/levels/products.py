@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..ops import decoder, dense
 from ..ops.decoder import Matrix
@@ -35,7 +35,7 @@ _chunk: weakref.ref[mmap.mmap] | None = None
 _free = 0
 
 
-def in_huge_pages(packed: torch.Tensor) -> torch.Tensor:
+def in_huge_pages(packed: Tensor) -> Tensor:
     """Copy `packed`, uint8 ``[n]`` on the CPU, n > 0, to a multiple of 64 bytes in huge pages.
 
     A product that waits for its weights also waits for the addresses of their pages; 2 MiB at a
@@ -67,10 +67,10 @@ class RowProduct(nn.Module):
 
     in_features: int
     out_features: int
-    bias: torch.Tensor | None
+    bias: Tensor | None
     late = False  # the bias is added to the product after it was rounded
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """Multiply ``[M, in]`` to ``[M, out]``, without `late_bias`."""
         raise NotImplementedError
 
@@ -80,10 +80,10 @@ class RowProduct(nn.Module):
         return ()
 
     @property
-    def late_bias(self) -> torch.Tensor | None:
+    def late_bias(self) -> Tensor | None:
         return self.bias if self.late else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
@@ -112,26 +112,26 @@ class PackedLinear(RowProduct):
         self._pack(torch.cat([layer.weight.detach() for layer in layers]))
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """Return the weights as the only layer has them, which some models ask for their type, or
         multiply with themselves."""
         if not self._plain:
             raise AttributeError(f"{type(self).__name__} of several layers has no weight")
         return self._plain[0]
 
-    def _pack(self, weight: torch.Tensor) -> None:
+    def _pack(self, weight: Tensor) -> None:
         raise NotImplementedError
 
 
 class OneDnnLinear(PackedLinear):
     """By oneDNN's matrix kernels."""
 
-    def _pack(self, weight: torch.Tensor) -> None:
+    def _pack(self, weight: Tensor) -> None:
         # The count of rows that it is packed for is a hint; any number is multiplied right.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(
+    def product(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self.packed, self.bias, "none", [], ""
         )
         return product
@@ -140,12 +140,12 @@ class OneDnnLinear(PackedLinear):
 class DenseLinear(PackedLinear):
     """By `polyspec_ext.ops.dense`: a row's product is the same whatever stands beside it."""
 
-    packed: torch.Tensor
+    packed: Tensor
 
-    def _pack(self, weight: torch.Tensor) -> None:
+    def _pack(self, weight: Tensor) -> None:
         self.register_buffer("packed", in_huge_pages(dense.pack(weight)))
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return dense.product(x, self.packed, self.out_features, self.bias)
 
     def matrices(self) -> Sequence[Matrix]:
@@ -157,7 +157,7 @@ class CudaLinear(RowProduct):
     """By torch's product on CUDA. The weights of several `layers` become views of one matrix, so
     that they take no more memory, and a change of any is seen here."""
 
-    weight: torch.Tensor
+    weight: Tensor
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
@@ -166,12 +166,12 @@ class CudaLinear(RowProduct):
         self.register_buffer("bias", stacked_bias(layers))
         self.register_buffer("weight", _as_one_matrix(layers))
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias)
 
 
 @torch.inference_mode(False)
-def _as_one_matrix(layers: Sequence[nn.Linear]) -> torch.Tensor:
+def _as_one_matrix(layers: Sequence[nn.Linear]) -> Tensor:
     weights = [layer.weight.detach() for layer in layers]
     first, sizes = weights[0], [layer.out_features for layer in layers]
     form = (sum(sizes), first.shape[1]), (first.shape[1], 1), first.storage_offset()
@@ -179,7 +179,7 @@ def _as_one_matrix(layers: Sequence[nn.Linear]) -> torch.Tensor:
         form[2] + form[0][0] * form[0][1]
     ):
         parts = first.as_strided(*form).split(sizes)
-        if all(map(torch.Tensor.is_set_to, parts, weights)):
+        if all(map(Tensor.is_set_to, parts, weights)):
             return first.as_strided(*form)
     whole = torch.cat(weights)
     for layer, part in zip(layers, whole.split(sizes), strict=True):
@@ -199,7 +199,7 @@ def is_packable(module: nn.Module) -> bool:
     on CUDA, where it is packed for the layers that are fused."""
     if not is_plain(module):
         return False
-    weight: torch.Tensor = module.weight  # type: ignore[assignment]
+    weight: Tensor = module.weight  # type: ignore[assignment]
     if weight.device.type == "cuda":
         return weight.dtype in (torch.float32, torch.bfloat16)
     if weight.device.type != "cpu":
@@ -242,9 +242,9 @@ class Merged:
         self.linear, self.sizes = linear, list(sizes)
         # An input and the parts of its product, always replaced together: another thread may run
         # the same model between any two steps of this one.
-        self.latest: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+        self.latest: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
-    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+    def part(self, x: Tensor, index: int) -> Tensor:
         """Return the output of projection `index` for `x`."""
         latest = self.latest
         if latest is None or latest[0] is not x:
@@ -262,28 +262,23 @@ class Part(nn.Module):
         self.merged, self.index = merged, index
         self.in_features, self.out_features = in_features, merged.sizes[index]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return self.merged.part(x, self.index)
 
 
 class TrimmedHead(nn.Module):
-    """The rows of an output head that belong to some ids.
+    """The rows, in `linear`, of an output head of `vocab_size` ids that belong to `drawn`,
+    ``[outputs of linear]`` int64, increasing."""
 
-    Args:
-        linear: with those rows alone.
-        drawn: ``[outputs of linear]`` int64, increasing: the ids.
-        vocab_size: of the whole head.
-    """
+    drawn: Tensor
 
-    drawn: torch.Tensor
-
-    def __init__(self, linear: nn.Module, drawn: torch.Tensor, vocab_size: int) -> None:
+    def __init__(self, linear: nn.Module, drawn: Tensor, vocab_size: int) -> None:
         super().__init__()
         self.linear, self.vocab_size = linear, vocab_size
         self.register_buffer("drawn", drawn)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.linear(x)
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(x)
         return logits
 
 
@@ -314,7 +309,7 @@ def hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
+def stacked_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
     """Return the biases of layers that all have one, or all have none, one behind the other."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     return torch.cat(biases) if biases else None

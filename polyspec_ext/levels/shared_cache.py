@@ -20,17 +20,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..tensors import RowCounts
 from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 
 
 def require_same_shape(model: Any, other: Any, name: str) -> None:
-    """Refuse to share a cache between models whose keys and values differ in shape or dtype.
-
-    Raises:
-        ValueError: names the level and what differs.
-    """
+    """Refuse to share a cache between models whose keys and values differ in shape or dtype."""
     ours, theirs = (m.config.get_text_config(decoder=True) for m in (model, other))
     for what, mine in _facts(ours).items():
         wanted = _facts(theirs)[what]
@@ -171,11 +168,11 @@ class Member:
         return self.ready and self.shared.record is None
 
     @property
-    def on_device(self) -> torch.Tensor:
+    def on_device(self) -> Tensor:
         """``[B]`` int64, the lengths while the host does not know them."""
         return self._memory[: len(self._lengths)]
 
-    def reserve_span(self) -> tuple[list[torch.Tensor], tuple[bool, ...]]:
+    def reserve_span(self) -> tuple[list[Tensor], tuple[bool, ...]]:
         """Begin a round whose passes leave the lengths on the device. Returns the tensors that they
         use there, and which levels above take part."""
         members = [*self.above, self]
@@ -254,14 +251,14 @@ class Member:
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
         self.ready, self.moves = True, len(shared.selected)
 
-    def _note(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def _note(self, tokens: Tensor, counts: Sequence[int]) -> None:
         if self.rank == 0 and self.shared.record is not None:
             for row, ids, n in zip(self.shared.record, tokens.tolist(), counts, strict=True):
                 row += ids[:n]
 
     def _read_rest(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         begin: list[int],
         limits: list[int],
         done: list[int],
@@ -301,7 +298,7 @@ class Member:
             for whole, numbers in ((width, block.counts), (width - keep, block.first))
         )
         start = end = have.clone()
-        skipped: torch.Tensor | None = None
+        skipped: Tensor | None = None
         # Hidden states of tokens that a level above has read are that level's, if it has them.
         alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
         if above:
@@ -349,7 +346,7 @@ class Member:
         return out
 
     def keep_path(
-        self, begin: Sequence[int], path: torch.Tensor, lengths: Sequence[int]
+        self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
         """Keep a path of a tree, which lies behind what any level above has read: only keys of this
         level move. Where a level above has read the path since, its keys lie there."""
@@ -387,7 +384,7 @@ class Member:
 
 
 @contextmanager
-def _put_back(cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) -> Iterator[None]:
+def _put_back(cache: Any, start: Tensor, end: Tensor, width: int) -> Iterator[None]:
     """Have a level write slots ``[start[b], end[b])``, at most `width` of them, which belong to
     levels above it, and put their keys and values back. The host need not know which they are."""
     if width == 0:
@@ -398,7 +395,7 @@ def _put_back(cache: Any, start: torch.Tensor, end: torch.Tensor, width: int) ->
     slots = torch.minimum(slots, end[:, None] - 1).clamp_min(0)[:, None, :, None]
     saved = (start < end)[:, None, None, None]
 
-    def states() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def states() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         # Asked for anew behind a pass, which may have had the cache grow.
         for x in (x for layer in cache.layers for x in (layer.keys, layer.values)):
             index = slots.to(x.device).expand(-1, x.shape[1], -1, x.shape[3])
@@ -432,14 +429,14 @@ def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
     return has and level.hidden_size == other.hidden_size
 
 
-def _back(states: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
+def _back(states: Tensor, by: Tensor, width: int) -> Tensor:
     # Undo `_shift` for states of the tokens, [B, width, H].
     columns = torch.arange(width, device=by.device) - by[:, None]
     columns = columns.clamp(0, states.shape[1] - 1).to(states.device)
     return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
-def _shift(tokens: torch.Tensor, by: torch.Tensor, width: int) -> torch.Tensor:
+def _shift(tokens: Tensor, by: Tensor, width: int) -> Tensor:
     # tokens[b, by[b] : by[b] + width], the last column where that is out of range.
     columns = by[:, None] + torch.arange(width, device=by.device)
     return tokens.gather(1, columns.clamp_max(tokens.shape[1] - 1).to(tokens.device))

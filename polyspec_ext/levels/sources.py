@@ -42,15 +42,10 @@ def copy_prefix(place: object) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is loaded from.
+    """Where a model is loaded from."""
 
-    Attributes:
-        place: a directory, an id or a GGUF file.
-        file: the (first) GGUF file; None: a checkpoint of transformers' format.
-    """
-
-    place: str
-    file: Path | None = None
+    place: str  # a directory, an id or a GGUF file
+    file: Path | None = None  # the (first) GGUF file; None: a checkpoint of transformers' format
 
     @property
     def is_adapter(self) -> bool:
@@ -78,11 +73,7 @@ class Source:
         return AutoConfig.from_pretrained(self.place)
 
     def model(self, kind: Any, dtype: Any) -> Any:
-        """Return the model of a checkpoint, of the class `kind`.
-
-        Raises:
-            ValueError: the checkpoint lacks weights of the model, or has others; names one.
-        """
+        """Return the model of a checkpoint, of the class `kind`."""
         made, about = kind.from_pretrained(
             self.place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -189,11 +180,7 @@ def _require_weights(name: str, file: Path) -> None:
 @functools.cache
 def _on_the_hub(model_id: str) -> str:
     """Return what to load an id from: the id, or where the hub cannot be reached the folder of its
-    cached files, since `transformers` would try for minutes.
-
-    Raises:
-        ValueError: the hub cannot be reached, and no file of the model is in the cache.
-    """
+    cached files, since `transformers` would try for minutes."""
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -298,7 +285,6 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
     # It takes seconds to make.
-    from .gguf import GgufFile
-    from .gguf_tokenizer import tokenizer_of
+    from .gguf import GgufFile, tokenizer_of
 
     return tokenizer_of(GgufFile(file))

@@ -10,18 +10,26 @@ are others, these tokens are read again with the next pass.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import factory as caches
 from ..tensors import RowCounts
-from .base import Hidden, InputBlock, LevelCapabilities, LevelOutput, PromptBatch, reading
+from .base import Hidden, InputBlock, Ints, LevelCapabilities, LevelOutput, PromptBatch, reading
 from .fused import packed, unpacked
 from .models import (
     HiddenStates,
@@ -38,10 +46,248 @@ from .models import (
     tolerance,
 )
 from .products import pack_linear, replaced, without_wrapper
-from .row_states import RowState, SavedState, modules_with_states, recorded, watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+# Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
+_OVERWRITTEN = ("conv_states", "recurrent_states")
+# States that modules of RecurrentGemma keep as attributes; passes replace them by new tensors.
+_IN_MODULES = frozenset(("conv1d_state", "recurrent_states"))
+# Copies of a row at the ends of prompts, and of answers that a server saves.
+_PINNED = 3
+
+
+class SavedState(NamedTuple):
+    """A copy of a row's state, which no pass overwrites."""
+
+    length: int  # tokens that were read
+    layers: list[dict[str, Any]]  # what each layer of the cache holds, by attribute
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over a row.
+
+    Attributes:
+        before: the state in front of it.
+        end: tokens that were read behind it.
+        calls: that computed its recurrent states; None: not recorded.
+        after: layers behind it, whose recurrent states later passes overwrite.
+    """
+
+    before: SavedState
+    end: int = 0
+    calls: list[Call] | None = None
+    after: Sequence[dict[str, Any]] = ()
+
+
+def modules_with_states(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that keep a state between passes themselves, beside the cache."""
+    return [module for module in model.modules() if not _IN_MODULES.isdisjoint(vars(module))]
+
+
+class RowState:
+    """The state of one row, whose rollbacks may return to so many of its latest passes, in an empty
+    cache and `modules_with_states`.
+
+    Attributes:
+        length: tokens that `past` has read.
+        told: leading tokens whose hidden states were returned.
+        passes: the latest, oldest first.
+        pinned: at the ends of the latest prompts and where a text was saved, oldest first.
+    """
+
+    def __init__(self, past: Any, checkpoints: int, modules: Sequence[nn.Module] = ()) -> None:
+        self.past, self.length, self.told = past, 0, 0
+        self._modules = modules
+        # The modules' states, as a layer of the cache has its states.
+        self._beside = [
+            SimpleNamespace(**dict.fromkeys(_IN_MODULES.intersection(vars(module))))
+            for module in modules
+        ]
+        self.passes: deque[_Pass] = deque(maxlen=checkpoints)
+        self.pinned: deque[SavedState] = deque(maxlen=_PINNED)
+        self._empty = self._copy()
+
+    @property
+    def _layers(self) -> list[Any]:
+        return [*self.past.layers, *self._beside]
+
+    def _copy(self) -> SavedState:
+        for layer in self.past.layers if self.length else ():
+            if getattr(layer, "record_past", False):
+                _cut(layer)
+        return SavedState(self.length, [_copied(vars(layer)) for layer in self._layers])
+
+    def begin_pass(self) -> None:
+        """Keep a copy of the state as it is, for the next rollbacks."""
+        self.passes.append(_Pass(self._copy()))
+        for module, states in zip(self._modules, self._beside, strict=True):
+            vars(module).update(vars(states))
+
+    def end_pass(self, count: int, calls: list[Call] | None) -> None:
+        """Note a pass over `count` tokens, and the calls of it that were recorded."""
+        for module, states in zip(self._modules, self._beside, strict=True):
+            vars(states).update({name: vars(module)[name] for name in vars(states)})
+        self.length += count
+        latest = self.passes[-1]
+        latest.end, latest.calls = self.length, calls
+        if calls is not None:
+            latest.after = [_copied(vars(layer), ()) for layer in self._layers]
+
+    def pin(self) -> None:
+        """Keep a copy of the state as it is, however many passes follow."""
+        if self.length and all(state.length != self.length for state in self.pinned):
+            self.pinned.append(self._copy())
+
+    def restore(self, state: SavedState) -> None:
+        """Return to a copy, which stays as it is."""
+        self.length = state.length
+        for layer, kept in zip(self._layers, state.layers, strict=True):
+            vars(layer).clear()
+            vars(layer).update(_copied(kept))
+
+    def rollback(self, length: int) -> bool:
+        """Keep at most `length` tokens. Returns whether it advanced to them; else they are those of
+        the newest checkpoint."""
+        self.told = min(self.told, length)
+        if length >= self.length:
+            return False
+        while self.passes and self.passes[-1].before.length > length:
+            self.passes.pop()
+        pinned = [state for state in self.pinned if state.length <= length]
+        self.pinned = deque(pinned, _PINNED)
+        latest = self.passes[-1] if self.passes else None
+        if latest is not None and latest.calls is not None and latest.before.length < length:
+            self._advance(latest, latest.calls, length)
+            return True
+        states = [self._empty, *pinned, *(one.before for one in self.passes)]
+        newest = max(states, key=lambda state: state.length)
+        self.restore(newest)
+        if latest is not None and latest.before is newest:  # the next pass makes it again
+            self.passes.pop()
+        return False
+
+    def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
+        left = iter(calls)
+        for layer, before, after in zip(
+            self._layers, latest.before.layers, latest.after, strict=True
+        ):
+            vars(layer).clear()
+            vars(layer).update(_copied(after, ()))
+            if length < latest.end:
+                layer.crop(length - latest.end)
+            for number, state in after.get("recurrent_states", {}).items():
+                if state is None:
+                    continue
+                fresh = next(left).state(
+                    length - latest.before.length, before["recurrent_states"][number]
+                )
+                layer.recurrent_states[number] = fresh.to(state.dtype, copy=True)
+        self.length = length
+
+
+def _cut(layer: Any) -> None:
+    layer.crop(0)  # what only rollbacks into the latest pass want
+    for number, states in getattr(layer, "conv_states", {}).items():
+        if states is not None:
+            # Some models write over these in passes of one token, and want their full width.
+            missing = layer.conv_kernel_size[number] - states.shape[-1]
+            layer.conv_states[number] = F.pad(states, (max(missing, 0), 0)).clone()
+
+
+def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
+    """Return the attributes of a layer, with copies of what passes overwrite."""
+    kept = dict(values)
+    for name, value in kept.items():
+        if isinstance(value, dict):
+            kept[name] = dict(value)
+    for name in overwritten:
+        states = kept.get(name)
+        if isinstance(states, Tensor):
+            kept[name] = states.clone()
+        elif isinstance(states, dict):
+            kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
+    return kept
+
+
+# ---- calls that compute a state ------------------------------------------------------------------
+
+
+class _Inputs(NamedTuple):
+    """Names of the arguments ``[B, T, ...]`` by token, and of the state in front of them."""
+
+    by_token: tuple[str, ...]
+    state: str
+
+
+_DELTA_RULE = _Inputs(("query", "key", "value", "g", "beta"), "initial_state")
+# By their names in modeling modules. Each returns its output and the state behind all tokens.
+_FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": _DELTA_RULE,
+    "chunk_kimi_delta_attention": _DELTA_RULE,
+    "mamba2_chunk_scan": _Inputs(("hidden_states", "dt", "B", "C"), "initial_states"),
+}
+
+
+class Call(NamedTuple):
+    """A call of such a function, with its arguments by name."""
+
+    function: Callable[..., Any]
+    inputs: _Inputs
+    arguments: dict[str, Any]
+
+    def state(self, count: int, before: Tensor | None) -> Tensor:
+        """Return the state behind the first `count` tokens and the state `before` them."""
+        some = {name: self.arguments[name][:, :count] for name in self.inputs.by_token}
+        arguments = {**self.arguments, **some, self.inputs.state: before}
+        state: Tensor = self.function(**arguments)[1]
+        return state
+
+
+class _Recorder(threading.local):
+    calls: list[Call] | None = None
+
+
+_recorder = _Recorder()
+
+
+def watch(model: nn.Module) -> None:
+    """Wrap these functions in the modules of a model's classes, each once. A wrapped function is
+    itself but inside `recorded`."""
+    modules = {sys.modules[type(module).__module__] for module in model.modules()}
+    for module in modules:
+        for name, inputs in _FUNCTIONS.items():
+            function = vars(module).get(name)
+            if function is not None and not hasattr(function, "recorded"):
+                setattr(module, name, _watched(function, inputs))
+
+
+def _watched(function: Callable[..., Any], inputs: _Inputs) -> Callable[..., Any]:
+    names = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*values: Any, **options: Any) -> Any:
+        if _recorder.calls is not None:
+            arguments = {**dict(zip(names, values, strict=False)), **options}
+            _recorder.calls.append(Call(function, inputs, arguments))
+        return function(*values, **options)
+
+    call.recorded = True  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def recorded() -> Iterator[list[Call]]:
+    """Have watched functions that this thread calls leave their calls in the list, in order."""
+    calls: list[Call] = []
+    _recorder.calls = calls
+    try:
+        yield calls
+    finally:
+        _recorder.calls = None
+
 
 # So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
 # behind them, so that steady rejections do not have the same tokens read again and again.
@@ -107,6 +353,10 @@ class StatefulLevel(ModelLevel):
             "prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1
         )
         super().__init__(model, name or caches.name_of(model))
+        self._options = {
+            "pack": pack, "checkpoints": checkpoints, "advance": advance,
+            "prefill_chunk": prefill_chunk,
+        }  # fmt: skip
         require_no_autocast(self.device, self.name)
         self.pack, self.choice = pack, None
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
@@ -142,17 +392,6 @@ class StatefulLevel(ModelLevel):
         if not (self.advances or self.stepwise):
             self.capabilities = replace(self.capabilities, replays=_RIDE)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model."""
-        options: dict[str, Any] = {
-            "name": self.name,
-            "pack": self.pack,
-            "checkpoints": self._checkpoints,
-            "advance": self._advance,
-            "prefill_chunk": self.prefill_chunk,
-        }
-        return partial(type(self), **options), (self.model,)
-
     def _row(self, checkpoints: int | None = None) -> RowState:
         from transformers import DynamicCache
 
@@ -164,8 +403,8 @@ class StatefulLevel(ModelLevel):
     # ---- passes ----------------------------------------------------------------------------------
 
     def _pass(
-        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, Hidden]:
+        self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...]
+    ) -> tuple[Tensor, Hidden]:
         """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
         hidden states ``[1, T, H]``."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
@@ -177,7 +416,7 @@ class StatefulLevel(ModelLevel):
         options[self._cache_name] = row.past
         row.begin_pass()
         with self._states.taken(layers) as hidden, recorded() as calls:
-            logits: torch.Tensor = self._runs(input_ids=tokens, **options).logits
+            logits: Tensor = self._runs(input_ids=tokens, **options).logits
         records = self.advances and 1 < tokens.shape[1] <= _RECORDED
         row.end_pass(tokens.shape[1], calls if records else None)
         wanted = [*tokens.shape, self._width]
@@ -190,8 +429,8 @@ class StatefulLevel(ModelLevel):
         return logits[0, logits.shape[1] - keep :], hidden
 
     def _append(
-        self, row: RowState, tokens: torch.Tensor, keep: int, layers: tuple[int, ...] = ()
-    ) -> tuple[torch.Tensor, Hidden]:
+        self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Hidden]:
         """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
         total = tokens.shape[1]
         ends = list(range(self.prefill_chunk, total, self.prefill_chunk))
@@ -240,7 +479,7 @@ class StatefulLevel(ModelLevel):
 
     def _blocks(
         self,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         counts: Sequence[int],
         first: Sequence[int],
         keep: int,
@@ -249,7 +488,7 @@ class StatefulLevel(ModelLevel):
         """Append ``counts[b]`` of `tokens`, ``[B, T]``, to row b; see `forward`."""
         batch, width = tokens.shape
         logits = torch.empty(batch, keep, 0)
-        hidden: dict[int, torch.Tensor] = {}
+        hidden: dict[int, Tensor] = {}
         # States of these tokens were returned before they were rolled back.
         skipped = [max(0, row.told - row.length) for row in self._rows]
         rows = zip(self._rows, tokens, counts, first, strict=True)
@@ -270,7 +509,7 @@ class StatefulLevel(ModelLevel):
         told = torch.tensor(skipped) if layers and any(skipped) else None
         return LevelOutput(logits, hidden if layers else None, told)
 
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
+    def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         if tokens.shape[1] and max(counts):
             block = reading(tokens, counts)
             block.keep, block.first = 1, RowCounts(list(counts))
@@ -295,7 +534,7 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def extend(
-        self, sequence: RowState, tokens: torch.Tensor, layers: tuple[int, ...] = ()
+        self, sequence: RowState, tokens: Tensor, layers: tuple[int, ...] = ()
     ) -> Hidden | None:
         if not tokens.shape[1]:
             return None
@@ -305,11 +544,7 @@ class StatefulLevel(ModelLevel):
         return hidden or None
 
     def admit(
-        self,
-        sequences: Sequence[RowState],
-        lengths: Sequence[int],
-        capacity: int,
-        rows: Sequence[int] | None,
+        self, sequences: Sequence[RowState], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
         for sequence in sequences:
             sequence.pin()

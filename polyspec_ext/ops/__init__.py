@@ -3,15 +3,16 @@ packed and with 4-bit weights."""
 
 from __future__ import annotations
 
-from .verify_sample import (
+from .verification import (
     CutVerifyResult,
     SampleResult,
+    TreeVerifyResult,
     VerifyResult,
     has_cuda,
     sample,
     verify,
+    verify_tree,
 )
-from .verify_tree import TreeVerifyResult, verify_tree
 
 __all__ = [
     "CutVerifyResult",

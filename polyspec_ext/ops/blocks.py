@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from .dense import LABEL_BYTES
 
@@ -19,7 +20,7 @@ BLOCK_INPUTS = {2: 32, 3: 32, 6: 32, 7: 32, 8: 32, 12: 256, 13: 256, 14: 256}
 # Bytes of a packed block of 16 outputs, by type.
 _PACKED = {2: 320, 3: 320, 6: 448, 7: 448, 8: 576, 12: 2368, 13: 3392, 14: 3392}
 
-pack: Callable[[torch.Tensor, int, int], torch.Tensor] = torch.ops.polyspec.block_pack.default
+pack: Callable[[Tensor, int, int], Tensor] = torch.ops.polyspec.block_pack.default
 """Pack a matrix as `product` reads it; no weight changes.
 
 Args:
@@ -31,7 +32,7 @@ Returns:
     uint8, one dimension; the layout is that of polyspec/blocks.hpp.
 """
 
-product: Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+product: Callable[[Tensor, Tensor, int, int], Tensor]
 product = torch.ops.polyspec.block_product.default
 """Return ``x W^T``, [M, outputs] in the dtype of `x`.
 
@@ -47,12 +48,12 @@ Args:
 
 
 @_fake("polyspec::block_pack")
-def _(blocks: torch.Tensor, inputs: int, type: int) -> torch.Tensor:
+def _(blocks: Tensor, inputs: int, type: int) -> Tensor:
     tiles = -(-blocks.shape[0] // 16)
     size = tiles * (inputs // BLOCK_INPUTS[type]) * _PACKED[type]
     return blocks.new_empty(size + LABEL_BYTES)
 
 
 @_fake("polyspec::block_product")
-def _(x: torch.Tensor, packed: object, outputs: int, type: int) -> torch.Tensor:
+def _(x: Tensor, packed: object, outputs: int, type: int) -> Tensor:
     return x.new_empty(x.shape[0], outputs)

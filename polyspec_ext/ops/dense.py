@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 LABEL_BYTES = 64  # in front of packed weights: what they are (polyspec/types.hpp, PackedLayout)
 
-pack: Callable[[torch.Tensor], torch.Tensor] = torch.ops.polyspec.dense_pack.default
+pack: Callable[[Tensor], Tensor] = torch.ops.polyspec.dense_pack.default
 """Pack weights [N, K], float32 or bfloat16, unit stride along K, as `product` reads them: uint8,
 one dimension, in the layout of polyspec/dense.hpp."""
 
-product: Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor | None], torch.Tensor]
+product: Callable[[Tensor, Tensor, int, Tensor | None], Tensor]
 product = torch.ops.polyspec.dense_product.default
 """Return ``x W^T + b``, [M, outputs] in the dtype of `x`.
 
@@ -32,7 +33,7 @@ Args:
 
 
 @_fake("polyspec::dense_pack")
-def _(weights: torch.Tensor) -> torch.Tensor:
+def _(weights: Tensor) -> Tensor:
     outputs, inputs = weights.shape
     together = 4 // weights.element_size()
     tiles = -(-outputs // 16) * -(-inputs // together) * 64
@@ -40,5 +41,5 @@ def _(weights: torch.Tensor) -> torch.Tensor:
 
 
 @_fake("polyspec::dense_product")
-def _(x: torch.Tensor, packed: object, outputs: int, bias: object) -> torch.Tensor:
+def _(x: Tensor, packed: object, outputs: int, bias: object) -> Tensor:
     return x.new_empty(x.shape[0], outputs)

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-Appended = tuple[torch.Tensor, torch.Tensor]
+Appended = tuple[Tensor, Tensor]
 _append: Callable[..., Appended] = torch.ops.polyspec.append.default
 
 
@@ -32,12 +33,12 @@ class CacheStatus(enum.IntFlag):
 
 
 def append(
-    cache_keys: torch.Tensor,
-    cache_values: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    counts: torch.Tensor | None = None,
+    cache_keys: Tensor,
+    cache_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    counts: Tensor | None = None,
     *,
     ring: bool = False,
     sinks: int = 0,
@@ -64,7 +65,7 @@ def append(
     return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
 
 
-def pointers(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> torch.Tensor:
+def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
     `compact_tree`.
 
@@ -107,9 +108,5 @@ for _name, _place in (("append", 4), ("append_paged", 5), ("compact_tree", 3)):
     _register(_name, _place)
 
 
-def _pages_fake(block_table: torch.Tensor, *_: object) -> torch.Tensor:
-    return block_table.new_empty(block_table.shape[0])
-
-
 for _name in ("reserve_pages", "truncate_pages"):
-    torch.library.register_fake(f"polyspec::{_name}", _pages_fake)
+    torch.library.register_fake(f"polyspec::{_name}", lambda pages, *_: pages.new_empty(len(pages)))

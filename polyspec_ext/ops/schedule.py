@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .._C import HostRounds, HostStep, RoundShape
 
 __all__ = ["HostRounds", "HostStep", "Plan", "RoundShape", "next_step", "report"]
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-_Two = tuple[torch.Tensor, torch.Tensor]
+_Two = tuple[Tensor, Tensor]
 _next: Callable[..., _Two] = torch.ops.polyspec.schedule_next.default
 _report: Callable[..., _Two] = torch.ops.polyspec.schedule_report.default
 
@@ -37,16 +38,16 @@ class Plan(NamedTuple):
             verifies the last ones.
     """
 
-    part: torch.Tensor
-    counts: torch.Tensor
-    first: torch.Tensor
-    lengths: torch.Tensor
-    positions: torch.Tensor
-    rounds: torch.Tensor
-    of_tail: torch.Tensor
+    part: Tensor
+    counts: Tensor
+    first: Tensor
+    lengths: Tensor
+    positions: Tensor
+    rounds: Tensor
+    of_tail: Tensor
 
 
-def next_step(state: torch.Tensor, shape: RoundShape, level: int, width: int) -> _Two:
+def next_step(state: Tensor, shape: RoundShape, level: int, width: int) -> _Two:
     """Return the work of the rows in a step of `level`.
 
     Args:
@@ -61,14 +62,14 @@ def next_step(state: torch.Tensor, shape: RoundShape, level: int, width: int) ->
 
 
 def report(
-    state: torch.Tensor,
+    state: Tensor,
     shape: RoundShape,
     level: int,
-    plan: torch.Tensor,
-    tokens: torch.Tensor,
-    counts: torch.Tensor | None,
-    status: torch.Tensor,
-    eos: torch.Tensor,
+    plan: Tensor,
+    tokens: Tensor,
+    counts: Tensor | None,
+    status: Tensor,
+    eos: Tensor,
     padding: int,
 ) -> _Two:
     """Enter the results of a step of `level` into `state`, in place.
@@ -93,7 +94,7 @@ def report(
 
 
 @_fake("polyspec::schedule_next")
-def _(state: torch.Tensor, *numbers: int) -> _Two:
+def _(state: Tensor, *numbers: int) -> _Two:
     batch, width = state.shape[0], numbers[-1]
     return state.new_empty(batch, width), state.new_empty(len(Plan._fields), batch)
 

@@ -11,33 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from torch import Tensor
 
 from ..validate import RULES
-from .verify_sample import VerifyResult
-from .verify_tree import TreeVerifyResult
+from .verification import TreeVerifyResult, VerifyResult
 
-_draw: Callable[..., torch.Tensor] = torch.ops.polyspec.draw.default
-_sample: Callable[..., tuple[torch.Tensor, ...]] = torch.ops.polyspec.sample.default
+_draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
+_sample: Callable[..., tuple[Tensor, ...]] = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
 _NO_LIMIT = 2**63 - 1  # of emitted tokens
-_BY_ROW = torch.Tensor  # what is not one is off, as the operators are told in its place
+_BY_ROW = Tensor  # what is not one is off, as the operators are told in its place
 
 
 def draw(
-    logits: torch.Tensor,
-    parameters: Iterable[torch.Tensor | float],
-    positions: torch.Tensor,
-    rounds: torch.Tensor,
+    logits: Tensor,
+    parameters: Iterable[Tensor | float],
+    positions: Tensor,
+    rounds: Tensor,
     level: int,
     column: int,
-    tokens: torch.Tensor,
-    status: torch.Tensor,
-    rows: torch.Tensor | None,
-    statistics: torch.Tensor | None,
-    nodes: torch.Tensor | None = None,
-) -> torch.Tensor:
+    tokens: Tensor,
+    status: Tensor,
+    rows: Tensor | None,
+    statistics: Tensor | None,
+    nodes: Tensor | None = None,
+) -> Tensor:
     """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, with
     the logits that it was drawn from.
 
@@ -81,11 +81,11 @@ def draw(
 
 
 def put_rows(
-    table: torch.Tensor,
-    statistics: torch.Tensor | None,
-    rows: torch.Tensor,
-    rows_statistics: torch.Tensor | None,
-    slots: torch.Tensor,
+    table: Tensor,
+    statistics: Tensor | None,
+    rows: Tensor,
+    rows_statistics: Tensor | None,
+    slots: Tensor,
     padding: int,
 ) -> None:
     """Copy rows of a block to their slots in a table, with their statistics.
@@ -109,23 +109,23 @@ def put_rows(
 
 
 def verify(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor | None,
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    draft_logits: Tensor | None,
     *,
-    draft_lengths: torch.Tensor | None,
-    temperature: torch.Tensor | float,
-    top_k: torch.Tensor | float,
-    top_p: torch.Tensor | float,
-    min_p: torch.Tensor | float,
-    seed: torch.Tensor,
-    position: torch.Tensor,
+    draft_lengths: Tensor | None,
+    temperature: Tensor | float,
+    top_k: Tensor | float,
+    top_p: Tensor | float,
+    min_p: Tensor | float,
+    seed: Tensor,
+    position: Tensor,
     level: int,
-    round: torch.Tensor,
+    round: Tensor,
     rule: str,
-    draft_statistics: torch.Tensor | None,
-    target_to_draft: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
+    draft_statistics: Tensor | None,
+    target_to_draft: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> VerifyResult:
     """Verify as `ps.verify` a text that is cut nowhere."""
     if draft_statistics is not None:
@@ -145,26 +145,26 @@ def verify(
 
 
 def verify_tree(
-    target_logits: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    parents: torch.Tensor,
-    draft_logits: torch.Tensor | None,
+    target_logits: Tensor,
+    draft_tokens: Tensor,
+    parents: Tensor,
+    draft_logits: Tensor | None,
     *,
-    counts: torch.Tensor,
-    draft_rows: torch.Tensor | None,
-    draft_statistics: torch.Tensor | None,
+    counts: Tensor,
+    draft_rows: Tensor | None,
+    draft_statistics: Tensor | None,
     depth: int,
-    temperature: torch.Tensor | float,
-    top_k: torch.Tensor | float,
-    top_p: torch.Tensor | float,
-    min_p: torch.Tensor | float,
-    seed: torch.Tensor,
-    position: torch.Tensor,
+    temperature: Tensor | float,
+    top_k: Tensor | float,
+    top_p: Tensor | float,
+    min_p: Tensor | float,
+    seed: Tensor,
+    position: Tensor,
     level: int,
-    round: torch.Tensor,
+    round: Tensor,
     rule: str = "token",
-    target_to_draft: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
+    target_to_draft: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> TreeVerifyResult:
     """Verify as `ps.verify_tree` a text that is cut nowhere."""
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
@@ -184,13 +184,13 @@ def verify_tree(
     )
 
 
-def _together(place: torch.Tensor, tensors: Iterable[object]) -> None:
+def _together(place: Tensor, tensors: Iterable[object]) -> None:
     for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and tensor.device != place.device:
+        if isinstance(tensor, Tensor) and tensor.device != place.device:
             raise ValueError(f"expected tensors on {place.device}, given one on {tensor.device}")
 
 
-def _draw_fake(logits: torch.Tensor, *rest: object) -> torch.Tensor:
+def _draw_fake(logits: Tensor, *rest: object) -> Tensor:
     _together(logits, rest)
     return logits.new_empty((logits.shape[0], 1), dtype=torch.int64)
 

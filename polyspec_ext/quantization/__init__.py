@@ -19,15 +19,19 @@ from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
-from . import kept, rules
+from . import kept
 from .calibration import Hessians, token_ids
 from .weights import (
+    INPUTS_8_BITS,
     Int4Linear,
     Int4Weights,
     head_of,
     quantisable,
+    round_to_nearest,
     sample_of,
+    to_8_bits,
     weights_of,
+    with_feedback,
     with_weights,
 )
 
@@ -86,8 +90,8 @@ def quantize_w4(
             bar.update()
             weight = layers[name].weight.detach()
             if hessians is None:
-                return rules.round_to_nearest(weight, group_size)
-            return rules.with_feedback(weight, hessians.of(name), group_size)
+                return round_to_nearest(weight, group_size)
+            return with_feedback(weight, hessians.of(name), group_size)
 
         return with_weights(model, layers, rounded)
 
@@ -115,22 +119,17 @@ def quantize_w8(model: Any, head: bool | None = None) -> Any:
     arguments.model("model", model)
     if model.device.type != "cpu":
         raise ValueError(f"model: expected one on the CPU, given one on {model.device}")
-    chosen = {id(layer) for layer in _layers(model, rules.INPUTS_8_BITS, head, 8).values()}
+    chosen = {id(layer) for layer in _layers(model, INPUTS_8_BITS, head, 8).values()}
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
-        parts = [(rules.to_8_bits(layer.weight), _Q8_0) for layer in siblings]
+        parts = [(to_8_bits(layer.weight), _Q8_0) for layer in siblings]
         return BlockLinear(parts, siblings[0].in_features, stacked_bias(siblings))
 
     return replaced(model, lambda module: id(module) in chosen, make)
 
 
 def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, nn.Linear]:
-    """Return the layers to quantise to so many bits (see `quantize_w4`).
-
-    Raises:
-        TypeError, ValueError: `head` is neither, or is asked for where it cannot be quantised; or
-            there are none.
-    """
+    """Return the layers to quantise to so many bits (see `quantize_w4`)."""
     if head is not None and not isinstance(head, bool):
         raise TypeError(f"head: expected True, False or None, given {arguments.shown(head)}")
     layers = quantisable(model, group, head=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import arguments, processor, progress
 from ..levels import tokenizer_at
@@ -18,22 +18,10 @@ _ROWS = 1024  # inputs that are added at a time, at least: a sum is read and wri
 _COLUMNS = 1024
 
 
-def token_ids(
-    model: Any, calibration: Sequence[Any], name: str = "calibration"
-) -> list[torch.Tensor]:
+def token_ids(model: Any, calibration: Sequence[Any], name: str = "calibration") -> list[Tensor]:
     """Return texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer
-    that lies beside the model's weights.
-
-    Raises:
-        TypeError, ValueError: what is given is neither; the message begins with `name`.
-    """
-    given = arguments.entries(name, calibration)
-    if given is None:
-        raise TypeError(
-            f"{name}: expected a list of texts or of token ids, given "
-            f"{arguments.shown(calibration)}"
-        )
-    calibration = given
+    that lies beside the model's weights."""
+    calibration = arguments.listed(name, calibration, "texts or of token ids")
     texts = [text for text in calibration if isinstance(text, str)]
     if texts:
         if len(texts) != len(calibration):
@@ -78,7 +66,7 @@ class Hessians:
         self,
         model: Any,
         layers: Mapping[str, nn.Linear],
-        texts: Sequence[torch.Tensor],
+        texts: Sequence[Tensor],
         memory: int = _MEMORY,
     ) -> None:
         self._model, self._texts = model, texts
@@ -87,12 +75,12 @@ class Hessians:
         self._spans = _spans(self._blocks, layers, memory)
         self._outputs: list[Any] = []  # by text: of the last decoder layer that has read them
         self._read = 0  # decoder layers that have
-        self._sums: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
         self._shared: dict[str, str] = {}  # layer -> the one that counts for it
-        self._last: tuple[str, torch.Tensor] | None = None  # layer and input
-        self._rows: dict[str, list[torch.Tensor]] = {}  # inputs that are not added yet
+        self._last: tuple[str, Tensor] | None = None  # layer and input
+        self._rows: dict[str, list[Tensor]] = {}  # inputs that are not added yet
 
-    def of(self, name: str) -> torch.Tensor:
+    def of(self, name: str) -> Tensor:
         """Return the Hessian of a layer, ``[K, K]`` float32. KeyError: no text reached the
         layer."""
         while name not in self._shared and self._spans:
@@ -139,7 +127,7 @@ class Hessians:
                     block.forward = own
         self._outputs, self._read = outputs, end
 
-    def _note(self, name: str, x: torch.Tensor) -> None:
+    def _note(self, name: str, x: Tensor) -> None:
         """Layer `name` is given `x`."""
         last = self._last
         if last is not None and last[1] is x and self._shared.get(name, last[0]) == last[0]:

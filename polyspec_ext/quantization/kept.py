@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from ..files import replacing
 from ..ops.int4 import GROUPS
@@ -42,8 +43,8 @@ class Kept:
 
     group: int
     shapes: dict[str, tuple[int, int]]
-    samples: dict[str, torch.Tensor]
-    _parts: dict[str, tuple[torch.Tensor, ...]]  # as they are in the file
+    samples: dict[str, Tensor]
+    _parts: dict[str, tuple[Tensor, ...]]  # as they are in the file
 
     def take(self, name: str) -> Int4Weights:
         """Take the weights of a layer out of the file's tensors."""
@@ -53,9 +54,7 @@ class Kept:
 
 
 def write(
-    place: Path,
-    weights: Iterable[tuple[str, Int4Weights]],
-    samples: Mapping[str, torch.Tensor],
+    place: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
 ) -> None:
     """Keep the weights of the layers in `samples`, at least one, all of one group size. They are
     taken and written one by one: together, a number to a byte, they would be as large as half the
@@ -165,7 +164,7 @@ def _require_shapes(given: Mapping[str, list[int]], group: int, name: str) -> No
             raise ValueError(f"{name}.{part}: expected shape {shape}, given {given[part]}")
 
 
-def _require_finite(read: Mapping[str, torch.Tensor], name: str) -> None:
+def _require_finite(read: Mapping[str, Tensor], name: str) -> None:
     """Refuse weights that are not finite: they lie between zero - 8 scale and zero + 7 scale."""
     reach = read["scales"].float() * 8
     for part, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):

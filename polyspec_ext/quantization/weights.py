@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from .. import processor
 from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
@@ -30,9 +31,9 @@ class Int4Weights:
         scales, zeros: ``[N, K / group]`` float32, exact in bfloat16.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
 
     @property
     def group(self) -> int:
@@ -40,7 +41,7 @@ class Int4Weights:
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.values, self.scales, self.zeros
 
     def to(self, device: torch.device | str) -> Int4Weights:
@@ -63,9 +64,9 @@ def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
 class Int4Linear(QuantizedLinear):
     """``x W^T + b`` with 4-bit weights, in the dtype of `x`."""
 
-    packed: torch.Tensor
+    packed: Tensor
 
-    def __init__(self, weights: Int4Weights, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weights: Int4Weights, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
         self.group = weights.group
@@ -78,7 +79,7 @@ class Int4Linear(QuantizedLinear):
             *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
         )
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return int4.product(x, self.packed, self.out_features, self.group)
 
     def matrices(self) -> Sequence[Matrix]:
@@ -89,13 +90,10 @@ class Int4Linear(QuantizedLinear):
 class CudaInt4Linear(QuantizedLinear):
     """The same on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
 
-    packed: torch.Tensor
+    packed: Tensor
 
     def __init__(
-        self,
-        weights: Int4Weights,
-        bias: torch.Tensor | None = None,
-        device: torch.device | str = "cuda",
+        self, weights: Int4Weights, bias: Tensor | None = None, device: torch.device | str = "cuda"
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weights.values.shape
@@ -103,7 +101,7 @@ class CudaInt4Linear(QuantizedLinear):
         self.register_buffer("packed", int4.pack(*weights.to(device).tensors, self.group))
         self.register_buffer("bias", bias)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
             return self.product(x.bfloat16()).float()
         return int4.product(x, self.packed, self.out_features, self.group)
@@ -127,7 +125,7 @@ def head_of(model: Any) -> str | None:
     return next((name for name, module in model.named_modules() if module is head), None)
 
 
-def sample_of(layer: nn.Linear) -> torch.Tensor:
+def sample_of(layer: nn.Linear) -> Tensor:
     """Return some of a layer's weights, evenly spread, ``[32]`` float32: the same, to rounding, in
     whatever dtype a checkpoint is loaded."""
     weight = layer.weight.detach().flatten()
@@ -169,3 +167,91 @@ def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
             yield name, module.weights()
         elif isinstance(module, Part) and isinstance(module.merged.linear, Int4Linear):
             yield name, module.merged.linear.weights().split(module.merged.sizes)[module.index]
+
+
+# ---- rounding ------------------------------------------------------------------------------------
+
+
+INPUTS_8_BITS = 32  # with one scale
+DAMPING = 0.01  # of the Hessian's diagonal, in its mean
+_ROWS = 1 << 14  # whose errors are in memory at once
+
+
+def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
+    """Round ``weight [N, K]``, each number by itself."""
+    return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
+
+
+def to_8_bits(weight: Tensor) -> Tensor:
+    """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
+    inputs a float16 scale, the largest magnitude over 127, and whole numbers of it to the
+    nearest."""
+    made = []
+    for rows in weight.detach().cpu().split(_ROWS):
+        groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        scales = scales.clamp_max(torch.finfo(torch.float16).max).half()
+        # A scale that is too small for float16 is 0, and so are its weights.
+        wide = torch.where(scales == 0, torch.inf, scales.float())
+        numbers = (groups / wide).round_().clamp_(-127, 127).to(torch.int8)
+        blocks = [scales.view(torch.uint8), numbers.view(torch.uint8)]
+        made.append(torch.cat(blocks, -1).flatten(1))
+    return torch.cat(made)
+
+
+def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
+    """Round ``weight [N, K]`` column by column, and push each rounding error into the later columns
+    that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups
+    of the largest inputs come first, as most columns are left for their errors then.
+
+    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, whose column j has no error
+    before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for column j,
+    and no inverse of H is needed.
+
+    Args:
+        hessian: H, ``[K, K]`` float32, symmetric: the inputs' ``X^T X`` up to a factor.
+    """
+    importance = hessian.diagonal().cpu().view(-1, group)
+    order = importance.sum(1).argsort()
+    places = order.to(hessian.device)
+    by_group = hessian.view(len(order), group, len(order), group)
+    damped = torch.empty_like(hessian)
+    for own, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
+        torch.index_select(by_group[own], 1, places, out=rows)
+    damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
+    factor = torch.linalg.cholesky(damped, upper=True).mT
+    importance = importance[order].flatten()
+    given = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
+    made = joined([_fed_back(rows, importance, factor, group) for rows in given.split(_ROWS)])
+    back = order.argsort()
+    values = made.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
+    return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
+
+
+def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) -> Int4Weights:
+    """Round some rows, which do not depend on each other (`with_feedback`)."""
+    given = weight.float()
+    owed = torch.zeros_like(given)  # E L, of the errors so far
+    unit = torch.eye(group, device=given.device)
+    made = []
+    for begin in reversed(range(0, given.shape[1], group)):
+        own = slice(begin, begin + group)
+        # Row j: how an error of column j is made good by the columns before it.
+        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
+        rest = given[:, own] + owed[:, own] @ feedback
+        # The range of a group is that of its weights as they are by now.
+        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
+        scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
+        columns = rest.T.contiguous()
+        rounded = torch.empty_like(columns, dtype=torch.uint8)
+        for j in reversed(range(group)):
+            rounded[j] = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
+            value = (rounded[j] - 8.0) * scale + zero
+            error = (columns[j] - value) / feedback[j, j]
+            columns[:j].addr_(feedback[j, :j], error, alpha=-1)
+            columns[j] = value
+        made.append((rounded.T.cpu(), scales, zeros))
+        errors = given[:, own] - columns.T
+        with processor.bfloat16_factors():  # an error's 256th part is not worth more
+            owed[:, :begin].addmm_(errors, factor[own, :begin])
+    return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))

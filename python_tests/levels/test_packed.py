@@ -283,7 +283,7 @@ def test_attention_over_grouped_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, watched)
 
     watch(nn.functional, "scaled_dot_product_attention")
-    watch(fused.cache_attention, "attention")
+    watch(fused.operators, "attention")
     monkeypatch.setattr(level, "_stacked", None)  # which calls all layers at once
     many = 33
     level.prefill(torch.tensor([[1, 2, 3]]))

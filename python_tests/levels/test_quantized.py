@@ -21,7 +21,7 @@ import polyspec_ext as ps
 from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization import calibration, rules
+from polyspec_ext.quantization import calibration
 from polyspec_ext.quantization import kept as kept_file
 from polyspec_ext.quantization import weights as int4_weights
 from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
@@ -94,11 +94,11 @@ def test_feedback_loses_less_than_rounding() -> None:
     mixing = torch.randn(128, 128, generator=random) * 0.3 + torch.eye(128)
     x = torch.randn(600, 128, generator=random) @ mixing
     hessian = x.T @ x
-    rounded = rules.round_to_nearest(weight, 32)
-    fed_back = rules.with_feedback(weight, hessian, 32)
+    rounded = int4_weights.round_to_nearest(weight, 32)
+    fed_back = int4_weights.with_feedback(weight, hessian, 32)
     assert loss(weight, fed_back, hessian) < 0.5 * loss(weight, rounded, hessian)
     # Inputs that do not correlate give nothing to feed back.
-    plain = rules.with_feedback(weight, torch.eye(128), 32)
+    plain = int4_weights.with_feedback(weight, torch.eye(128), 32)
     assert plain.values.equal(rounded.values)
     assert plain.scales.equal(rounded.scales)
     for made in (rounded, fed_back):
@@ -115,10 +115,10 @@ def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
         [1.0, 4.0, 0.5, 2.0]
     ).repeat_interleave(32)
     hessian = x.T @ x
-    made = rules.with_feedback(weight, hessian, 32)
+    made = int4_weights.with_feedback(weight, hessian, 32)
     order = torch.tensor([2, 0, 3, 1])
     columns = torch.arange(128).view(4, 32)[order].flatten()
-    other = rules.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
+    other = int4_weights.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
     assert other.values.equal(made.values[:, columns])
     assert other.scales.equal(made.scales[:, order])
     assert other.zeros.equal(made.zeros[:, order])
@@ -129,10 +129,10 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
     weight = torch.randn(8, 64, generator=random)
     x = torch.randn(100, 64, generator=random)
     x[:, 10:40] = 0
-    made = rules.with_feedback(weight, x.T @ x, 32)
+    made = int4_weights.with_feedback(weight, x.T @ x, 32)
     assert torch.isfinite(dequantised(made)).all()
     assert (weight - dequantised(made)).abs().max() < 1
-    constant = rules.round_to_nearest(torch.full((2, 32), 0.5), 32)
+    constant = int4_weights.round_to_nearest(torch.full((2, 32), 0.5), 32)
     torch.testing.assert_close(dequantised(constant), torch.full((2, 32), 0.5), rtol=0.01, atol=0)
 
 
@@ -551,7 +551,8 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
     for outputs, inputs, group in (
         (24, 256, 128), (24, 1280, 256), (12, 128, 128), (1, 64, 64), (50, 160, 32),
     ):  # fmt: skip
-        weights = rules.round_to_nearest(torch.randn(outputs, inputs, generator=random), group)
+        rounded = torch.randn(outputs, inputs, generator=random)
+        weights = int4_weights.round_to_nearest(rounded, group)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             shapes = (fake.from_tensor(part).to("meta") for part in weights.tensors)
             packed, both = torch_form(Int4Weights(*shapes))
@@ -567,7 +568,7 @@ def test_the_form_of_torchs_operator_on_cuda() -> None:
 @torch.inference_mode()
 def test_cuda_multiplies_the_same_weights() -> None:
     random = torch.Generator().manual_seed(0)
-    weights = rules.round_to_nearest(torch.randn(64, 1280, generator=random), 128)
+    weights = int4_weights.round_to_nearest(torch.randn(64, 1280, generator=random), 128)
     x = torch.randn(5, 1280, generator=random).bfloat16()
     on_cpu = int4.product(x, int4.pack(weights.values, weights.scales, weights.zeros, 128), 64, 128)
     packed, both = torch_form(weights.to("cuda"))

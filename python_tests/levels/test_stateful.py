@@ -22,8 +22,7 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
 from polyspec_ext.levels.products import RowProduct
-from polyspec_ext.levels.row_states import recorded
-from polyspec_ext.levels.stateful import StatefulLevel
+from polyspec_ext.levels.stateful import StatefulLevel, recorded
 from polyspec_ext.planning.theory import replays
 from polyspec_ext.quantization.weights import weights_of as weights_of_copy
 
@@ -396,9 +395,7 @@ def test_a_configuration_that_transformers_makes_no_cache_of() -> None:
 def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted mistake: the state keeps what was rejected."""
     model = model_of("lfm2")
-    monkeypatch.setattr(
-        "polyspec_ext.levels.row_states._copied", lambda values, *rest: dict(values)
-    )
+    monkeypatch.setattr("polyspec_ext.levels.stateful._copied", lambda values, *rest: dict(values))
     with pytest.raises(ValueError, match="does not: a relative difference"):
         StatefulLevel(model)
 
@@ -410,7 +407,7 @@ def test_functions_that_do_not_advance_a_state_are_found(
     """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
     assert made(family).advances
     monkeypatch.setattr(
-        "polyspec_ext.levels.row_states.Call.state", lambda call, count, before: before
+        "polyspec_ext.levels.stateful.Call.state", lambda call, count, before: before
     )
     assert not made(family).advances
 

@@ -11,7 +11,7 @@ import instruction_sets
 import pytest
 import torch
 
-from polyspec_ext.ops.attention import attention
+from polyspec_ext.ops.decoder import attention
 
 LOWEST = {dtype: torch.finfo(dtype).min for dtype in (torch.float32, torch.bfloat16)}
 

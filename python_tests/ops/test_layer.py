@@ -11,8 +11,8 @@ import instruction_sets
 import pytest
 import torch
 
+from polyspec_ext.ops.decoder import add_rms_norm, gated, rms_norm, rotary, rotary_append
 from polyspec_ext.ops.kv import CacheStatus, append
-from polyspec_ext.ops.layer import add_rms_norm, gated, rms_norm, rotary, rotary_append
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 EPSILON = 1e-5

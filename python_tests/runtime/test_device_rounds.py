@@ -14,7 +14,7 @@ from device_rounds import Unseeing, counted, same, same_without_the_host, watche
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.kv_cache.lengths import Rows
+from polyspec_ext.kv_cache.layers import Rows
 from polyspec_ext.tensors import Place, RowCounts
 
 

@@ -17,7 +17,7 @@ from last_state_heads import hydra, medusa, save_hydra, save_medusa
 from recorder import OnADevice, Recorder, addresses, keys_of_captures
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
+from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.runtime.graphs import Graphs
 
 FIRST = Variant("first", hidden=32, vocab=40, own_head=False)

@@ -23,7 +23,7 @@ from recorder import READS, Recorder, addresses, keys_of_captures, traces_of_key
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
+from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities
 from polyspec_ext.policies import RoundReport

@@ -24,7 +24,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 import polyspec_ext as ps
 from polyspec_ext.drafters import NGramTable, PromptLookup, SuffixMatch
 from polyspec_ext.drafters.eagle import load_head
-from polyspec_ext.kv_cache.lengths import DEVICE_BUCKET
+from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime import passes
 from polyspec_ext.runtime.graphs import Graphs, Outputs, Step

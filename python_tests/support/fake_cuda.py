@@ -27,7 +27,7 @@ _NOTHING = frozenset((
 ))  # fmt: skip
 # c10's guards of devices, by the number of the device's type.
 _GUARDS, _CUDA, _META = "_ZN3c104impl26device_guard_impl_registryE", 1, 14
-SPAN = 512  # keys of one launch (`ops.attention`)
+SPAN = 512  # keys of one launch (`ops.decoder`)
 
 
 class HostRead(Exception):

@@ -19,8 +19,6 @@ from polyspec_ext import _C
 from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
 
-from . import values
-
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -154,7 +152,7 @@ def sample(
     """
     place = _checks.logits("logits", logits, "[B, V]", 2)
     if validate is not False and _arguments.flag("validate", validate):
-        values.check_logits("logits", logits)
+        check_logits("logits", logits)
     return SampleResult._make(
         _sample(
             logits,
@@ -330,16 +328,14 @@ def verify(
         slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     if validate is not False and _arguments.flag("validate", validate):
-        values.check_logits("target_logits", target_logits)
-        values.check_logits("draft_logits", draft_logits)
+        check_logits("target_logits", target_logits)
+        check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            request, row = values.rows_of_draft_tokens(
+            found = rows_of_draft_tokens(
                 batch, rows - 1, draft_rows, draft_lengths, offsets, draft_tokens.numel(), place[1]
             )
             parameters = (temperature, top_k, top_p, min_p)
-            values.check_draft_statistics(
-                draft_logits, draft_statistics, request, row, slots, parameters, statistics_of
-            )
+            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     cuts = eos is not None or room is not None
     *outputs, ends = _verify(
         target_logits,
@@ -362,15 +358,6 @@ def verify(
         _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
-
-
-def statistics_of(
-    logits: torch.Tensor, parameters: Sequence[Real | Int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Statistics [N, 2] and status [N] of rows under temperature, top_k, top_p and min_p."""
-    temperature, top_k, top_p, min_p = parameters
-    drawn = sample(logits, temperature, top_k, top_p, min_p)  # type: ignore[arg-type]
-    return drawn.statistics, drawn.status
 
 
 def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
@@ -413,3 +400,324 @@ def _verify_fake(
 
 torch.library.register_fake("polyspec::sample", _sample_fake)
 torch.library.register_fake("polyspec::verify", _verify_fake)
+
+
+_verify_tree = torch.ops.polyspec.verify_tree.default
+
+
+class TreeVerifyResult(NamedTuple):
+    """What ``verify_tree`` returns.
+
+    Attributes:
+        tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
+        num_accepted: [B] int64, nodes of the path.
+        path: [B, D] int64, the nodes, then -1.
+        rows: [B, D+1] int64, the row of ``target_logits`` that each token was drawn from: 0, or a
+            node + 1; then -1.
+        logprobs: [B, D+1] float32, log p of each emitted token under the processed target
+            distribution; NaN past them.
+        status: [B] int32 bit set, 0 = fine.
+        statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
+        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
+            ``CutVerifyResult``.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    path: torch.Tensor
+    rows: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
+
+
+def verify_tree(
+    target_logits: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    parents: torch.Tensor,
+    draft_logits: torch.Tensor | None = None,
+    *,
+    counts: torch.Tensor | None = None,
+    depth: int | None = None,
+    draft_rows: torch.Tensor | None = None,
+    draft_statistics: torch.Tensor | None = None,
+    target_to_draft: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    nodes: int | None = None,
+    temperature: Real = 1.0,
+    top_k: Int = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    seed: Int = 0,
+    position: Int = 0,
+    level: int = 1,
+    round: Int = 0,
+    rule: str = "token",
+    draws: torch.Tensor | None = None,
+    allowed: torch.Tensor | None = None,
+    eos: Ids | None = None,
+    room: Int | None = None,
+    validate: bool = False,
+) -> TreeVerifyResult:
+    """Verify a tree of draft tokens against the target's logits, and emit the accepted path and a
+    token.
+
+    The walk begins at the root and goes on while a child stands. Deterministic children (EAGLE-2's
+    top-k): a token is drawn from the target's distribution, and the walk goes on if it is a
+    child's; the same as accepting child x with p(x), else zeroing p(x) and renormalising. Children
+    drawn independently from one draft distribution, with replacement: the recursive residual (Yang
+    et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. Either way the emitted tokens
+    have exactly the target's distribution. A chain (parents i-1) with draft rows gets the tokens
+    that ``verify`` gives it by the same rule.
+
+    Rule "block" verifies drawn children from the leaves to the root, siblings with a high p/q
+    first: more tokens are accepted of several paths drawn from one model. Paths that begin alike
+    share the nodes of that beginning. A sibling that was drawn again is a node too, without
+    children: what is drawn behind it hangs from the first of its equals. The children of a parent
+    are in the order drawn.
+
+    Args:
+        target_logits: [B, N+1, V] float32, bfloat16 or float16, any row strides, unit stride along
+            V, N < 2**14. Row 0 is the distribution behind the root, row i+1 the one behind node i.
+        draft_tokens: [B, N] integers, the target's ids.
+        parents: [B, N] integers: the parent's node, smaller than the node, or -1 for a child of the
+            root. The children of a parent are tried in the order of their nodes.
+        draft_logits: the pool [R, Vd] that draft rows lie in; None: all children are deterministic.
+        counts: [B] integers in [0, N]; None is N nodes for every request.
+        depth: D, the most nodes of a path; None is N.
+        draft_rows: [B, N+1] integers: the pool's row that the children behind each row of the
+            target were drawn from; -1: they are deterministic. Needed with ``draft_logits``.
+        draft_statistics: [R, 2] int64, as for ``verify``.
+        target_to_draft: [V] integers, draft id of each target id or -1.
+        slots: [B] integers, as for ``verify``: parameters lie at them, [S].
+        offsets: [B+1] integers: the target's rows of all requests follow one another,
+            ``target_logits`` [M, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
+            than nodes. ``draft_tokens``, ``parents`` (and ``draft_rows``) are [M] then: entry
+            offsets[i]+j is node j (row j) of request i, whose last entry is no node. ``counts`` is
+            None. Any arrangement gives the same results, bit for bit.
+        nodes: N, the most nodes of a request, with ``offsets``.
+        temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
+            ``position`` is that of the tree's first nodes.
+        rule: "token" or "block", of drawn children; deterministic ones come to the same under both.
+            By "block" a path has at most 32 drawn nodes one behind the other.
+        draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
+            then the token drawn at each depth.
+        allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
+            each row of the target, as for ``verify``.
+        eos, room: where texts end, as for ``verify``.
+        validate: look for mistakes that only values show, as for ``verify``.
+
+    Raises:
+        TypeError: an argument or dtype is of the wrong kind.
+        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        PolyspecError: CUDA logits in a build without CUDA kernels.
+
+    What is no tree (a parent that does not come before its node, equal deterministic siblings, a
+    path longer than D) is an error of its request (``BAD_TREE``), a draft row, slot or offset out
+    of range too (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
+    """
+    if offsets is not None and counts is not None:
+        raise ValueError("counts: expected None with offsets, given a tensor")
+    layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes)
+    place, rows, vocab, shape, text, offsets = layout
+    if rows > _checks.NODE_MAX + 1:
+        raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")
+    batch, ints = place[0], torch.int64
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, ints)
+    parents = _checks.table("parents", parents, place, shape, text, ints)
+    if counts is not None:
+        counts = _checks.table("counts", counts, place, (batch,), "[B]", ints)
+    most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, place, rows - 1)
+    if (draft_logits is None) != (draft_rows is None):
+        given = "draft_rows" if draft_logits is None else "draft_logits"
+        raise ValueError(f"draft_logits, draft_rows: expected both or none, given {given} only")
+    if draft_rows is not None:
+        by_row, form = ((batch, rows), "[B, N+1]") if offsets is None else (shape, text)
+        draft_rows = _checks.table("draft_rows", draft_rows, place, by_row, form, ints)
+    draft_statistics, target_to_draft = _checks.drafted(
+        draft_logits, draft_statistics, target_to_draft, place, vocab, None
+    )
+    slots, held = _checks.holders(
+        slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
+    )
+    if validate is not False and _arguments.flag("validate", validate):
+        check_logits("target_logits", target_logits)
+        check_logits("draft_logits", draft_logits)
+        if draft_logits is not None and draft_rows is not None and draft_statistics is not None:
+            found = rows_of_nodes(batch, rows - 1, draft_rows, parents, counts, offsets, place[1])
+            parameters = (temperature, top_k, top_p, min_p)
+            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
+    tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
+        target_logits,
+        draft_tokens,
+        parents,
+        offsets,
+        rows - 1,
+        most,
+        counts,
+        draft_logits,
+        draft_rows,
+        draft_statistics,
+        target_to_draft,
+        *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
+        _checks.level(level),
+        _checks.rule(rule),
+        _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
+        slots,
+        held[0],
+        None if eos is None else _checks.ids("eos", eos, held),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
+        _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
+    )
+    return TreeVerifyResult(
+        tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
+    )
+
+
+def _verify_tree_fake(
+    target_logits: torch.Tensor,
+    draft_tokens: object,
+    parents: object,
+    offsets: torch.Tensor | None,
+    nodes: int,
+    depth: int,
+    *rest: object,
+) -> tuple[torch.Tensor, ...]:
+    batch = requests_of(target_logits, offsets)
+    *emitted, ends = results_of(target_logits, batch, depth + 1)
+    tokens = emitted[0]
+    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
+
+
+torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
+
+
+# ---- mistakes that only values show --------------------------------------------------------------
+
+
+def check_logits(name: str, rows: torch.Tensor | None) -> None:
+    """Refuse `rows` [.., V] that are probabilities: each row in [0, 1] with a sum of 1.
+
+    Rows of zeros or with values that are not finite, which padding may be, say nothing. Nor does a
+    vocabulary of one token."""
+    if rows is None or rows.shape[-1] < 2 or rows.numel() == 0:
+        return
+    values = rows.detach().float()
+    low, high = values.aminmax(dim=-1)
+    tolerance = 1e-3 if rows.dtype == torch.float32 else 2e-2  # each rounded to 8 bits or more
+    adds_up = (values.sum(-1) - 1).abs() <= tolerance
+    probabilities = (low >= 0) & (high <= 1 + tolerance) & adds_up
+    padding = ~low.isfinite() | ~high.isfinite() | ((low == 0) & (high == 0))
+    if bool(probabilities.any()) and bool((probabilities | padding).all()):
+        raise ValueError(
+            f"{name}: expected logits, given probabilities (each row is in [0, 1] and adds up to "
+            "1): pass their logarithms, or what they are the softmax of"
+        )
+
+
+def rows_of_draft_tokens(
+    batch: int,
+    draft_len: int,
+    draft_rows: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    entries: int,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the request of each draft token of blocks, and its draft row among all of them, -1: a
+    deterministic proposal. Arguments as `verify` takes them; `entries` is the
+    number of draft tokens' entries."""
+    request, entry, index = _entries(batch, draft_len, lengths, offsets, entries, device)
+    if draft_rows is None:
+        return request, request * draft_len + index
+    return request, draft_rows.reshape(-1)[entry]
+
+
+def rows_of_nodes(
+    batch: int,
+    nodes: int,
+    draft_rows: torch.Tensor,
+    parents: torch.Tensor,
+    counts: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return request and draft row of each node of trees. Arguments as `verify_tree` takes them."""
+    request, entry, index = _entries(batch, nodes, counts, offsets, parents.numel(), device)
+    parent = parents.reshape(-1)[entry]
+    # Without offsets a request has a draft row more than it has nodes.
+    first = entry - index if offsets is not None else request * (nodes + 1)
+    sound = (parent >= -1) & (parent < index)
+    row = draft_rows.reshape(-1)[(first + parent + 1).where(sound, first)]
+    return request, row.where(sound, -1)
+
+
+def _entries(
+    batch: int,
+    most: int,
+    lengths: torch.Tensor | None,
+    offsets: torch.Tensor | None,
+    entries: int,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the request of each draft token, its entry in the tables, and its index in the
+    request. (Impossible lengths are errors of the status.)"""
+    if offsets is not None:
+        first, rows = offsets[:-1], offsets.diff()
+        count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
+        count = count.where((offsets[:-1] >= 0) & (offsets[1:] <= entries), 0)
+    else:
+        first = torch.arange(batch, device=device) * most
+        count = torch.full_like(first, most) if lengths is None else lengths
+    index = torch.arange(most, device=device).expand(batch, most)
+    live = (index < count[:, None]) & (count <= most)[:, None]
+    request, index = live.nonzero(as_tuple=True)
+    return request, first[request] + index, index
+
+
+def check_draft_statistics(
+    draft_logits: torch.Tensor,
+    draft_statistics: torch.Tensor,
+    request: torch.Tensor,
+    row: torch.Tensor,
+    slots: torch.Tensor | None,
+    parameters: Sequence[Real | Int],
+) -> None:
+    """Compute the statistics of the draft tokens' rows again, and refuse others, bit for bit.
+
+    Args:
+        draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.
+        request, row: of each draft token, see `rows_of_draft_tokens`.
+        slots: [B], as `verify` takes them.
+        parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
+
+    Raises:
+        ValueError: they are those of another temperature, filter or row.
+    """
+    logits, given = draft_logits.flatten(0, -2), draft_statistics.reshape(-1, 2)
+    holder = request if slots is None else slots[request]
+    known = (row >= 0) & (row < logits.shape[0]) & (holder >= 0)
+    for value in parameters:
+        if isinstance(value, torch.Tensor):
+            known &= holder < value.shape[0]
+    request, row, holder = request[known], row[known], holder[known]
+    if row.numel() == 0:
+        return
+    own = [value[holder] if isinstance(value, torch.Tensor) else value for value in parameters]
+    drawn = sample(logits[row], *own)  # type: ignore[arg-type]
+    expected, status = drawn.statistics, drawn.status
+    wrong = ((expected != given[row]).any(-1) & (status == 0)).nonzero()
+    if wrong.numel() > 0:
+        first = int(wrong[0, 0])
+        raise ValueError(
+            "draft_statistics: expected those of draft_logits under the call's temperature, top_k, "
+            f"top_p and min_p, given others for draft row {int(row[first])} (request "
+            f"{int(request[first])}): draw drafts with the parameters that they are verified with"
+        )
