@@ -23,20 +23,12 @@ import torch
 
 from . import arguments, processor
 from .files import cache_folder, replace_text
-from .levels import (
-    ELEMENTS,
-    InputBlock,
-    Level,
-    ModelSource,
-    Options,
-    PromptBatch,
-    RowCounts,
-    batched,
-)
+from .levels import ELEMENTS, InputBlock, Level, ModelSource, Options, PromptBatch, batched
 from .levels.elements import level_class
 from .levels.fused import can_pack
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
+from .tensors import RowCounts
 
 _Level = TypeVar("_Level", bound=Level)
 Switch = bool | Literal["auto"]
@@ -59,12 +51,9 @@ _ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 class Store:
     """Values by key, kept between processes; both are JSON objects.
 
-    A value lies in a file that is named by a digest of its key and replaced as a whole, so that
-    any number of processes may read and write at once. Without a folder that can be read and
-    written, values are known to this object alone.
-
-    Args:
-        folder: made when it is first written to. None: nothing is kept in files.
+    A value lies in a file of `folder` that is named by a digest of its key and replaced as a whole,
+    so that any number of processes may read and write at once. Without a folder that can be read
+    and written, values are known to this object alone.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -253,13 +242,8 @@ def choose(
     if len(candidates) == 1:
         return make(candidates[0]), Choice(candidates[0], {})
     store = default_store()
-    key = {
-        "schema": SCHEMA,
-        **processor.facts(),
-        "shape": shape,
-        "widths": list(widths),
-        "candidates": [str(config) for config in candidates],
-    }
+    key = {"schema": SCHEMA, **processor.facts(), "shape": shape, "widths": list(widths)}
+    key["candidates"] = [str(config) for config in candidates]
     known = _read(store.get(key), candidates)
     if known is not None:
         with contextlib.suppress(ValueError, RuntimeError):  # what cannot be made any more

@@ -29,13 +29,9 @@ _ENDED = operator.attrgetter("ended")
 
 
 class _Cache:
-    """Use of a cache.
-
-    Attributes:
-        batch: the latest that has begun with it; None: it has ended.
-        call: one entry while a call is at work. It is made if there is none, in one step that no
-            thread and no signal can come between.
-    """
+    """The latest batch that has begun with a cache (None: it has ended), and one entry while a call
+    is at work, which is made if there is none, in one step that no thread and no signal can come
+    between."""
 
     __slots__ = ("batch", "call")
 
@@ -93,12 +89,9 @@ def _busy(name: str, call: _Call | None) -> str:
 
 
 class CacheOwner:
-    """The call that is at work on a chain's caches, and the batch that they belong to.
-
-    Args:
-        levels: by name. A level that shares the cache of another names that other as its
-            `cache_owner`. A `begin_batch` is called where a batch begins with empty caches.
-    """
+    """The call that is at work on the caches of a chain's levels, and the batch that they belong
+    to. A level that shares the cache of another names that other as its `cache_owner`. A
+    `begin_batch` is called where a batch begins with empty caches."""
 
     def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
         holders = [(name, getattr(level, "cache_owner", level)) for name, level in levels]
@@ -144,16 +137,14 @@ class CacheOwner:
         """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
         for name, cache in self._caches:
             if cache.batch is None or cache.batch() is not batch:
-                raise RuntimeError(
-                    "this stream has ended: "
-                    + (
+                reason = "its chain has begun another request since, or it failed"
+                if name:
+                    reason = (
                         f"another chain that was given its level {name} has begun a request since, "
                         "or one with a level in the same cache; expected one chain after another, "
                         "or levels and caches for each"
-                        if name
-                        else "its chain has begun another request since, or it failed"
                     )
-                )
+                raise RuntimeError(f"this stream has ended: {reason}")
 
 
 class Batch:

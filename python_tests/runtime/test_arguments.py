@@ -25,7 +25,7 @@ from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
 from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import Graphs
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 VOCAB = toy_rows.VOCAB
 

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 import polyspec_ext as ps
-from polyspec_ext.runtime import passes
-from polyspec_ext.runtime.graphs import Outputs, Step
+from polyspec_ext.runtime import graphs
+from polyspec_ext.runtime.graphs import Outputs, Run
 
 _READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
@@ -76,7 +76,7 @@ class CountingRecorder(Recorder):
         super().__init__()
         self._counts = counts
 
-    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
         with _disable_current_modes():
             replay, outputs = super().capture(step)
         self._counts.own([x for x in outputs if x is not None])
@@ -97,7 +97,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         counts.own([*model.parameters(), *model.buffers(), *states])
         counts.own([cache.rows.lengths, cache.rows.base, cache.rows.status])
-    sent = passes.uploaded
+    sent = graphs.uploaded
 
     def uploaded(*arguments: Any) -> Any:
         step = sent(*arguments)
@@ -106,7 +106,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         return step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "uploaded", uploaded)
+        patch.setattr(graphs, "uploaded", uploaded)
         for name in _READS:
             patch.setattr(torch.Tensor, name, _reading(name, counts))
         with counts:
