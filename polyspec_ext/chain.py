@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from . import arguments, chain_file, inputs, validate
+from . import arguments, inputs, validate
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
+from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
 from .kv_cache import Prefixes
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
@@ -254,7 +255,7 @@ class Chain:
             TypeError, ValueError: no path, no such file, or one of another form; as of `Chain`,
                 where an element cannot be loaded any more.
         """
-        saved = chain_file.read("path", arguments.path("path", path))
+        saved = ChainFile.read("path", arguments.path("path", path))
         elements: list[Any] = []
         for number, one in enumerate(saved.elements):
             name = f"levels[{number}]"

@@ -106,9 +106,9 @@ class CacheOwner:
             self._caches.append((name, cache))
 
     def work(self) -> _Call:
-        """Return a context in which no other call works on the caches. It does not wait: entering
-        it raises a RuntimeError where another call is at work, of this chain or on one of its
-        caches, in another thread or around this one."""
+        """Return a context in which no other call works on the caches. Entering it raises a
+        RuntimeError where another call is at work, of this chain or on one of its caches, in
+        another thread or around this one."""
         return _Call(self._caches)
 
     def begin(self, batch: object) -> None:
@@ -129,9 +129,8 @@ class CacheOwner:
     @property
     def latest(self) -> object:
         """Return the batch that all caches belong to; None: there is none."""
-        batch = None if self._chain.batch is None else self._chain.batch()
-        theirs = [None if cache.batch is None else cache.batch() for _, cache in self._caches]
-        return batch if all(other is batch for other in theirs) else None
+        first, *others = (cache.batch and cache.batch() for _, cache in self._caches)
+        return first if all(other is first for other in others) else None
 
     def require(self, batch: object) -> None:
         """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
@@ -217,8 +216,7 @@ class Batch:
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.stats.num_requests += len(rows)
-        for row in rows:
-            self.stats.num_prompt_tokens += row.stats.num_prompt_tokens
+        self.stats.num_prompt_tokens += sum(row.stats.num_prompt_tokens for row in rows)
 
     @property
     def seeds(self) -> list[int]:

@@ -55,19 +55,16 @@ Committed = list[tuple[int, list[int]]]
 
 
 class Engine:
-    """Runs the rounds of one batch at a time.
+    """Runs the rounds of one batch at a time, with levels that verify, target first, and a drafter,
+    which a target alone does not have.
 
     Args:
-        config: of the chain.
-        levels: that verify, target first.
-        drafter: None for a target alone.
         graphs: captures the steps of queued rounds.
         sync_each_step: whether the host reads the result of each step. None: on the CPU, where that
             costs nothing, and where it must.
 
     Attributes:
         parts: levels and drafter, target first.
-        caches: of the levels.
         slots: the requests in the caches.
         recovers: note before each round what `begin_again` needs.
         traces: note the origins of committed tokens (`Row.origins`).
@@ -147,14 +144,9 @@ class Engine:
     @torch.inference_mode()
     def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Have requests join the batch, behind its rows; where steps are captured, in place of rows
-        that are complete, so that the graphs serve on.
-
-        Args:
-            readings: of their texts, which every level has read beside the batch but for the last
-                token; empty: all levels read all texts anew.
-
-        Behind an error the batch goes on without them.
-        """
+        that are complete, so that the graphs serve on. Every level has read their texts beside the
+        batch but for the last token; without `readings` all levels read all texts anew. Behind an
+        error the batch goes on without them."""
         self._drop_complete()
         slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
         free = [row.slot for row in slots if row.ended] if self._captures else []
@@ -216,10 +208,7 @@ class Engine:
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
         """Replace the texts of rows between two rounds: caches keep what the old text and the new
         have in common. New tokens are counted from the new text on. Round counts go on, so that no
-        draw comes twice.
-
-        Raises:
-            ValueError: the drafter reads hidden states, a text is empty, or a row has ended.
+        draw comes twice. Refuses drafters of hidden states, empty texts and rows that have ended.
         """
         if self._layers:
             reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
@@ -495,11 +484,8 @@ class Engine:
 
     def _verify(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Have a level verify the tokens or trees that are pending for it, append the tokens that
-        it emits for the level above, and cut the caches.
-
-        Returns:
-            The emitted tokens, their log-probabilities, and the level's logits in text order.
-        """
+        it emits for the level above, and cut the caches. Returns the emitted tokens, their
+        log-probabilities, and the level's logits in text order."""
         config, rows, number, plan = self.config, self._rows, step.level, step.plan
         level, state, pending = self._levels[number - 1], rows.state, rows.pending
         parameters = rows.parameters

@@ -317,14 +317,13 @@ class RoundPlanner:
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
         plan = round_plan(windows, rounds, self._config.tail)
-        return self._in_few_sizes(plan) if self._captured else plan
-
-    def _in_few_sizes(self, plan: RoundPlan) -> RoundPlan:
+        if not self._captured:
+            return plan
         # Room for more pending tokens than the windows give. Rows have the numbers that they had:
         # what a step has too much is padding.
         *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
-        sizes = (*itertools.starmap(size_of, above), draft_size(*drafts))
-        return plan._replace(max_pending=sizes)
+        few = (*itertools.starmap(size_of, above), draft_size(*drafts))
+        return plan._replace(max_pending=few)
 
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""

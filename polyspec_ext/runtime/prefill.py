@@ -30,16 +30,10 @@ _AHEAD = 512  # new tokens that a row which joins is given room for at once
 
 @dataclass(slots=True)
 class Reading:
-    """A text that is read beside a batch, which its request will join.
-
-    Attributes:
-        row: the request.
-        sequences: of each level, by number (`levels.base.Admitting`).
-        lengths: tokens that each level has read of the text but for its last token.
-        asked: the levels that read it.
-        begin: tokens that the target need not read, which copies had.
-        hidden: the target's states of the tokens behind, by pass, where the drafter reads them.
-    """
+    """A text that is read beside a batch, which its request will join: by level its sequence
+    (`levels.base.Admitting`) and the tokens that the level has read of the text but for its last;
+    the levels that are asked to; tokens from the begin on that the target need not read, which
+    copies had; and its hidden states behind, by pass, where the drafter reads them."""
 
     row: Row
     sequences: dict[int, Any]
@@ -63,13 +57,11 @@ class Caches:
         self._config, self._parts, self._layers = config, parts, hidden_layers
         self.streams = SideStreams()
         self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
-        self._begun = [False] * self._count
-        self._more = 0
+        self.begin()
 
     def begin(self) -> None:
         """Begin a batch with empty caches."""
-        self._more = 0
-        self._begun = [False] * self._count
+        self._more, self._begun = 0, [False] * self._count
 
     # ---- rows that join a batch ------------------------------------------------------------------
 
@@ -81,15 +73,13 @@ class Caches:
 
     @property
     def admits(self) -> bool:
-        """Return whether texts can be read beside the batch: every level and the drafter can have
-        rows join."""
+        """Return whether texts can be read beside the batch: every part can have rows join."""
         return all(part.capabilities.admits for part in self._parts)
 
     @property
     def saves_rows(self) -> list[int]:
         """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
-        levels = enumerate(self._parts, 1)
-        return [number for number, part in levels if part.capabilities.saves_rows]
+        return [n for n, part in enumerate(self._parts, 1) if part.capabilities.saves_rows]
 
     @property
     def ahead(self) -> dict[int, int]:
@@ -162,10 +152,7 @@ class Caches:
         """Have a level read texts as far as `end`; several from their first token on."""
         part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
         layers = self._layers if number == 1 else ()
-        texts = [
-            one.row.tokens[one.lengths[number] : min(end, one.row.committed - 1)]
-            for one in readings
-        ]
+        texts = [one.row.tokens[:-1][one.lengths[number] : end] for one in readings]
         sequences = [one.sequences[number] for one in readings]
         with named(self._config.names, number - 1, [one.row for one in readings]):
             tokens, counts = padded(texts, self._parts[number - 1].device)
@@ -259,9 +246,8 @@ class Caches:
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            committed = [
-                0 if row.paused and not self._layers else row.committed - 1 for row in slots
-            ]
+            idle = [row.paused and not self._layers for row in slots]
+            committed = [0 if i else row.committed - 1 for i, row in zip(idle, slots, strict=True)]
             states = self.prefill(fresh, slots, plan.ahead + nodes, recorder)
             if states is not None:
                 counts = torch.tensor(committed)
@@ -323,10 +309,8 @@ class Caches:
     def _read_rest(self, number: int, slots: Sequence[Row], cached: Sequence[int]) -> list[int]:
         """Have a level read all committed tokens but the last; return its cached lengths."""
         part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
-        rest = [
-            row.tokens[length:-1] if row.active else []
-            for row, length in zip(slots, cached, strict=True)
-        ]
+        pairs = zip(slots, cached, strict=True)
+        rest = [row.tokens[length:-1] if row.active else [] for row, length in pairs]
         tokens, counts = padded(rest, part.device)
         part.read(id_map.to_below(tokens), counts)
         return [length + count for length, count in zip(cached, counts, strict=True)]

@@ -157,15 +157,11 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The effect of a step on the state rows.
-
-    Attributes:
-        slots: ``[B, W]`` int64, index of each emitted token among those that are pending for the
-            level above; None: not asked for.
-        kept: by level, arguments of `RowCounts`: the cached lengths that remain.
-        entries: by row; empty where the host does not read the rows, and then `status` is 0.
-        cut: the levels from the step's downwards whose cache holds more; None: any may.
-    """
+    """The effect of a step on the state rows: the index ``[B, W]`` int64 of each emitted token
+    among those that are pending for the level above (None: not asked for); by level, arguments of
+    `RowCounts`, the cached lengths that remain; entries by row, none where the host does not read
+    them, and then `status` is 0; and the levels from the step's downwards whose cache holds more
+    (None: any may)."""
 
     slots: torch.Tensor | None
     kept: Sequence[tuple[Any, ...]]
@@ -352,51 +348,21 @@ class StateRows:
     def next(self, unread: torch.Tensor | None = None) -> Step | PlannedStep | None:
         """Return the step to do now: the next of the queue, whatever the steps before have emitted;
         else a draft, or the deepest verification that is due, so that rows that lag find the others
-        at the same level.
-
-        Args:
-            unread: ``[B]`` int64, the drafter reads from this position on at the latest.
-        """
+        at the same level. The drafter reads from position `unread`, ``[B]`` int64, on at the
+        latest."""
         if self.queue is not None:
             return next(self.queue, None)
-        before = None if unread is None else self._read_again(unread)
+        if unread is not None:
+            cached = self.words[:, self._drafted]
+            before = cached.clone()
+            torch.minimum(before, unread, out=cached)
         due = self._rounds.next()
-        if before is not None:
-            self.words[:, self._drafted] = before
+        if unread is not None:
+            cached.copy_(before)
         if due is None:  # every row is complete
             return None
         input_ids = torch.from_numpy(due.input_ids)
         return Step(due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, due)
-
-    def step(
-        self,
-        level: int,
-        most: int,
-        width: int,
-        tail: bool = False,
-        unread: torch.Tensor | None = None,
-    ) -> Step:
-        """Return a step of `level`, in which rows that are due for another one idle, without host
-        synchronisation.
-
-        Args:
-            most, width, tail: as of `PlannedStep`.
-            unread: as of `next`, of a draft.
-        """
-        if unread is not None:
-            # It stays, since few operators are captured; the report of a draft writes it anew.
-            cached = self.words[:, self._drafted]
-            torch.minimum(cached, unread, out=cached)
-        input_ids, table = schedule.next_step(self.words, self.shape, level, width)
-        plan = Plan._make(table.unbind())
-        lag, numbers = width - most, self.numbers
-        return Step(level, most, lag, tail, input_ids, table, plan, None, numbers)
-
-    def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
-        cached = self.words[:, self._drafted]
-        before = cached.clone()
-        torch.minimum(before, unread, out=cached)
-        return before
 
     def report(
         self,
@@ -407,13 +373,9 @@ class StateRows:
         padding: int | None = None,
         ends: bool = True,
     ) -> Report:
-        """Enter the tokens of a step, on any device if `next` returned it.
-
-        Args:
-            tokens ... padding: see `schedule.report`; `status` None: no error in a draft. `padding`
-                None: no slots are wanted.
-            ends: whether a token may end a text.
-        """
+        """Enter the tokens of a step (`schedule.report`), on any device if `next` returned it.
+        `status` None: no error in a draft; `padding` None: no slots are wanted; `ends`: a token may
+        end a text."""
         if step.host is None:
             if status is None:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
@@ -485,14 +447,9 @@ class Tree(NamedTuple):
     def proposal(
         self, rows: RowBuffer | None, most: int, device: torch.device
     ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]:
-        """Return the arguments of `ops.verify_tree` behind the target's logits.
-
-        Args:
-            rows: ``[B, N + 1, Vd]``, distributions of the children of the root and of each node,
-                where `drawn` does not say otherwise; None: all are deterministic.
-            most: nodes that a path may have.
-            device: of the target's logits.
-        """
+        """Return the arguments of `ops.verify_tree` behind the target's logits, of paths of at most
+        `most` nodes. The `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root
+        and of each node, where `drawn` does not say otherwise; None: all are deterministic."""
         batch, nodes = self.tokens.shape
         pool = ids = statistics = None
         if rows is not None:
@@ -519,13 +476,8 @@ class Tree(NamedTuple):
 
 
 def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
-    """Refuse trees that the level above, with `vocab_size` ids, cannot verify. Reads them on the
-    host.
-
-    Args:
-        name: of the drafter, for messages.
-        lengths: ``[B]``, nodes that a path may have; 0: the row takes no part.
-    """
+    """Refuse trees of a drafter that the level above, with `vocab_size` ids, cannot verify. Reads
+    them on the host. Paths have at most ``lengths[b]`` nodes; 0: the row takes no part."""
     assert block.parents is not None
     batch, nodes = block.tokens.shape
     if tuple(block.parents.shape) != (batch, nodes):
@@ -550,13 +502,8 @@ def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_siz
 
 
 def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
-    """Return the trees of a draft.
-
-    Args:
-        lengths: ``[B]`` int64, nodes that a path may have; 0: the row takes no part. The trees are
-            on their device.
-        most: D, the largest of these.
-    """
+    """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: nodes that a path may
+    have, at most `most`, D; 0: the row takes no part."""
     assert block.parents is not None
     (batch, nodes), device = block.tokens.shape, lengths.device
     index = torch.arange(nodes, device=device)
@@ -625,15 +572,6 @@ class TreePass(NamedTuple):
         """Return the token behind whose logits the tree begins, by row."""
         return (self.lags - 1).clamp_min(0)
 
-    def in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        """Return lag and path of the states ``[B, T, H]`` of the pass, as ``[B, lag + D, H]``; the
-        `path` is ``[B, D]`` nodes, then -1."""
-        lags = self.lags.to(states.device)[:, None]
-        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
-        nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
-        at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
-        return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
-
     def along(
         self,
         logits: torch.Tensor,
@@ -647,23 +585,26 @@ class TreePass(NamedTuple):
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
         if hidden is not None:
             hidden = {
-                layer: self.in_text_order(states, path.to(states.device))
+                layer: self._in_text_order(states, path.to(states.device))
                 for layer, states in hidden.items()
             }
         return logits, hidden
+
+    def _in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+        # Lag and path of the states [B, T, H], as [B, lag + D, H].
+        lags = self.lags.to(states.device)[:, None]
+        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
+        nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
+        at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
+        return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
 
 
 def tree_pass(
     input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
 ) -> TreePass:
-    """Return the pass that verifies `tree`.
-
-    Args:
-        input_ids: ``[B, T]`` int64, tokens that the level has not read, with one of the longest
-            paths of the tree.
-        counts: ``[B]`` int64, tokens of each row; lengths: of these, those of the path.
-        lag: no row has more tokens in front of the path.
-    """
+    """Return the pass that verifies `tree`. Of the tokens that a level has not read, `input_ids`
+    ``[B, T]``, each row has `counts` ``[B]``, of which the last `lengths` are one of the longest
+    paths of the tree; no row has more than `lag` in front of it."""
     if tree.again is not None:
         return _without_repeats(input_ids, counts, lengths, tree, lag)
     nodes, device = tree.tokens.shape[1], input_ids.device
@@ -765,15 +706,10 @@ class HiddenWindow:
         counts: torch.Tensor,
         skipped: torch.Tensor | None = None,
     ) -> None:
-        """Add the states of a pass; those of an earlier one behind them are dropped.
-
-        Args:
-            layers: ``[B, T, H]`` each; the window keeps them.
-            begin: ``[B]`` int64, position of the first token of each row.
-            counts: ``[B]`` int64, tokens of each row; 0 leaves the row as it is.
-            skipped: ``[B]`` int64, leading ones that keep their earlier states
-                (`LevelOutput.skipped`); None: none.
-        """
+        """Add the states ``[B, T, H]`` of a pass, which the window keeps; those of an earlier one
+        behind them are dropped. Of row b they are of ``counts[b]`` tokens from position
+        ``begin[b]`` on, of which the first ``skipped[b]`` keep their earlier states
+        (`LevelOutput.skipped`); a count of 0 leaves the row as it is."""
         part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
         if skipped is not None:
             own_begin = torch.minimum(begin + skipped.to(begin.device), end)
@@ -851,16 +787,11 @@ class HiddenWindow:
         skipped: torch.Tensor | None,
         above: torch.Tensor | None,
     ) -> None:
-        """Add the states of a verification; if it gives none, drop those of rejected tokens.
-
-        Args:
-            kept: cached lengths that remain, of the levels that verify. With a width each of these
-                gives states, so the run ends with the longest.
-            level: which has verified.
-            layers, skipped: of its output.
-            above: ``[B]`` int64, cached lengths of the target, whose states replace those of the
-                level; None: it gives none.
-        """
+        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if it
+        gives none, drop those of rejected tokens. What remains of the caches of the levels that
+        verify is `kept`; with a width each of these gives states, so the run ends with the longest.
+        States of the target, whose cached lengths are `above` ``[B]``, replace those of the
+        level."""
         device = plan.part.device
         if layers is None:
             lengths = kept[level - 1].on(device)
@@ -979,12 +910,9 @@ class PendingRows:
         slots: torch.Tensor,
         padding: int,
     ) -> None:
-        """Append the rows that the level below has verified or drawn its emitted tokens with.
-
-        Args:
-            logits: ``[B, W, V]``; statistics: ``[B, W, 2]``, of them.
-            slots: ``[B, W]`` int64, index of each among those pending; `padding` for the others.
-        """
+        """Append the rows that the level below has verified or drawn its emitted tokens with:
+        logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and the slots ``[B, W]`` int64, index
+        of each among those pending; `padding` for the others."""
         (batch, _, vocab), device = logits.shape, logits.device
         old = self.tables.get(level)
         # Windows may change: a table that only grows keeps the address of earlier graphs.
@@ -995,10 +923,9 @@ class PendingRows:
             or torch.promote_types(old.logits.dtype, logits.dtype) != old.logits.dtype
         ):
             # Zeros: rows without a token are handed to the operator as well, and must be harmless.
-            old = self.tables[level] = RowBuffer(
-                logits.new_zeros(batch, padding + 1, vocab),
-                statistics.new_zeros(batch, padding + 1, 2),
-            )
+            zeros = statistics.new_zeros(batch, padding + 1, 2)
+            old = RowBuffer(logits.new_zeros(batch, padding + 1, vocab), zeros)
+            self.tables[level] = old
         table, known = old
         logits, slots = logits.to(table.dtype), slots.to(device)
         unchecked.put_rows(table, known, logits, statistics, slots, padding)
@@ -1011,14 +938,9 @@ class PendingRows:
         of_tail: torch.Tensor,
         id_map: IdMap,
     ) -> None:
-        """Append the rows of a tail for the target, behind those of the level below it.
-
-        Args:
-            tokens: ``[B, W]``, drafted; slots: as of `append`.
-            rows: ``[B, at least W, Vd]``; None: the tokens are deterministic.
-            of_tail: ``[B]`` int64, 0 where a row drafts no tail.
-            id_map: of the drafter.
-        """
+        """Append the rows ``[B, at least W, Vd]`` of a tail for the target, behind those of the
+        level below it, of drafted `tokens` ``[B, W]``. None: they are deterministic. Of a row that
+        drafts no tail `of_tail` is 0."""
         table = self.tables.get(1)
         if table is None:  # nothing is pending for the target, of any row
             return
@@ -1078,19 +1000,8 @@ class PendingRows:
 
 class Rows:
     """All that is kept by row from round to round, with fixed addresses, so that CUDA graphs can be
-    replayed.
-
-    Args:
-        state: the state rows.
-        on_host: whether the host reads them after each step.
-
-    Attributes:
-        parameters: of the rows.
-        pending: the draft logits of pending tokens.
-        hidden: states of the tokens since the last draft.
-        requests: number of each row's request; eos: ids that end each text; text: a row's text.
-            Empty and None where the host does not read the rows.
-    """
+    replayed. Where the host reads the state rows after each step (`on_host`), it has the number of
+    each row's request, ids that end each text, and texts."""
 
     def __init__(self, state: StateRows, on_host: bool = True) -> None:
         self.state, self.on_host = state, on_host
@@ -1103,7 +1014,7 @@ class Rows:
 
     def write(self, slots: Sequence[Row], before: Rows, tail: int, width: int) -> None:
         """Write the requests of a batch (`StateRows.write`), and the hidden states of `before`, at
-        most `width` of a row (`HiddenWindow`)."""
+        most `width` of a row."""
         self.state.write(slots, before.state, tail)
         if not width or self.hidden.width < width:
             self.hidden = HiddenWindow(self.state.batch, self.state.device, width)
@@ -1113,13 +1024,18 @@ class Rows:
             self.requests, self.eos = [row.number for row in slots], [row.eos for row in slots]
 
     def fill(self, step: PlannedStep) -> Step:
-        """Return a planned step with its tokens (`StateRows.step`)."""
-        level, most, width, tail = step
-        if level < self.state.shape.levels or not self.hidden.width:
-            return self.state.step(level, most, width, tail)
-        # From the first token on whose state is told, and the one that was emitted last.
-        width = max(width, self.hidden.width + 1)
-        return self.state.step(level, most, width, tail, self.hidden.begin)
+        """Return a planned step with its tokens, in which rows that are due for another one idle,
+        without host synchronisation."""
+        state, (level, most, width, tail) = self.state, step
+        if level == state.shape.levels and self.hidden.width:
+            # From the first token on whose state is told, and the one that was emitted last.
+            width = max(width, self.hidden.width + 1)
+            # It stays, since few operators are captured; the report of a draft writes it anew.
+            cached = state.read_by(level)
+            torch.minimum(cached, self.hidden.begin, out=cached)
+        input_ids, table = schedule.next_step(state.words, state.shape, level, width)
+        plan = Plan._make(table.unbind())
+        return Step(level, most, width - most, tail, input_ids, table, plan, None, state.numbers)
 
     def select(self, keep: Sequence[int | None]) -> Rows:
         """Return windows, cached lengths and hidden states of these rows, in that order; None: of

@@ -32,7 +32,7 @@ LAYERS = (
     {"arguments"},
     {"sampling"},
     {"grammar"},
-    {"chain_file", "chat", "ops", "policies", "rules", "scheduler"},
+    {"chat", "ops", "policies", "rules", "scheduler"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},
