@@ -307,7 +307,6 @@ class Caches:
         return round_plan(sizes[:count], sizes[count:], self._config.tail).asked
 
     def _read_rest(self, number: int, slots: Sequence[Row], cached: Sequence[int]) -> list[int]:
-        """Have a level read all committed tokens but the last; return its cached lengths."""
         part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
         pairs = zip(slots, cached, strict=True)
         rest = [row.tokens[length:-1] if row.active else [] for row, length in pairs]
