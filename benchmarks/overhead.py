@@ -38,7 +38,7 @@ from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.graphs import Graphs
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
 VOCAB = 2048  # as the shipped models

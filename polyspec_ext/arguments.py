@@ -43,13 +43,7 @@ def shown(value: object) -> str:
 
 def entries(name: str, value: Any) -> list[Any] | None:
     """Return the entries of a sequence, array or tensor; None where `value` is none of these.
-
-    Entries of arrays and tensors come as Python's numbers, or as lists where there are more
-    dimensions.
-
-    Raises:
-        TypeError: a tensor that the host cannot read.
-    """
+    Those of arrays and tensors are Python's numbers, or lists where there are more dimensions."""
     if isinstance(value, list | tuple):
         return list(value)
     if hasattr(value, "__array__") and hasattr(value, "tolist"):
@@ -151,11 +145,7 @@ def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
 
 
 def row_integers(name: str, value: Any) -> list[int]:
-    """Require integers in a container, an integer per row.
-
-    Raises:
-        TypeError: no container, or something else in it.
-    """
+    """Require integers in a container, an integer per row."""
     given = entries(name, value)
     if given is None:
         raise TypeError(f"{name}: expected integers in a list, given {shown(value)}")
@@ -163,11 +153,7 @@ def row_integers(name: str, value: Any) -> list[int]:
 
 
 def per_row(name: str, value: Any, count: int) -> list[Any]:
-    """Repeat a single value for every row.
-
-    Raises:
-        ValueError: another number of values.
-    """
+    """Return as many values as rows; repeat a single one."""
     given = entries(name, value)
     if given is None:
         return [value] * count
@@ -204,9 +190,7 @@ def flag(name: str, value: Any) -> bool:
 
 def instance(name: str, value: Any, kind: type, none: bool = True) -> None:
     """Require an object of a class or protocol, or None where `none` allows it."""
-    if value is None and none:
-        return
-    if isinstance(value, type) or not isinstance(value, kind):
+    if (value is not None or not none) and (isinstance(value, type) or not isinstance(value, kind)):
         other = " or None" if none else ""
         raise TypeError(f"{name}: expected a {kind.__name__}{other}, given {shown(value)}")
 

@@ -14,20 +14,14 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from . import arguments, chain_file, inputs, validate
+from . import arguments, inputs, validate
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .drafters.proposals import ProposalDrafter
+from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
 from .kv_cache import Prefixes
-from .levels import (
-    ELEMENTS,
-    BatchedLevel,
-    EncodedInput,
-    Level,
-    Options,
-    batched,
-)
+from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer
@@ -36,8 +30,7 @@ from .rules import LogitsRules
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.graphs import CudaRecorder, Graphs
-from .runtime.plan import default_rounds
-from .runtime.requirements import ChainConfig, Operators
+from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
 from .stats import LevelStats, Stats
@@ -107,7 +100,7 @@ class Chain:
             next. None: on the CPU, and where it must: unbounded `rounds`, logits processors,
             a drafter on the host, levels on several devices, the end of a context.
             Else it reads once per round of the target.
-        operators: draw the tokens (`runtime.requirements.Operators`).
+        operators: draw the tokens (`runtime.plan.Operators`).
 
     Attributes:
         names: of the levels, target first, as in messages and statistics.
@@ -181,15 +174,7 @@ class Chain:
             _require_another(name, thing, things[:place])
             loaded = isinstance(thing, str | Path)
             packed: Switch = pack if pack is not None else "auto" if loaded else False
-            own = level_for(
-                thing,
-                widths[place],
-                dtype,
-                device,
-                pack=packed,
-                name=name,
-                above=made,
-            )
+            own = level_for(thing, widths[place], dtype, device, pack=packed, name=name, above=made)
             if not is_drafter(own):
                 _require_apart(name, [own], made)
                 made.append(own)
@@ -257,17 +242,9 @@ class Chain:
         """
         from .planning.planner import load_or_plan  # which runs chains
 
-        return load_or_plan(
-            cls,
-            levels,
-            prompts,
-            max_new_tokens,
-            temperature,
-            pack=pack,
-            seconds=seconds,
-            consider=arguments.flag("consider", consider),
-            batch=batch,
-        )
+        consider, request = arguments.flag("consider", consider), (max_new_tokens, temperature)
+        options: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
+        return load_or_plan(cls, levels, prompts, *request, consider=consider, **options)
 
     @classmethod
     def from_plan(cls, path: str | Path) -> Chain:
@@ -278,7 +255,7 @@ class Chain:
             TypeError, ValueError: no path, no such file, or one of another form; as of `Chain`,
                 where an element cannot be loaded any more.
         """
-        saved = chain_file.read("path", arguments.path("path", path))
+        saved = ChainFile.read("path", arguments.path("path", path))
         elements: list[Any] = []
         for number, one in enumerate(saved.elements):
             name = f"levels[{number}]"
@@ -290,7 +267,6 @@ class Chain:
         return chain
 
     def _idle(self) -> None:
-        """Make the engine and the owner of the caches; nothing has begun yet."""
         given: Sequence[Any] = self.levels
         below = [] if self.drafter is None else levels_of(self.drafter)
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
@@ -323,12 +299,9 @@ class Chain:
         devices = {level.device for level in levels}
         if drafter is not None and not isinstance(drafter, ProposalDrafter):  # reads on the host
             devices.add(drafter.device)
+        graphs = _graphs(self._wants_graphs, devices)
         self.engine = Engine(
-            config,
-            levels,
-            drafter,
-            graphs=_graphs(self._wants_graphs, devices),
-            sync_each_step=self._sync_each_step,
+            config, levels, drafter, graphs=graphs, sync_each_step=self._sync_each_step
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -399,19 +372,8 @@ class Chain:
                 "several"
             )
         [reader] = self._readers(stop, 1)
-        batch = self.batch(
-            prompts,
-            max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            eos_token_id,
-            rules=rules,
-            cache_prompt=cache_prompt,
-        )
-        return Stream(batch, reader)
+        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        return Stream(self.batch(prompts, *request, rules=rules, cache_prompt=cache_prompt), reader)
 
     def _readers(self, stop: Any, count: int) -> list[StopStrings | None]:
         stops = arguments.strings("stop", stop)
@@ -466,18 +428,9 @@ class Chain:
         fitted = fitted_prompt(tokenizer, messages, system, limit, context)
         if eos_token_id is None:
             eos_token_id = ends_of_turn(tokenizer, self.levels[0])
+        request = fitted.limit, temperature, top_k, top_p, min_p, seed, eos_token_id
         stream = self.stream(
-            fitted.prompt.input_ids,
-            max_new_tokens=fitted.limit,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            eos_token_id=eos_token_id,
-            rules=rules,
-            stop=stop,
-            cache_prompt=cache_prompt,
+            fitted.prompt.input_ids, *request, rules=rules, stop=stop, cache_prompt=cache_prompt
         )
         return Answer(tokenizer, fitted, stream, arguments.strings("stop", stop))
 
@@ -524,9 +477,8 @@ class Chain:
         encoded = inputs.encoded(
             encoder_input_ids, getattr(self.levels[0], "reads_encoder_input", False), self.names[0]
         )
-        rows = self.requests(
-            prompts, max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id, rules
-        )
+        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        rows = self.requests(prompts, *request, rules)
         inputs.require_batches(self.names, self.engine.parts, len(rows))
         for row in rows:
             row.encoded = encoded
@@ -570,15 +522,8 @@ class Chain:
         ]
         for prompt, limit in zip(prompts, limits, strict=True):
             inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
-        values = [
-            arguments.per_row(name, value, count)
-            for name, value in (
-                ("temperature", temperature),
-                ("top_k", top_k),
-                ("top_p", top_p),
-                ("min_p", min_p),
-            )
-        ]
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        values = [arguments.per_row(name, value, count) for name, value in given.items()]
         if eos_token_id is None:
             # Not the caller's: configurations name ids that a smaller vocabulary does not have.
             own = getattr(self.levels[0], "eos_token_ids", ())
@@ -673,18 +618,21 @@ class Chain:
         def observe(row: int, logits: torch.Tensor) -> None:
             alternatives[row] += likeliest(logits, batch.rows[row].sampling, logprobs)
 
+        given_per_prompt = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "rules": rules,
+        }
         batch = self.batch(
             prompts,
-            inputs.repeated("max_new_tokens", max_new_tokens, count, n),
-            inputs.repeated("temperature", temperature, count, n),
-            inputs.repeated("top_k", top_k, count, n),
-            inputs.repeated("top_p", top_p, count, n),
-            inputs.repeated("min_p", min_p, count, n),
-            seed,
-            inputs.repeated_ends(eos_token_id, count, n),
+            seed=seed,
+            eos_token_id=inputs.repeated_ends(eos_token_id, count, n),
             encoder_input_ids=encoder_input_ids,
-            rules=inputs.repeated("rules", rules, count, n),
             observe=observe if logprobs else None,
+            **{k: inputs.repeated(k, value, count, n) for k, value in given_per_prompt.items()},
         )
         rows = [StoppedRow(batch, number, reader) for number, reader in enumerate(readers)]
         try:
@@ -748,20 +696,9 @@ class Chain:
         texts = arguments.strings("prompt", prompt)
         if eos_token_id is None and not raw and has_template(tokenizer):
             eos_token_id = ends_of_turn(tokenizer, self.levels[0])
-        return self.generate(
-            [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts],
-            max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            eos_token_id,
-            rules=rules,
-            stop=stop,
-            n=n,
-            logprobs=logprobs,
-        )
+        request = max_new_tokens, temperature, top_k, top_p, min_p, seed, eos_token_id
+        prompts = [prompt_of_text(tokenizer, text, system, raw).input_ids for text in texts]
+        return self.generate(prompts, *request, rules=rules, stop=stop, n=n, logprobs=logprobs)
 
 
 def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:
@@ -781,12 +718,7 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
 
 def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:
     """Refuse a level twice in one chain, and one in a cache of which no level above has charge: its
-    keys would stand where the other's are read.
-
-    Raises:
-        ValueError: one of `levels` is `above`, or the owner of its cache is not; the message names
-            `name`.
-    """
+    keys would stand where the other's are read."""
     for earlier, other in enumerate(above):
         if any(level is other for level in levels):
             raise ValueError(
@@ -805,11 +737,7 @@ def _require_apart(name: str, levels: Sequence[object], above: Sequence[object])
 
 
 def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
-    """Refuse a model, id or path twice: a level would draft for itself.
-
-    Raises:
-        ValueError: names both places.
-    """
+    """Refuse a model, id or path twice: a level would draft for itself."""
     if not isinstance(thing, str | Path | torch.nn.Module):
         return
     for earlier, other in enumerate(above):

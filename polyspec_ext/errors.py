@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,32 +101,21 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_place(error: Exception, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
-    """Tells an exception where it came from: level, requests and positions. A RequestError says so
-    itself.
-
-    Args:
-        names: of the levels; `index` counts from 0.
-        rows: that took part (`request.Row`).
-    """
+    """Tell an exception where it came from: the level's name, by its `index` from 0, and the
+    requests and positions of `rows` (`runtime.rows.Row`). A RequestError says so itself."""
     if not isinstance(error, RequestError):
         at = [f"request {row.number} at position {row.committed}" for row in rows]
         add_note(error, f"in level {index + 1} ({names[index]}), {', '.join(at)}")
 
 
-class named:
-    """A context that does so (`name_place`)."""
-
-    __slots__ = ("_index", "_names", "_rows")
-
-    def __init__(self, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
-        self._names, self._index, self._rows = names, index, rows
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception):
-            name_place(error, self._names, self._index, self._rows)
+@contextmanager
+def named(names: Sequence[str], index: int, rows: Iterable[Any]) -> Iterator[None]:
+    """Tell an exception of the block so (`name_place`)."""
+    try:
+        yield
+    except Exception as error:
+        name_place(error, names, index, rows)
+        raise
 
 
 def _at(values: PerRequestInt, request: int) -> int:

@@ -44,14 +44,8 @@ class Prompts(list[list[int]]):
 
 
 def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
-    """Return the ids and the mask of a tokenizer's mapping; anything else as it is.
-
-    Args:
-        mask: of the caller, which goes before the mapping's own.
-
-    Raises:
-        TypeError: a mapping without ids.
-    """
+    """Return the ids and the mask of a tokenizer's mapping, before which the caller's `mask` goes;
+    anything else as it is."""
     if not isinstance(value, Mapping):
         return value, mask
     if value.get("input_ids") is None:
@@ -63,11 +57,8 @@ def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
 
 
 def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
-    """Arguments that `call` does not have.
-
-    Raises:
-        TypeError: there is one: names it, and what takes it or what may have been meant.
-    """
+    """Refuse arguments that `call` does not have: name one, and what takes it or what may have been
+    meant."""
     if not others:
         return
     from transformers import GenerationConfig
@@ -93,14 +84,11 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
 
 
 def rows_of(name: str, value: Any) -> list[list[int]]:
-    """Return a prompt or several as rows of ids, padding included.
-
-    Raises:
-        TypeError: not integers in one of the containers that `arguments` describes.
-        ValueError: an array or tensor of other dimensions, or no prompt.
-    """
+    """Return a prompt or several, in a container that `arguments` describes, as rows of ids with
+    padding."""
     wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
-    if isinstance(value, str) or _texts(value):
+    texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    if isinstance(value, str) or (texts and value):
         what = repr(value) if isinstance(value, str) else "texts"
         raise TypeError(f"{wanted}, given {what:.60}; tokenizer(text).input_ids has them")
     if isinstance(value, torch.Tensor) and (
@@ -121,20 +109,10 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
     return [arguments.integers(name, row) for row in several or [given]]
 
 
-def _texts(value: Any) -> bool:
-    several = isinstance(value, list | tuple) and len(value) > 0
-    return several and all(isinstance(one, str) for one in value)
-
-
 def prompts(
     name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
 ) -> Prompts:
-    """Return the ids of `rows_of` without padding.
-
-    Raises:
-        TypeError, ValueError: an empty prompt, an id out of range, a mask of another shape or with
-            a gap.
-    """
+    """Return the ids of `rows_of` without padding."""
     if attention_mask is not None:
         rows = _unpadded(rows, attention_mask)
     for row in rows:
@@ -168,18 +146,9 @@ def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
 
 
 def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
-    """Return the input of an encoder-decoder target's encoder.
-
-    Args:
-        given: `EncodedInput`, or one text in one of the containers of `rows_of`, or in a mapping
-            that `unwrapped` takes, whose mask says what is padding.
-        wanted: the target has an encoder.
-        name: of the target.
-
-    Raises:
-        TypeError: no token ids.
-        ValueError: missing, or given to a target without an encoder; no text, or several.
-    """
+    """Return the input of the encoder of an encoder-decoder target (`wanted`) of that name: `given`
+    as `EncodedInput`, or as one text in one of the containers of `rows_of`, or in a mapping that
+    `unwrapped` takes, whose mask says what is padding."""
     argument = "encoder_input_ids"
     if given is None and not wanted:
         return None
@@ -199,13 +168,8 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
 
 
 def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
-    """Return a seed per row in [0, 2**64); of a single seed by `row_seeds`.
-
-    Args:
-        seed: None: fresh. Greedy rows draw nothing: a batch of such has seed 0, and leaves torch's
-            generator as it is.
-        sampling: of each row.
-    """
+    """Return a seed per row in [0, 2**64); of a single seed by `row_seeds`. None: fresh. Greedy
+    rows draw nothing: a batch of such has seed 0, and leaves torch's generator as it is."""
     count = len(sampling)
     if seed is None:
         seed = 0 if all(own.greedy for own in sampling) else fresh_seed()
@@ -252,15 +216,9 @@ def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
 def require_batches(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], count: int
 ) -> None:
-    """Refuse several prompts where a level or the drafter takes one at a time.
-
-    Raises:
-        ValueError: names the level.
-    """
-    if count < 2:
-        return
+    """Refuse several prompts where a level or the drafter takes one at a time."""
     for name, part in zip(names, parts, strict=True):
-        if not part.capabilities.batches:
+        if count > 1 and not part.capabilities.batches:
             reason = getattr(part, "one_at_a_time", "it serves one at a time")
             raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
 
@@ -268,22 +226,15 @@ def require_batches(
 def require_room(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], prompt: int, new: int
 ) -> None:
-    """Refuse what no context has room for.
-
-    Raises:
-        ValueError: names the level.
-    """
+    """Refuse what no context has room for."""
     for name, part in zip(names, parts, strict=True):
         if part.max_length is not None and prompt + new > part.max_length:
+            reason = getattr(getattr(part, "level", part), "why_no_longer", None)
             raise ValueError(
                 f"{name}: expected at most {part.max_length} tokens in its context"
-                f"{_why_no_longer(part)}, given a prompt of {prompt} and max_new_tokens={new}"
+                f"{f' ({reason})' if reason else ''}, given a prompt of {prompt} and "
+                f"max_new_tokens={new}"
             )
-
-
-def _why_no_longer(part: object) -> str:
-    reason = getattr(getattr(part, "level", part), "why_no_longer", None)
-    return f" ({reason})" if reason else ""
 
 
 def padded(
@@ -293,12 +244,8 @@ def padded(
     rows: Sequence[list[int]],
     pad: int,
 ) -> torch.Tensor:
-    """Return ``[B, N]`` int64 on the prompts' device: `input_ids`, the new tokens, then padding.
-
-    Args:
-        fronts, given: of `rows_of` and `prompts`.
-        rows: what was given, then the new tokens.
-    """
+    """Return ``[B, N]`` int64 on the prompts' device: `input_ids`, the new tokens, then padding, of
+    the `fronts` of `rows_of`, the prompts `given`, and these with the new tokens as `rows`."""
     rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
     width = max(map(len, rows))
     table = [row + [pad] * (width - len(row)) for row in rows]

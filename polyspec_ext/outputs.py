@@ -15,12 +15,7 @@ from .stats import Stats
 
 
 class TargetTokenizer:
-    """The tokenizer that lies beside a target's weights, read when it is first asked for.
-
-    Args:
-        level: the target.
-        name: of it, for messages.
-    """
+    """The tokenizer that lies beside the weights of a target, read when it is first asked for."""
 
     def __init__(self, level: object, name: str) -> None:
         self._level, self._name, self._found = level, name, None
@@ -33,11 +28,7 @@ class TargetTokenizer:
         return self._found
 
     def require(self, what: str) -> Any:
-        """Return the tokenizer.
-
-        Raises:
-            ValueError: there is none; begins with `what`.
-        """
+        """Return the tokenizer; without one raise a ValueError that begins with `what`."""
         if self.find() is None:
             raise ValueError(
                 f"{what}: expected a target with a tokenizer beside its weights, given {self._name}"
@@ -93,13 +84,8 @@ class Output:
 
 
 class StoppedRow:
-    """A row of a batch, as far as its stop string: the target may commit tokens behind it.
-
-    Args:
-        batch: that has not begun.
-        number: of the row.
-        reader: of its new tokens; None: it has no stop strings.
-    """
+    """A row of a batch that has not begun, as far as its stop string: the target may commit tokens
+    behind it. The `reader` is of its new tokens; None: it has no stop strings."""
 
     def __init__(self, batch: Batch, number: int, reader: StopStrings | None) -> None:
         self.reader, self._batch, self._row = reader, batch, batch.rows[number]
@@ -136,7 +122,7 @@ class StoppedRow:
 
     @property
     def tokens(self) -> list[int]:
-        """Return the tokens."""
+        """Return the new tokens."""
         return self._row.tokens[self._begin : self._begin + self.num_tokens]
 
     @property

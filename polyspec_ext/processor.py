@@ -42,8 +42,7 @@ def load_average() -> float:
 
 def is_busy(load: float, threads: int, cores: int) -> bool:
     """Return whether others left too few cores for `threads`. Wall times then measure the
-    scheduler: whoever waits for several threads in every step, as torch does, loses far more than
-    one thread."""
+    scheduler."""
     return load + threads > cores + 0.5
 
 

@@ -117,7 +117,9 @@ class RowRules:
         count, width = logits.shape
         scores = logits.to(torch.float32, copy=True)
         first = len(prefix) - count + 1  # length of what the first row stands behind
-        self._add_bias(scores)
+        if len(self._biased):
+            known = self._biased < width
+            scores[:, self._biased[known].to(scores.device)] += self._bias[known].to(scores.device)
         self._penalise(scores, prefix, first)
         self._forbid_words(scores, prefix, first)
         early = self._prompt_length + self._rules.min_new_tokens - first
@@ -132,11 +134,6 @@ class RowRules:
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """Return the tokens that the grammar forces, as `RequestProcessors.forced`."""
         return [] if self._matcher is None else self._matcher.forced(prefix, most)
-
-    def _add_bias(self, scores: torch.Tensor) -> None:
-        if len(self._biased):
-            known = self._biased < scores.shape[1]
-            scores[:, self._biased[known].to(scores.device)] += self._bias[known].to(scores.device)
 
     def _penalise(self, scores: torch.Tensor, prefix: torch.Tensor, first: int) -> None:
         """Penalise tokens by the text that each row stands behind, of which the first has `first`

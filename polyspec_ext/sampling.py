@@ -23,8 +23,7 @@ Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log
 
 @runtime_checkable
 class LogitsProcessors(Protocol):
-    """Changes logits before temperature and filters make a distribution of them, on every level
-    alike (contract C1)."""
+    """Changes logits before temperature and filters, on every level alike (contract C1)."""
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Processed logits ``[k, V]``, a new tensor.
@@ -55,12 +54,8 @@ class MaskSource:
 
 
 class RequestProcessors:
-    """`LogitsProcessors` of requests that come and go. Rows without any get their logits back. It
-    is false while it changes the logits of no request.
-
-    Args:
-        last: applied to all rows, behind the processors of each.
-    """
+    """`LogitsProcessors` of requests that come and go, with `last` behind those of each row. It is
+    false while it changes the logits of no request."""
 
     def __init__(self, last: LogitsProcessors | None = None) -> None:
         self._of_row: dict[int, list[RowProcessor]] = {}
@@ -77,7 +72,6 @@ class RequestProcessors:
         self._of_row.pop(row, None)
 
     def __bool__(self) -> bool:
-        """Return whether anything changes the logits of any request."""
         return bool(self._of_row) or self._last is not None
 
     @property

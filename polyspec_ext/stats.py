@@ -10,10 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 HISTOGRAMS = ("acceptance_histogram", "draft_length_histogram")
+_DERIVED = (
+    "num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "draft_acceptance_rate_per_pos",
+    "mean_acceptance_length", "draft_acceptance_rate",
+)  # fmt: skip
 
+_NUMBERS = (
+    "num_requests", "num_prompt_tokens", "num_cached_tokens", "num_new_tokens", "tokens_per_second",
+    "prefill_seconds", "decode_seconds", "overhead_seconds",
+)  # fmt: skip
 WIDTH = 100
 _NAME = 20  # columns of a level's name
 _POSITIONS = 14  # positions that fit in a line
@@ -111,33 +120,24 @@ class LevelStats:
     def mean_acceptance_length(self) -> float:
         """1 + accepted tokens per block: tokens gained by one verification, bonus included. NaN
         without a block."""
-        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else float("nan")
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else math.nan
 
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted share of the tokens verified. NaN without one."""
-        return (
-            self.num_accepted_tokens / self.num_draft_tokens
-            if self.num_draft_tokens
-            else float("nan")
-        )
+        drafted = self.num_draft_tokens
+        return self.num_accepted_tokens / drafted if drafted else math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, with None for what is not defined; without the list that grows with the
         text."""
-        plain: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        del plain["emitted_per_verification"]
-        for name in HISTOGRAMS:
-            plain[name] = list(plain[name])
-        for name in (
-            "num_accepted_tokens_per_pos",
-            "num_draft_tokens_per_pos",
-            "draft_acceptance_rate_per_pos",
-        ):
-            plain[name] = getattr(self, name)
-        for name in ("mean_acceptance_length", "draft_acceptance_rate"):
-            value = getattr(self, name)
-            plain[name] = None if math.isnan(value) else value
+        names = [name for name in self.__slots__ if name != "emitted_per_verification"]
+        plain: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_DERIVED)}
+        for name, value in plain.items():
+            if isinstance(value, list):
+                plain[name] = list(value)
+            elif isinstance(value, float) and math.isnan(value):
+                plain[name] = None
         return plain
 
 
@@ -173,9 +173,7 @@ class Stats:
     @property
     def tokens_per_second(self) -> float:
         """New tokens per second of decoding. NaN before the first."""
-        return (
-            self.num_new_tokens / self.decode_seconds if self.decode_seconds > 0 else float("nan")
-        )
+        return self.num_new_tokens / self.decode_seconds if self.decode_seconds > 0 else math.nan
 
     @property
     def overhead_seconds(self) -> float:
@@ -184,22 +182,16 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, ready for JSON, with None for what is not defined."""
-        rate = self.tokens_per_second
-        return {
-            "num_requests": self.num_requests,
-            "num_prompt_tokens": self.num_prompt_tokens,
-            "num_cached_tokens": self.num_cached_tokens,
-            "num_new_tokens": self.num_new_tokens,
-            "tokens_per_second": None if math.isnan(rate) else rate,
-            "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds,
-            "overhead_seconds": self.overhead_seconds,
-            "levels": [level.to_dict() for level in self.levels],
-        }
+        plain: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
+        if math.isnan(self.tokens_per_second):
+            plain["tokens_per_second"] = None
+        return {**plain, "levels": [level.to_dict() for level in self.levels]}
 
     def table(self) -> str:
         """Format a line per level, then acceptance by position."""
-        return _table(self)
+        lines = [*_summary(self), "", *_levels(self)]
+        verified = [(n, level) for n, level in enumerate(self.levels, 1) if level.num_drafts]
+        return "\n".join([*lines, *(["", *_positions(verified)] if verified else [])])
 
 
 class StatsRecorder:
@@ -215,38 +207,35 @@ class StatsRecorder:
 
     def __init__(self, total: Stats) -> None:
         self._total, self.prefill_seconds = total, 0.0
-        self._rows: Sequence[Stats] = ()
+        self.follow(())
 
     def follow(self, rows: Sequence[Stats]) -> None:
         """Set the rows that later entries are of."""
-        self._rows = rows
-
-    def _all(self) -> list[Stats]:
-        total = self._total
-        return [total, *[row for row in self._rows if row is not total]]
+        total, self._rows = self._total, rows
+        # What an entry of a row counts in: its statistics, if they are others, and the total.
+        self._both = [(row,) if row is total else (row, total) for row in rows]
+        self._all = list({id(stats): stats for stats in (total, *rows)}.values())
 
     def decoded(self, seconds: float) -> None:
         """Add the seconds of a round of the target."""
-        self._total.decode_seconds += seconds
-        for row in self._rows:
-            if row is not self._total:
-                row.decode_seconds += seconds
+        for stats in self._all:
+            stats.decode_seconds += seconds
 
     def prefilled(self, index: int, seconds: float) -> None:
         """Add the seconds in which a level read the prompts."""
         self.prefill_seconds += seconds
-        for stats in self._all():
+        for stats in self._all:
             stats.levels[index].prefill_seconds += seconds
 
     def read_beside(self, row: Stats, index: int, seconds: float) -> None:
         """Add the seconds in which a level read the text of one request beside the batch."""
         self.prefill_seconds += seconds
-        for stats in (row,) if row is self._total else (row, self._total):
+        for stats in {id(one): one for one in (row, self._total)}.values():
             stats.levels[index].prefill_seconds += seconds
 
     def spent(self, index: int, seconds: float, passes: int) -> None:
         """Add the passes in which a level read what it lagged behind."""
-        for stats in self._all():
+        for stats in self._all:
             level = stats.levels[index]
             level.num_forward_passes += passes
             level.seconds += seconds
@@ -258,49 +247,35 @@ class StatsRecorder:
         passes: int,
         nodes: Sequence[int] | None = None,
     ) -> None:
-        """Add a draft, by row.
-
-        Args:
-            entries: as of the state rows' log: tokens asked for (-1: no part), position, accepted,
-                emitted, ended, status, of_tail.
-            nodes: of trees.
-        """
-        total = self._total
-        took = [total]
-        for at, (row, entry) in enumerate(zip(self._rows, entries, strict=True)):
+        """Add a draft, by row, of `entries` of the state rows' log (`runtime.rows.Entry`) and the
+        `nodes` of trees."""
+        took = [self._total]
+        for at, (both, entry) in enumerate(zip(self._both, entries, strict=True)):
             if entry[0] < 0:
                 continue
-            both = (row,) if row is total else (row, total)
             for stats in both:
-                level = stats.levels[-1]
-                level.num_proposals += 1
-                level.num_proposed_tokens += entry[3] if nodes is None else nodes[at]
-            if row is not total:
-                took.append(row)
+                stats.levels[-1].num_proposals += 1
+                stats.levels[-1].num_proposed_tokens += entry[3] if nodes is None else nodes[at]
+            took += both[:-1]
         for stats in took:
-            level = stats.levels[-1]
-            level.num_forward_passes += passes
-            level.seconds += seconds
+            stats.levels[-1].num_forward_passes += passes
+            stats.levels[-1].seconds += seconds
 
     def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
         """Add a verification by a level, by row; tokens that the target emits are committed."""
-        total = self._total
-        took = [total]
-        for row, entry in zip(self._rows, entries, strict=True):
+        took = [self._total]
+        for both, entry in zip(self._both, entries, strict=True):
             tokens, _, accepted, emitted, _, _, of_tail = entry
             if tokens < 0:
                 continue
-            both = (row,) if row is total else (row, total)
             for stats in both:
                 stats.levels[index].verified(tokens, accepted, emitted, of_tail)
                 if index == 0:
                     stats.num_new_tokens += emitted
-            if row is not total:
-                took.append(row)
+            took += both[:-1]
         for stats in took:
-            level = stats.levels[index]
-            level.num_forward_passes += 1
-            level.seconds += seconds
+            stats.levels[index].num_forward_passes += 1
+            stats.levels[index].seconds += seconds
 
 
 def merge(requests: Sequence[Stats]) -> Stats:
@@ -310,33 +285,19 @@ def merge(requests: Sequence[Stats]) -> Stats:
         raise ValueError("expected the statistics of at least one request, given none")
     total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)
     for stats in requests:
-        total.num_requests += stats.num_requests
-        total.num_prompt_tokens += stats.num_prompt_tokens
-        total.num_cached_tokens += stats.num_cached_tokens
-        total.num_new_tokens += stats.num_new_tokens
-        total.decode_seconds += stats.decode_seconds
+        for name in Stats.__slots__[1:]:
+            setattr(total, name, getattr(total, name) + getattr(stats, name))
         for into, level in zip(total.levels, stats.levels, strict=True):
             for name in LevelStats.__slots__:
                 if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
                     setattr(into, name, getattr(into, name) + getattr(level, name))
             before, more = into.emitted_per_verification, level.emitted_per_verification
-            into.emitted_per_verification = (
-                None if before is None or more is None else [*before, *more]
-            )
+            both = None if before is None or more is None else [*before, *more]
+            into.emitted_per_verification = both
             for name in HISTOGRAMS:
-                sums, counts = getattr(into, name), getattr(level, name)
-                sums.extend([0] * (len(counts) - len(sums)))
-                for length, blocks in enumerate(counts):
-                    sums[length] += blocks
+                pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
+                setattr(into, name, [sums + blocks for sums, blocks in pairs])
     return total
-
-
-def _table(stats: Stats) -> str:
-    lines = [*_summary(stats), "", *_levels(stats)]
-    verified = [(n, level) for n, level in enumerate(stats.levels, 1) if level.num_drafts]
-    if verified:
-        lines += ["", *_positions(verified)]
-    return "\n".join(lines)
 
 
 def _summary(stats: Stats) -> list[str]:
@@ -359,19 +320,12 @@ def _levels(stats: Stats) -> list[str]:
     lines = [_line("level", heads, widths)]
     for number, level in enumerate(stats.levels, 1):
         passes = level.num_forward_passes
-        cells = [
-            str(passes),
-            f"{level.seconds / passes * 1e3:.2f}" if passes else "-",
-            _percent(level.seconds, stats.decode_seconds),
-        ]
+        each = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
+        cells = [str(passes), each, _percent(level.seconds, stats.decode_seconds)]
         if level.num_drafts:
-            cells += [
-                str(level.num_drafts),
-                str(level.num_draft_tokens),
-                str(level.num_accepted_tokens),
-                f"{level.draft_acceptance_rate:.2f}",
-                f"{level.mean_acceptance_length:.2f}",
-            ]
+            counts = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
+            rates = level.draft_acceptance_rate, level.mean_acceptance_length
+            cells += [*map(str, counts), *(f"{rate:.2f}" for rate in rates)]
         elif level.num_proposed_tokens:
             cells += ["", str(level.num_proposed_tokens)]
         lines.append(_line(f"{number} {level.name}", cells, widths))

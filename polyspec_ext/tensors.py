@@ -40,9 +40,6 @@ class RowCounts(Sequence[int]):
     Args:
         host: the numbers; None: the device alone knows them.
         tensor: ``[B]`` int64, the same; None: it is made of `host` when somebody asks.
-
-    Attributes:
-        host: the numbers, where the host knows them; else None.
     """
 
     __slots__ = ("_tensor", "host")
@@ -94,35 +91,23 @@ class RowCounts(Sequence[int]):
         return iter(self._tensor.tolist() if self.host is None else self.host)
 
 
-_DTYPES = {
-    "temperature": torch.float32,
-    "top_k": torch.int64,
-    "top_p": torch.float32,
-    "min_p": torch.float32,
-    "seed": torch.int64,
-}
 _OFF: dict[str, int | float] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_PARAMETERS = (*_OFF, "seed")
 
 
 class RowParameters:
-    """Sampling parameters and seeds of B rows, one tensor ``[B]`` of each at one place, where
-    captured steps read them anew.
-
-    Args:
-        batch: rows, B.
-        device: where they lie.
-
-    Attributes:
-        sampling, seeds: the same on the host, by row; empty before the first `write`.
-        greedy: every row's temperature is 0.
-    """
+    """Sampling parameters and seeds of B rows, one tensor ``[B]`` of each on `device`, at one
+    place, where captured steps read them anew; `sampling` and `seeds` are the same on the host,
+    empty before the first `write`. `greedy`: every row's temperature is 0."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.sampling: Sequence[Sampling] = ()
         self.seeds: Sequence[int] = ()
         self.greedy, self._device = True, device
+        kinds = {float: torch.float32, int: torch.int64}
         self._tensors = {
-            name: torch.zeros(batch, dtype=dtype, device=device) for name, dtype in _DTYPES.items()
+            name: torch.zeros(batch, dtype=kinds[type(_OFF.get(name, 0))], device=device)
+            for name in _PARAMETERS
         }
         self._on: dict[torch.device, dict[str, torch.Tensor | float]] = {}
 
@@ -179,14 +164,11 @@ class Place:
     """Memory that a step uses beside its inputs, as part of a graph's key.
 
     Args:
-        owner: whose memory it is. Equal addresses of another owner are another place.
-        tensors: all of it.
+        owner: whose memory it is, kept as a weak reference. Equal addresses of another owner are
+            another place.
+        tensors: all of it, kept as address, shape, strides and data type of each.
         form: what else the step's operators depend on, such as sizes that the host knows.
         span: slots that attention reads. Steps that differ in it alone set up nothing anew.
-
-    Attributes:
-        owner: a weak reference.
-        tensors: address, shape, strides and data type of each.
     """
 
     __slots__ = ("_hash", "form", "owner", "span", "tensors")

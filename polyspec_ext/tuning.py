@@ -23,20 +23,12 @@ import torch
 
 from . import arguments, processor
 from .files import cache_folder, replace_text
-from .levels import (
-    ELEMENTS,
-    InputBlock,
-    Level,
-    ModelSource,
-    Options,
-    PromptBatch,
-    RowCounts,
-    batched,
-)
+from .levels import ELEMENTS, InputBlock, Level, ModelSource, Options, PromptBatch, batched
 from .levels.elements import level_class
 from .levels.fused import can_pack
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
+from .tensors import RowCounts
 
 _Level = TypeVar("_Level", bound=Level)
 Switch = bool | Literal["auto"]
@@ -59,12 +51,9 @@ _ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 class Store:
     """Values by key, kept between processes; both are JSON objects.
 
-    A value lies in a file that is named by a digest of its key and replaced as a whole, so that
-    any number of processes may read and write at once. Without a folder that can be read and
-    written, values are known to this object alone.
-
-    Args:
-        folder: made when it is first written to. None: nothing is kept in files.
+    A value lies in a file of `folder` that is named by a digest of its key and replaced as a whole,
+    so that any number of processes may read and write at once. Without a folder that can be read
+    and written, values are known to this object alone.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -144,10 +133,8 @@ def pass_seconds(
         by level and width, the seconds of the fastest pass: other processes only add to it.
     """
     if not levels or not widths or min(widths) < 1 or repeats < 1:
-        raise ValueError(
-            "expected levels, widths >= 1 and repeats >= 1, given "
-            f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
-        )
+        given = f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
+        raise ValueError(f"expected levels, widths >= 1 and repeats >= 1, given {given}")
     devices = [torch.device(getattr(level, "device", "cpu")) for level in levels]
     if clock is None:
         on_cpu = all(device.type == "cpu" for device in devices)
@@ -178,8 +165,7 @@ def pass_seconds(
                 seconds = clock() - started
                 level.rollback(kept)
                 if turn > 0:
-                    known = fastest[number].get(width, seconds)
-                    fastest[number][width] = min(known, seconds)
+                    fastest[number][width] = min(fastest[number].get(width, seconds), seconds)
     return fastest
 
 
@@ -205,13 +191,9 @@ class LevelConfig:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest candidate.
-
-    Attributes:
-        seconds: of one pass, by candidate and number of tokens; empty where there was no choice.
-        cached: they were measured earlier.
-        steady: they repeated and are plausible; only then they are kept.
-    """
+    """The fastest candidate, and the seconds of one pass, by candidate and number of tokens (empty
+    where there was no choice), which were measured earlier (`cached`), and which repeated and are
+    plausible (`steady`); only then they are kept."""
 
     config: LevelConfig
     seconds: Mapping[LevelConfig, Mapping[int, float]]
@@ -241,25 +223,16 @@ def choose(
     """Make the level whose passes take the least time, one of each width added up.
 
     All is measured twice. The answer is kept in `default_store`, by processor, instruction sets,
-    threads, versions and the arguments, if both times agree and are plausible.
-
-    Args:
-        make: a level as a configuration says. A candidate for which it, or the level's first
-            passes, raise an error is left out, unless none is left.
-        candidates: the simplest first; a later one must be faster by `MARGIN`.
-        widths: tokens of the passes, each >= 1.
-        shape: tells models apart whose passes cost differently.
+    threads, versions and the arguments, if both times agree and are plausible. Candidates for which
+    `make` or the first passes raise an error are left out, unless none is left. They come with the
+    simplest first; a later one must be faster by `MARGIN`. Models whose passes cost differently
+    have another `shape`.
     """
     if len(candidates) == 1:
         return make(candidates[0]), Choice(candidates[0], {})
     store = default_store()
-    key = {
-        "schema": SCHEMA,
-        **processor.facts(),
-        "shape": shape,
-        "widths": list(widths),
-        "candidates": [str(config) for config in candidates],
-    }
+    key = {"schema": SCHEMA, **processor.facts(), "shape": shape, "widths": list(widths)}
+    key["candidates"] = [str(config) for config in candidates]
     known = _read(store.get(key), candidates)
     if known is not None:
         with contextlib.suppress(ValueError, RuntimeError):  # what cannot be made any more

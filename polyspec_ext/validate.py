@@ -1,14 +1,15 @@
-"""What the host can know about the operators' arguments, and errors that name expected and given.
+"""What the host can know about the operators' arguments and about what a level, which may be a
+user's own, returns; and errors that name expected and given.
 
-Every call of ``sample`` and ``verify`` pays for this, so texts are made only on the way to a raise.
-TypeError: wrong kind or dtype. ValueError: wrong shape, stride, device or range.
+Every call of ``sample``, ``verify`` and ``forward`` pays for this, so texts are made only on the
+way to a raise. TypeError: wrong kind or dtype. ValueError: wrong shape, stride, device or range.
 """
 
 from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -33,18 +34,9 @@ Place = tuple[int, torch.device]  # batch and device, which every tensor of a ca
 
 
 class Form:
-    """What the arguments of a verification are called.
-
-    Args:
-        letter: most draft tokens of a request.
-        rows: with offsets, the rows of all requests.
-        most: the argument that gives `letter` with offsets.
-        drafted: what draft tokens are called.
-
-    Attributes:
-        even, ragged: shapes of the target's logits and of the draft tokens, without and with
-            offsets.
-    """
+    """Names in messages: of the most draft tokens of a request (`letter`), the rows of all requests
+    with offsets, the argument that gives `letter` then, and draft tokens; shapes of the target's
+    logits and of the draft tokens without offsets (`even`) and with them (`ragged`)."""
 
     def __init__(self, letter: str, rows: str, most: str, drafted: str) -> None:
         self.letter, self.most, self.drafted = letter, most, drafted
@@ -57,16 +49,9 @@ TREE = Form("N", "M", "nodes", "nodes")
 
 
 class Layout(NamedTuple):
-    """How the rows and tokens of a verification lie.
-
-    Attributes:
-        place: of the requests.
-        rows: most rows of the target that a request has: its most draft tokens and one.
-        vocab: of the target.
-        tokens: shape of the draft tokens.
-        text: the same for messages.
-        offsets: [B+1] int64, where each request's rows begin; None: side by side.
-    """
+    """Place of the requests of a verification, most rows of the target that one has, the target's
+    vocabulary, shape of the draft tokens (`text`: for messages), and offsets ``[B+1]`` int64, where
+    each request's rows begin; None: side by side."""
 
     place: Place
     rows: int
@@ -93,20 +78,14 @@ def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
 
 
 def logits(name: str, value: Any, shape: str, rank: int) -> Place:
-    """Checks the logits a call is about; gives its batch and device.
-
-    Args:
-        name: for the text.
-        value: must be a tensor of that rank, fp32, bf16 or fp16, unit stride along the vocabulary.
-        shape: for the text, such as "[B, V]".
-        rank: number of dimensions.
-    """
+    """Require a tensor of `rank` dimensions in fp32, bf16 or fp16, with unit stride along the
+    vocabulary; return its batch and device. `shape` is for messages, such as "[B, V]"."""
     if not isinstance(value, torch.Tensor) or value.dtype not in LOGITS_DTYPES:
         wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
     sizes = value.shape
     if len(sizes) != rank:
         _wrong_shape(name, shape, value)
-    vocab = sizes[-1]
+    vocab, device = sizes[-1], value.device
     if not 1 <= vocab < 2**31:
         _wrong_shape(name, f"{shape} with 1 <= V < 2**31", value)
     # (The strides of numpy's empty arrays are 0.)
@@ -115,7 +94,6 @@ def logits(name: str, value: Any, shape: str, rank: int) -> Place:
             f"{name}: expected unit stride along the vocabulary, given stride {value.stride(-1)}; "
             "call .contiguous() on it"
         )
-    device = value.device
     if device != _CPU:
         _require_backend(name, device)
     return sizes[0], device
@@ -133,7 +111,7 @@ def _require_backend(name: str, device: torch.device) -> None:
 
 
 def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
-    """Checks the target's logits, ``[B, K+1, V]``, or with offsets ``[N, V]``; gives the layout."""
+    """Require the target's logits, ``[B, K+1, V]``, or with offsets ``[N, V]``."""
     letter = form.letter
     if offsets is None:
         place = logits("target_logits", target_logits, form.even[0], 3)
@@ -171,7 +149,7 @@ def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None
 
 
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Raises unless the tensor is where the logits are."""
+    """Require a tensor to be where the logits are."""
     if tensor.device != device:
         raise ValueError(f"{name}: expected the logits' device {device}, given {tensor.device}")
 
@@ -305,12 +283,8 @@ def allowed(value: Any, place: Place, shape: tuple[int, ...], vocab: int, text: 
 
 
 def ids(name: str, value: Any, place: Place) -> torch.Tensor:
-    """Return token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device.
-
-    Args:
-        name: for the text.
-        value: an integer, integers (each >= -1; -1 is no id), or an integer tensor [E] or [B, E].
-    """
+    """Return token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device,
+    of an integer, integers (-1 is no id), or an integer tensor [E] or [B, E]."""
     batch, device = place
     if not isinstance(value, torch.Tensor):
         listed = list(value) if isinstance(value, Sequence) else [value]
@@ -347,19 +321,12 @@ def drafted(
     vocab: int,
     shape: tuple[int, int] | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Checks the draft logits and what comes with them only; gives the statistics and the
-    vocabulary's table, gathered.
-
-    Args:
-        logits_: the draft logits; None: every proposal is deterministic.
-        vocab: of the target.
-        shape: [B, K] of logits that lie side by side; None: they are a pool.
-    """
+    """Require draft logits (None: every proposal is deterministic) and what comes with them only;
+    return the statistics and the vocabulary's table, gathered. `vocab` is the target's, `shape`
+    ``[B, K]`` of logits that lie side by side; None: they are a pool."""
     if logits_ is None:
-        for name, value in (
-            ("target_to_draft", target_to_draft),
-            ("draft_statistics", statistics),
-        ):
+        given = {"target_to_draft": target_to_draft, "draft_statistics": statistics}
+        for name, value in given.items():
             if value is not None:
                 raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
         return None, None
@@ -383,3 +350,76 @@ def drafted(
             "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
         )
     return statistics, target_to_draft
+
+
+# ---- what a level returns ------------------------------------------------------------------------
+# Errors name the level, what its contract (`Level`) expects, and what came.
+
+
+def require_output(name: str, output: Any) -> None:
+    """Require a `LevelOutput` of ``forward`` of level `name`."""
+    if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
+        wrong_kind(name, "forward to return a LevelOutput", output)
+
+
+def require_logits(
+    name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
+) -> None:
+    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`."""
+    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
+        wrong_kind(name, "forward to return float32, bfloat16 or float16 logits", logits)
+    shape = (batch, keep, vocab_size)
+    if logits.shape != shape:
+        wrong = f"of shape [B, keep, vocab_size] = {list(shape)}, given {list(logits.shape)}"
+    elif logits.device != device and not _same(logits.device, device):
+        wrong = f"on the level's device, {device}, given {logits.device}"
+    elif logits.layout != torch.strided:
+        raise ValueError(
+            f"{name}: expected forward to return dense logits, given layout {logits.layout}"
+        )
+    elif vocab_size > 1 and logits.stride(2) != 1:
+        stride = f"stride {logits.stride(2)}; call .contiguous() on them"
+        wrong = f"of unit stride along the vocabulary, given {stride}"
+    else:
+        return
+    raise ValueError(f"{name}: expected forward to return logits {wrong}")
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and None in (one.index, other.index)
+
+
+def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
+    """Require hidden states ``[B, T, H]`` by layer of a pass of level `name` over tokens of `shape`
+    [B, T]."""
+    if not isinstance(hidden, Mapping):
+        wrong_kind(name, "hidden states by layer", hidden)
+    for layer in layers:
+        states = hidden.get(layer)
+        if not isinstance(states, torch.Tensor) or not states.is_floating_point():
+            wrong_kind(name, f"hidden states of layer {layer}", states)
+        if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
+            raise ValueError(
+                f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
+                f"of layer {layer}, given {list(states.shape)}"
+            )
+
+
+def call(name: str, level: Any, method: str, *arguments: Any) -> None:
+    """Call a method of level `name` that returns None. A result would be a message that nobody
+    reads: a coroutine, False, other lengths than asked for."""
+    result = getattr(level, method)(*arguments)
+    if result is not None:
+        wrong_kind(name, f"{method} to return None", result)
+
+
+def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
+    """Require the cached lengths after ``rollback`` of level `name`: no longer than asked for."""
+    given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
+    if not (isinstance(given, Sequence) and all(type(one) is int for one in given)):
+        wrong_kind(name, "rollback to return None or the lengths that are left", kept)
+    if len(given) != len(asked) or any(not 0 <= n <= m for n, m in zip(given, asked, strict=True)):
+        raise ValueError(
+            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {given}"
+        )
+    return list(given)

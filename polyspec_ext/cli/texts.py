@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import chain_file, tiny
+from .. import tiny
 from ..chain import Chain
 from ..chat import ChatPrompt, StopStrings, prompt_of_text
+from ..files import ChainFile
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
 from ..rules import LogitsRules
@@ -90,7 +91,7 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
         chain = Chain.from_plan(args.chain)
     except ValueError as error:
         raise ValueError(re.sub("^path:", "chain:", str(error))) from error
-    args.target = chain_file.read("chain", Path(args.chain)).elements[0].source
+    args.target = ChainFile.read("chain", Path(args.chain)).elements[0].source
     return chain
 
 

@@ -77,7 +77,7 @@ class RowBuffer(NamedTuple):
 
 
 class CapturedPasses(Protocol):
-    """Runs passes by CUDA graphs while the host follows (`runtime.passes`)."""
+    """Runs passes by CUDA graphs while the host follows (`runtime.graphs.Passes`)."""
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
         """Return the output of ``level.forward``."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from .. import returned
+from .. import validate as returned
 from ..tensors import RowCounts
 
 

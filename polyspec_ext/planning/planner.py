@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import arguments, inputs, processor, progress
+from .. import arguments, columns, inputs, processor, progress
 from ..chain import Chain, Prediction
-from ..chain_file import ChainFile, Element
 from ..drafters import elements
+from ..files import ChainFile, Element
 from ..inputs import Prompt
 from ..levels.models import is_sharded
 from ..sampling import fresh_seed
 from ..tuning import Switch, default_store
-from . import report
-from .measure import Measured, Runner, measure, merged, representative
-from .parts import Loader, Part, Request, considered, in_order
+from .measure import (
+    Loader,
+    Measured,
+    Part,
+    Request,
+    Runner,
+    considered,
+    in_order,
+    measure,
+    merged,
+    representative,
+)
 from .search import (
     TRIED,
     Candidate,
@@ -79,24 +88,9 @@ class Plan:
             "machine": processor.facts(),
             "request": {**self.request.options(), "batch": self.request.batch},
             "speculate": self.speculate,
-            "recommended": _plain(self.recommended),
-            "candidates": [_plain(one) for one in self.candidates],
-            "insertions": [
-                {
-                    "new": one.new,
-                    "above": one.above,
-                    "below": one.below,
-                    "lengths": dict(zip(("L_i", "L_i_new", "L_new"), one.lengths, strict=True)),
-                    "seconds": dict(zip(("T_i", "T_new", "T_below"), one.seconds, strict=True)),
-                    **one.test._asdict(),
-                    "holds_as_printed": one.test.printed,
-                    "holds_exactly": one.test.exact,
-                    "faster_measured": one.faster,
-                    "without": _plain(one.without),
-                    "with": _plain(one.with_new),
-                }
-                for one in self.insertions
-            ],
+            "recommended": self.recommended.to_dict(),
+            "candidates": [one.to_dict() for one in self.candidates],
+            "insertions": [one.to_dict() for one in self.insertions],
             "trials": [
                 {"levels": [self.parts[n].name for n in chain], **trial._asdict()}
                 for chain, trial in self.measured.trials.items()
@@ -111,10 +105,10 @@ class Plan:
         """Return the recommendation and a table of the chains for people, in 80 columns; `verbose`:
         also rates of decoding and the measurements."""
         sections = [
-            report.verdict(self.recommended, self.plain),
-            report.rates(self.candidates, self.plain, verbose),
-            report.insertions(self.insertions) if self.insertions else "",
-            report.measurements(self.measured, self.parts, self.request) if verbose else "",
+            _verdict(self.recommended, self.plain),
+            _rates(self.candidates, self.plain, verbose),
+            theorem_table(self.insertions) if self.insertions else "",
+            _measurements(self.measured, self.parts, self.request) if verbose else "",
         ]
         return "\n\n".join(filter(None, sections))
 
@@ -158,12 +152,6 @@ class Plan:
         ChainFile(
             saved, list(best.windows), list(best.rounds), best.tail, best.rule, prediction
         ).write(path)
-
-
-def _plain(one: Candidate) -> dict[str, Any]:
-    values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(one).items()}
-    del values["parts"]
-    return {**values, "tokens_per_round": values.pop("length")}
 
 
 def plan(
@@ -373,3 +361,116 @@ def _fingerprint(part: Part) -> list[Any]:
     config = getattr(getattr(part.thing, "model", None), "config", None)
     described = repr(config.to_dict()) if config is not None else type(part.thing).__name__
     return [part.name, described, str(part.choice and part.choice.config)]
+
+
+# ---- reports for people, in 80 columns -----------------------------------------------------------
+
+
+def _verdict(one: Candidate, plain: Candidate) -> str:
+    """Return the recommendation and its rate."""
+    rate = f"{one.predicted_tokens_per_second:.1f} tokens/s predicted"
+    if one.measured_tokens_per_second is not None:
+        rate += f", {one.measured_tokens_per_second:.1f} measured"
+    if not one.windows:
+        return f"do not speculate: {one.levels[0]} alone, {rate}"
+    over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
+    text = f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
+    return columns.wrapped(text)
+
+
+def _rates(some: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
+    """Return a table of every chain's rate, predicted and, where any was run, measured; `verbose`:
+    also of decoding, without prefills."""
+    heads = ["tokens/s", "+-", "over plain"]
+    heads += ["measured", "over plain"] * any(one.measured_tokens_per_second for one in some)
+    heads += ["decoding", "tokens/round"] * verbose
+    rows = []
+    for one in some:
+        over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
+        cells = [f"{one.predicted_tokens_per_second:.1f}", f"{100 * one.uncertainty:.1f} %"]
+        cells.append(f"{over:.2f}")
+        if "measured" in heads:
+            rate, base = one.measured_tokens_per_second, plain.measured_tokens_per_second
+            cells += [f"{rate:.1f}", f"{rate / base:.2f}"] if rate and base else ["-", "-"]
+        if verbose:
+            cells += [f"{one.predicted_decode_tokens_per_second:.1f}", f"{one.length:.2f}"]
+        rows.append((_described(one), cells))
+    return f"predicted for whole calls\n{columns.table('chain', heads, rows)}"
+
+
+def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -> str:
+    """Return times by part, acceptances, what chains at work took, and how levels run."""
+    lines = [
+        f"measured in {measured.spent:.0f} s on {len(measured.prompts)} texts of "
+        f"{len(measured.remaining)} tokens, temperature {request.temperature:g}, batch "
+        f"{measured.batch}; {measured.outside * 1e6:.0f} us per step outside the levels"
+    ]
+    for n, part in enumerate(parts):
+        tables = {
+            f"verify trees of {parts[m].name}" if m else "verify": measured.verify[above, m]
+            for above, m in sorted(measured.verify)
+            if above == n
+        }
+        if n in measured.draft:
+            tables["draft"] = measured.draft[n]
+        times = []
+        for name, table in tables.items():
+            seconds = sorted(table.seconds.items())
+            times.append(name + " " + ", ".join(f"{m}: {1e3 * s:.2f}" for m, s in seconds))
+        read = measured.prefill[n].seconds
+        ends = sorted({min(read), max(read)})
+        times.append("prefill " + ", ".join(f"{size}: {read[size] * 1e3:.1f}" for size in ends))
+        lines.append(f"  {part.name}: ms by tokens: {'; '.join(times)}")
+    pairs = sorted({*measured.accept, *measured.proposals})
+    shares = [f"{parts[a].name} from {parts[b].name} {measured.rate(a, b):.3f}" for a, b in pairs]
+    lines += [f"  accepted per token: {', '.join(shares)}"] * bool(shares)
+    lines += [
+        f"  {', '.join(parts[n].name for n in chain)}: x{trial.factor:.2f} of that at work"
+        for chain, trial in measured.trials.items()
+    ]
+    lines += [f"  {part.name}: {part.choice}" for part in parts if part.choice is not None]
+    return columns.wrapped("\n".join(lines))
+
+
+def theorem_table(tests: Sequence[Insertion]) -> str:
+    """Return Theorem 3.2 as the rebuttal's table has it: both sides, verdict and speeds; "either"
+    where now the one chain was measured to be faster, now the other."""
+    heads = (
+        "T_i", "L_i-new", "T_new", "L_new", "T_below", "L_i", "T_new/T_i", "< (1)", "< exact",
+        "(1)", "exact", "renewal", "measured", "tokens/s",
+    )  # fmt: skip
+    title = (
+        "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens that "
+        "the model above hands up per pass; exact: T_new against Lemma 3.1 before and after)"
+    )
+    rows = [(f"{one.new} between {one.above} and {one.below}", _insertion(one)) for one in tests]
+    return f"{columns.wrapped(title)}\n{columns.table('', heads, rows)}"
+
+
+def _insertion(one: Insertion) -> tuple[str, ...]:
+    test, (length, of_new, new_length) = one.test, one.lengths
+    above, new, below = (seconds * 1e3 for seconds in one.seconds)
+    before, after = (c.predicted_decode_tokens_per_second for c in (one.without, one.with_new))
+    renewal, measured = _word(after > before), "-"
+    first, second = (c.measured_decode_tokens_per_second for c in (one.without, one.with_new))
+    if first is not None and second is not None:
+        before, after = first, second
+        measured = "either" if one.faster is None else _word(one.faster)
+    return (
+        f"{above:.2f}", f"{of_new:.2f}", f"{new:.2f}", f"{new_length:.2f}", f"{below:.2f}",
+        f"{length:.2f}", f"{test.ratio_above:.3f}", f"{test.bound_above:.3f}",
+        f"{test.exact_bound * 1e3:.2f}", _word(test.above), _word(test.exact), renewal, measured,
+        f"{before:.1f} -> {after:.1f}",
+    )  # fmt: skip
+
+
+def _described(one: Candidate) -> str:
+    if not one.windows:
+        return f"{one.levels[0]} alone"
+    text = f"{', '.join(one.levels)}; window {','.join(map(str, one.windows))}"
+    text += f" tail {one.tail}" if one.tail else ""
+    return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
+
+
+def _word(inserted: bool) -> str:
+    return "insert" if inserted else "no"

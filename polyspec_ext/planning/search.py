@@ -7,7 +7,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from .measure import (
     Call,
     Measured,
     MeasuredSeconds,
+    Part,
     Runner,
     Setting,
     Trial,
     merged,
+    owners_above,
     steps_of,
 )
-from .parts import Part, owners_above
 from .theory import (
     Acceptance,
     Expectation,
@@ -88,6 +89,12 @@ class Candidate:
         if self.measured_tokens_per_second is None:
             return None
         return self.predicted_tokens_per_second / self.measured_tokens_per_second - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, ready for JSON."""
+        values = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        del values["parts"]
+        return {**values, "tokens_per_round": values.pop("length")}
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
@@ -179,7 +186,7 @@ def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = Tr
     """
     count = len(chain) - 1
     if count == 0:
-        return Setting(chain, (), ())
+        return Setting(chain)
     known: dict[Setting, float] = {}
 
     def rate(sizes: Sequence[int], extra: Sequence[int | None]) -> float:
@@ -344,6 +351,20 @@ class Insertion:
         pairs = zip(self.without.measured_repeats, self.with_new.measured_repeats, strict=False)
         seen = {after > before for before, after in pairs}
         return seen.pop() if len(seen) == 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, ready for JSON."""
+        return {
+            **{name: getattr(self, name) for name in ("new", "above", "below")},
+            "lengths": dict(zip(("L_i", "L_i_new", "L_new"), self.lengths, strict=True)),
+            "seconds": dict(zip(("T_i", "T_new", "T_below"), self.seconds, strict=True)),
+            **self.test._asdict(),
+            "holds_as_printed": self.test.printed,
+            "holds_exactly": self.test.exact,
+            "faster_measured": self.faster,
+            "without": self.without.to_dict(),
+            "with": self.with_new.to_dict(),
+        }
 
 
 def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:

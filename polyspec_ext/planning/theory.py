@@ -546,31 +546,6 @@ def _visits(chain: RoundModel, outcomes: Outcomes, begins: Ints) -> Floats:
 # ---- Lemma 3.1 and Theorem 3.2 (Wang et al., ICML 2025) ------------------------------------------
 
 
-def lemma_seconds(
-    tokens: float, lengths: Sequence[float], seconds: Sequence[float], beta: float
-) -> float:
-    """Return the seconds of Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``.
-
-    It leaves out what M_2 emits and M_1 rejects, which `expectation` has.
-
-    Args:
-        tokens: N.
-        lengths: L_1 ... L_{n-1}, tokens per verification, the correction or bonus included.
-        seconds: T_1 ... T_n of one pass.
-        beta: passes of M_n per verification by M_{n-1}.
-
-    Raises:
-        ValueError: not one length fewer than seconds, or none.
-    """
-    if not lengths or len(seconds) != len(lengths) + 1:
-        raise ValueError(
-            "seconds: expected one more than lengths, of which there is at least one, given "
-            f"{len(seconds)} and {len(lengths)}"
-        )
-    verifying = sum(tokens / length * cost for length, cost in zip(lengths, seconds, strict=False))
-    return verifying + beta * tokens / lengths[-1] * seconds[-1]
-
-
 class InsertionTest(NamedTuple):
     """Both sides of Theorem 3.2's conditions for M_new between M_i and M_{i+1}.
 
@@ -578,7 +553,9 @@ class InsertionTest(NamedTuple):
         ratio_above, bound_above: condition (1), ``T_new/T_i < L_new (1/L_i - 1/L_{i-new})``.
         ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
         exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
-            (1/L_i - 1/L_new)]``, Lemma 3.1 before against after where M_{i+1} is the last model.
+            (1/L_i - 1/L_new)]``, Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``,
+            before against after where M_{i+1} is the last model. It leaves out what M_2 emits and
+            M_1 rejects, which `expectation` has.
     """
 
     ratio_above: float
@@ -609,17 +586,6 @@ class InsertionTest(NamedTuple):
         return self.exact_seconds < self.exact_bound
 
 
-def insertion_bound(length: float, length_of_new: float, new_length: float) -> float:
-    """Return the right side of Theorem 3.2 (1), ``L_new (1/L_i - 1/L_{i-new})``.
-
-    Args:
-        length: L_i, of M_i with M_{i+1} below it.
-        length_of_new: L_{i-new}, of M_i with M_new below it.
-        new_length: L_new, of M_new with M_{i+1} below it.
-    """
-    return new_length * (1 / length - 1 / length_of_new)
-
-
 def insertion_test(
     seconds: float,
     new_seconds: float,
@@ -634,7 +600,8 @@ def insertion_test(
 
     Args:
         seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
-        length, length_of_new, new_length: as of `insertion_bound`.
+        length: L_i, of M_i with M_{i+1} below it; length_of_new: L_{i-new}, of M_i with M_new below
+            it; new_length: L_new, of M_new with M_{i+1} below it.
         beta: passes of M_{i+1} per verification above it.
         without: T_i and beta without M_new; None: the same, which the printed conditions assume.
     """
@@ -643,7 +610,7 @@ def insertion_test(
     saved += seconds_below * (beta_before / length - beta / new_length)
     return InsertionTest(
         new_seconds / seconds,
-        insertion_bound(length, length_of_new, new_length),
+        new_length * (1 / length - 1 / length_of_new),
         new_seconds / seconds_below if seconds_below else float("inf"),
         beta * (new_length / length - 1),
         new_seconds,

@@ -29,13 +29,9 @@ _ENDED = operator.attrgetter("ended")
 
 
 class _Cache:
-    """Use of a cache.
-
-    Attributes:
-        batch: the latest that has begun with it; None: it has ended.
-        call: one entry while a call is at work. It is made if there is none, in one step that no
-            thread and no signal can come between.
-    """
+    """The latest batch that has begun with a cache (None: it has ended), and one entry while a call
+    is at work, which is made if there is none, in one step that no thread and no signal can come
+    between."""
 
     __slots__ = ("batch", "call")
 
@@ -93,12 +89,9 @@ def _busy(name: str, call: _Call | None) -> str:
 
 
 class CacheOwner:
-    """The call that is at work on a chain's caches, and the batch that they belong to.
-
-    Args:
-        levels: by name. A level that shares the cache of another names that other as its
-            `cache_owner`. A `begin_batch` is called where a batch begins with empty caches.
-    """
+    """The call that is at work on the caches of a chain's levels, and the batch that they belong
+    to. A level that shares the cache of another names that other as its `cache_owner`. A
+    `begin_batch` is called where a batch begins with empty caches."""
 
     def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
         holders = [(name, getattr(level, "cache_owner", level)) for name, level in levels]
@@ -113,9 +106,9 @@ class CacheOwner:
             self._caches.append((name, cache))
 
     def work(self) -> _Call:
-        """Return a context in which no other call works on the caches. It does not wait: entering
-        it raises a RuntimeError where another call is at work, of this chain or on one of its
-        caches, in another thread or around this one."""
+        """Return a context in which no other call works on the caches. Entering it raises a
+        RuntimeError where another call is at work, of this chain or on one of its caches, in
+        another thread or around this one."""
         return _Call(self._caches)
 
     def begin(self, batch: object) -> None:
@@ -136,24 +129,21 @@ class CacheOwner:
     @property
     def latest(self) -> object:
         """Return the batch that all caches belong to; None: there is none."""
-        batch = None if self._chain.batch is None else self._chain.batch()
-        theirs = [None if cache.batch is None else cache.batch() for _, cache in self._caches]
-        return batch if all(other is batch for other in theirs) else None
+        first, *others = (cache.batch and cache.batch() for _, cache in self._caches)
+        return first if all(other is first for other in others) else None
 
     def require(self, batch: object) -> None:
         """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
         for name, cache in self._caches:
             if cache.batch is None or cache.batch() is not batch:
-                raise RuntimeError(
-                    "this stream has ended: "
-                    + (
+                reason = "its chain has begun another request since, or it failed"
+                if name:
+                    reason = (
                         f"another chain that was given its level {name} has begun a request since, "
                         "or one with a level in the same cache; expected one chain after another, "
                         "or levels and caches for each"
-                        if name
-                        else "its chain has begun another request since, or it failed"
                     )
-                )
+                raise RuntimeError(f"this stream has ended: {reason}")
 
 
 class Batch:
@@ -226,8 +216,7 @@ class Batch:
 
     def _count(self, rows: Sequence[Row]) -> None:
         self.stats.num_requests += len(rows)
-        for row in rows:
-            self.stats.num_prompt_tokens += row.stats.num_prompt_tokens
+        self.stats.num_prompt_tokens += sum(row.stats.num_prompt_tokens for row in rows)
 
     @property
     def seeds(self) -> list[int]:

@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -22,17 +22,30 @@ from ..levels.base import BatchedLevel, InputBlock
 from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
-from . import requirements
-from .graphs import Clock, Graphs, Outputs, Queue
-from .hidden import HiddenWindow
-from .plan import RoundPlanner, default_rounds, round_plan
+from .graphs import Clock, Graphs, Outputs, Passes, Queue
+from .plan import (
+    ChainConfig,
+    Member,
+    RoundPlanner,
+    check_parts,
+    default_rounds,
+    needs_host,
+    round_plan,
+)
 from .prefill import Caches, Reading
-from .requirements import ChainConfig, Member
-from .rows import Entry, PlannedStep, Record, Report, Row, Rows, StateRows, Step
-from .trees import tree_pass
-
-if TYPE_CHECKING:
-    from .passes import Passes
+from .rows import (
+    Entry,
+    HiddenWindow,
+    PlannedStep,
+    Record,
+    Report,
+    Row,
+    Rows,
+    StateRows,
+    Step,
+    origins,
+    tree_pass,
+)
 
 _ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's logits [e, V], processed, behind which its e committed
@@ -42,25 +55,22 @@ Committed = list[tuple[int, list[int]]]
 
 
 class Engine:
-    """Runs the rounds of one batch at a time.
+    """Runs the rounds of one batch at a time, with levels that verify, target first, and a drafter,
+    which a target alone does not have.
 
     Args:
-        config: of the chain.
-        levels: that verify, target first.
-        drafter: None for a target alone.
         graphs: captures the steps of queued rounds.
         sync_each_step: whether the host reads the result of each step. None: on the CPU, where that
             costs nothing, and where it must.
 
     Attributes:
         parts: levels and drafter, target first.
-        caches: of the levels.
         slots: the requests in the caches.
         recovers: note before each round what `begin_again` needs.
         traces: note the origins of committed tokens (`Row.origins`).
 
     Raises:
-        ValueError: levels and drafter do not fit (`requirements.check`); or `sync_each_step` is
+        ValueError: levels and drafter do not fit (`plan.check_parts`); or `sync_each_step` is
             False, and the host must read between steps.
     """
 
@@ -78,7 +88,7 @@ class Engine:
         self.parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
         self._count = len(config.windows) + 1  # n; 2 of a target alone, whose window is 0
         # Levels whose hidden states the drafter is told.
-        self._gives_hidden = requirements.check(config, levels, drafter)
+        self._gives_hidden = check_parts(config, levels, drafter)
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
         self._layers, self._trees = can.hidden_layers, can.trees
         self._keeps_paths = can.keeps_paths
@@ -89,22 +99,17 @@ class Engine:
             self._target_to_draft = None if entries is None else entries.to(levels[-1].device)
         usual = round_plan(config.windows, config.rounds, config.tail)
         bounded = usual.steps is not None
-        reason = requirements.needs_host(config, levels, drafter, self._gives_hidden, bounded)
+        reason = needs_host(config, levels, drafter, self._gives_hidden, bounded)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
         wanted = config.device.type == "cpu" if sync_each_step is None else sync_each_step
         self._sync_each_step = reason is not None or wanted
-        captured = graphs is not None
-        self._planner = RoundPlanner(
-            config, self.parts, bool(self._layers), can.tree_size, captured
-        )
+        self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self._passes: Passes | None = None  # of steps that the host follows
         if graphs is not None and any(part.capabilities.keeps_lengths for part in self.parts):
-            from .passes import Passes  # most chains have none
-
             self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Which level is at work, and in which step (None: in all rows), for messages.
@@ -139,14 +144,9 @@ class Engine:
     @torch.inference_mode()
     def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Have requests join the batch, behind its rows; where steps are captured, in place of rows
-        that are complete, so that the graphs serve on.
-
-        Args:
-            readings: of their texts, which every level has read beside the batch but for the last
-                token; empty: all levels read all texts anew.
-
-        Behind an error the batch goes on without them.
-        """
+        that are complete, so that the graphs serve on. Every level has read their texts beside the
+        batch but for the last token; without `readings` all levels read all texts anew. Behind an
+        error the batch goes on without them."""
         self._drop_complete()
         slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
         free = [row.slot for row in slots if row.ended] if self._captures else []
@@ -183,7 +183,7 @@ class Engine:
 
     def _begin_caches(self) -> None:
         self.caches.begin()
-        self._rounds = 0
+        self._rounds, self._at_work = 0, None
         self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
 
     @torch.inference_mode()
@@ -195,7 +195,6 @@ class Engine:
         self._rows = self._rows.select(range(len(self.slots)))
         self._rows.state.begin_again(counts[[places[id(row)] for row in self.slots]])
         self._begin_caches()
-        self._at_work = None
 
     @torch.inference_mode()
     def pause(self, paused: Collection[Row]) -> None:
@@ -209,10 +208,7 @@ class Engine:
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
         """Replace the texts of rows between two rounds: caches keep what the old text and the new
         have in common. New tokens are counted from the new text on. Round counts go on, so that no
-        draw comes twice.
-
-        Raises:
-            ValueError: the drafter reads hidden states, a text is empty, or a row has ended.
+        draw comes twice. Refuses drafters of hidden states, empty texts and rows that have ended.
         """
         if self._layers:
             reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
@@ -320,9 +316,7 @@ class Engine:
         """Drop complete rows from the caches, where the last rows take their slots. Captured steps
         keep them, so that the graphs of the batch serve to its end."""
         staying = [row for row in self.slots if not row.ended]
-        if len(staying) == len(self.slots) or not staying:
-            return
-        if self._captures:
+        if len(staying) == len(self.slots) or not staying or self._captures:
             return
         count = len(staying)
         last = [row for row in staying if row.slot >= count]
@@ -366,8 +360,6 @@ class Engine:
         else:  # here the host waits for the round
             record = state.read(*emitted)
         if self.traces:
-            from .trace import origins
-
             numbers = [step.level for step in steps]
             for slot, row in enumerate(self.slots):
                 row.origins += origins(len(self.parts), numbers, record.entries, slot)
@@ -405,8 +397,8 @@ class Engine:
         id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
         if self._applied is not None and host is not None:
             runs = self._forced(host.lengths, size)
-        captures = self._passes is not None and host is not None and not any(runs)
-        if captures and self._passes is not None and self._passes.serves(drafter):
+        follows = self._passes is not None and host is not None and not any(runs)
+        if self._passes is not None and follows and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
         told = rows.hidden.states() if self._layers else None
         inputs = DraftInput(
@@ -436,7 +428,11 @@ class Engine:
             block, drafts = drafter.draft(inputs), True
         if self._trees or block.parents is not None:
             if self._trees != (block.parents is not None):
-                raise self._wrong_kind()
+                wanted, given = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
+                raise ValueError(
+                    f"{self.config.names[-1]}: expected {wanted} from a drafter whose capabilities "
+                    f"have {'' if self._trees else 'no '}`trees`, given {given}"
+                )
             pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
         if self._layers and drafts:
@@ -473,14 +469,6 @@ class Engine:
             runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
         return runs
 
-    def _wrong_kind(self) -> ValueError:
-        kinds = ["a chain of tokens", "a tree"]
-        return ValueError(
-            f"{self.config.names[-1]}: expected {kinds[self._trees]} from a drafter whose "
-            f"capabilities have {'' if self._trees else 'no '}`trees`, given "
-            f"{kinds[not self._trees]}"
-        )
-
     def _sent(self, step: Step, device: torch.device) -> Step:
         assert self._passes is not None
         plan, cached = self._plan, self._rows.state.cached(step.level)
@@ -496,11 +484,8 @@ class Engine:
 
     def _verify(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Have a level verify the tokens or trees that are pending for it, append the tokens that
-        it emits for the level above, and cut the caches.
-
-        Returns:
-            The emitted tokens, their log-probabilities, and the level's logits in text order.
-        """
+        it emits for the level above, and cut the caches. Returns the emitted tokens, their
+        log-probabilities, and the level's logits in text order."""
         config, rows, number, plan = self.config, self._rows, step.level, step.plan
         level, state, pending = self._levels[number - 1], rows.state, rows.pending
         parameters = rows.parameters
@@ -564,39 +549,25 @@ class Engine:
         drawn = config.id_maps[-1].drawn
         if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
             entries = None  # rows of all ids
+        shared: dict[str, Any] = {
+            **parameters.on(device),
+            "position": own.positions,
+            "level": number,
+            "round": own.rounds,
+            "rule": config.rule,
+            "target_to_draft": entries,
+            "allowed": allowed,
+        }
         if tree is None:
             draft_logits, statistics = (None, None) if q is None else q
             if draft_logits is not None and draft_logits.shape[1] > step.most:
                 draft_logits = draft_logits[:, : step.most]
                 statistics = None if statistics is None else statistics[:, : step.most]
-            result = config.operators.verify(
-                logits,
-                sent.pending(device),
-                draft_logits,
-                draft_lengths=own.lengths,
-                **parameters.on(device),
-                position=own.positions,
-                level=number,
-                round=own.rounds,
-                rule=config.rule,
-                draft_statistics=statistics,
-                target_to_draft=entries,
-                allowed=allowed,
-            )
+            shared |= {"draft_lengths": own.lengths, "draft_statistics": statistics}
+            result = config.operators.verify(logits, sent.pending(device), draft_logits, **shared)
         else:
             proposed, more = tree.proposal(q, step.most, device)
-            result = config.operators.verify_tree(
-                logits,
-                *proposed,
-                **more,
-                **parameters.on(device),
-                position=own.positions,
-                level=number,
-                round=own.rounds,
-                rule=config.rule,
-                target_to_draft=entries,
-                allowed=allowed,
-            )
+            result = config.operators.verify_tree(logits, *proposed, **more, **shared)
             path = result.path if read.places is None else read.placed(result.path)
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None

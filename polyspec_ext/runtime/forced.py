@@ -20,23 +20,16 @@ def draft_behind(
     id_map: IdMap,
     trees: bool,
 ) -> tuple[DraftBlock, bool]:
-    """Have a drafter draft behind forced tokens.
-
-    Args:
-        runs: forced tokens of each row, no more than it drafts.
-        id_map: of the drafter.
-        trees: it drafts trees.
-
-    Returns:
-        The block with the forced tokens in front, and whether the drafter has drafted.
-    """
+    """Have a drafter, of chains or `trees`, draft behind the forced tokens of each row (`runs`), no
+    more than it drafts. Returns the block with these in front, and whether it has drafted."""
     inputs = _behind(inputs, runs, id_map)
     drafts = inputs.most > 0
     if drafts:
         block = drafter.draft(inputs)
     else:  # it has read nothing new but these tokens
         drafter.read(inputs.tokens, list(inputs.counts))
-        block = _no_draft(inputs, trees)
+        none = inputs.tokens.new_empty((len(runs), 0))
+        block = DraftBlock(none, none.new_zeros(len(runs)), parents=none if trees else None)
     return _in_front(block, runs, inputs.lengths, id_map, inputs.vocab_size), drafts
 
 
@@ -47,12 +40,11 @@ def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) ->
     assert text is not None
     left = [length - len(run) for length, run in zip(inputs.lengths, runs, strict=True)]
     read = [list(run) if more else list(run[:-1]) for run, more in zip(runs, left, strict=True)]
-    counts = list(inputs.counts)
-    tokens = torch.nn.functional.pad(inputs.tokens, (0, max(map(len, read))))
-    for row, (count, run) in enumerate(zip(counts, read, strict=True)):
-        tokens[row, count : count + len(run)] = id_map.to_below(tokens.new_tensor(run))
     more = [len(run) for run in read]
-    longest = max(map(int.__add__, counts, more))
+    counts = list(map(int.__add__, inputs.counts, more))
+    tokens = torch.nn.functional.pad(inputs.tokens, (0, max(more)))
+    for row, (end, run) in enumerate(zip(counts, read, strict=True)):
+        tokens[row, end - len(run) : end] = id_map.to_below(tokens.new_tensor(run))
 
     def whole(row: int) -> torch.Tensor:
         before = text(row)
@@ -60,19 +52,13 @@ def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) ->
 
     return replace(
         inputs,
-        tokens=tokens[:, :longest],
-        counts=RowCounts(list(map(int.__add__, counts, more))),
+        tokens=tokens[:, : max(counts)],
+        counts=RowCounts(counts),
         lengths=RowCounts(left),
         most=max(left),
         positions=inputs.positions + inputs.positions.new_tensor(more),
         text=whole,
     )
-
-
-def _no_draft(inputs: DraftInput, tree: bool) -> DraftBlock:
-    none = inputs.tokens.new_empty((inputs.tokens.shape[0], 0))
-    counts = torch.zeros(inputs.tokens.shape[0], dtype=torch.int64, device=none.device)
-    return DraftBlock(none, counts, parents=none if tree else None)
 
 
 def _in_front(
@@ -82,25 +68,25 @@ def _in_front(
     id_map: IdMap,
     size: int,
 ) -> DraftBlock:
-    """Return a block with forced tokens in front. Rows of logits of a chain are then of all ids
-    below `size`; those of forced tokens have one id.
-
-    Args:
-        lengths: tokens that each row drafts behind them.
-        id_map: of the drafter.
-    """
+    """Return a block with forced tokens in front, behind which each row drafts so many. Rows of
+    logits of a chain are then of all ids below `size`; those of forced tokens have one id."""
     drafted, width = block.tokens, block.tokens.shape[1]
     sizes = [min(width, length) for length in lengths]
     if block.counts is not None:
         sizes = block.counts.tolist()
     most = max(1, *[len(run) + count for run, count in zip(runs, sizes, strict=True)])
-    tree, before = block.parents is not None, block.rows
+    tree = block.parents is not None
     tokens = drafted.new_full((len(runs), most), -1)
     parents = tokens.clone() if tree else None
     rows: torch.Tensor | None = None
     drawn: torch.Tensor | None = None
-    if before is not None:
-        logits = before.logits if tree else _of_all_ids(before.logits, id_map, size)
+    if block.rows is not None:
+        logits = block.rows.logits
+        if not tree and id_map.drawn is not None:
+            logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
+        elif not tree:
+            missing = max(0, size - logits.shape[2])
+            logits = torch.nn.functional.pad(logits[..., :size], (0, missing), value=-torch.inf)
         rows = logits.new_zeros(len(runs), most + tree, logits.shape[2])
         drawn = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
     for row, (run, count) in enumerate(zip(runs, sizes, strict=True)):
@@ -123,10 +109,3 @@ def _in_front(
         counts = block.counts + block.counts.new_tensor([len(run) for run in runs])
     kept = None if rows is None else RowBuffer(rows, None)
     return DraftBlock(tokens, counts, None, kept, parents, drawn if tree else None)
-
-
-def _of_all_ids(logits: torch.Tensor, id_map: IdMap, size: int) -> torch.Tensor:
-    if id_map.drawn is not None:
-        return id_map.spread(logits[..., : id_map.entries_below(size)], size)
-    missing = max(0, size - logits.shape[2])
-    return torch.nn.functional.pad(logits[..., :size], (0, missing), value=-torch.inf)

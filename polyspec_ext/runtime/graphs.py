@@ -21,27 +21,24 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from .. import progress as reporting
+from ..drafters.base import LONGEST, TreeSize
 from ..drafters.base import Outputs as Outputs
-from ..drafters.base import TreeSize
-from ..levels.base import DeviceLengths
-from ..tensors import Place
-from .plan import RoundPlan
-from .requirements import ChainConfig, Member
-from .rows import PlannedStep, Row, Rows
+from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
+from ..ops.schedule import Plan
+from ..tensors import Place, RowCounts
+from .plan import ChainConfig, Member, RoundPlan, size_of
+from .rows import PlannedStep, Row, Rows, Step
 
-Step = Callable[[], Outputs]
+Run = Callable[[], Outputs]
 _FAILURES = 2  # captures of one kind of step that fail in a row, before none is tried again
 
 
 class Recorder(Protocol):
     """Makes graphs of steps. Tests have one without a device."""
 
-    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
         """Run `step` for its effects on the host alone; return what does it on the device, and the
-        outputs that this writes.
-
-        Raises:
-            RuntimeError: the step cannot be captured. Nothing was done on the device.
+        outputs that this writes. RuntimeError: it cannot be captured, and nothing was done there.
         """
         ...
 
@@ -57,7 +54,7 @@ class CudaRecorder:
         """Copy and pickle with another memory pool."""
         return type(self), (self._device,)
 
-    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
         cuda = self._cuda
         graph = cuda.CUDAGraph()
         with cuda.device(self._device):
@@ -115,7 +112,7 @@ class Graphs:
         self._seen.clear()
         self._failures.clear()
 
-    def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
+    def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
         """Return the outputs of ``step()``, by a graph where there is one, valid until the next
         call.
 
@@ -150,7 +147,7 @@ class Graphs:
         graph.replay()
         return graph.outputs
 
-    def _capture(self, kind: str, step: Step) -> _Graph | None:
+    def _capture(self, kind: str, step: Run) -> _Graph | None:
         try:
             graph = _Graph(*self._recorder.capture(step))
         except RuntimeError as error:
@@ -178,8 +175,7 @@ class Graphs:
             if graphs is not None:
                 graphs._forget()
 
-        for place in _places(key):
-            owner = place.owner()
+        for owner in (place.owner() for place in _places(key)):
             if owner is not None and id(owner) not in self._owners:
                 self._owners[id(owner)] = weakref.ref(owner, gone)
 
@@ -188,9 +184,7 @@ class Graphs:
             if any(place.owner() is None for place in _places(key)):
                 self._seen.pop(key, None)
                 self._graphs.pop(key, None)
-        for number, owner in list(self._owners.items()):
-            if owner() is None:
-                self._owners.pop(number, None)
+        self._owners = {n: owner for n, owner in self._owners.items() if owner() is not None}
 
 
 _Key = tuple[Hashable, ...]
@@ -215,14 +209,8 @@ class _Graph(NamedTuple):
 
 
 class Queue:
-    """Runs the steps of rounds whose order is known before the tokens are.
-
-    Args:
-        config: of the chain.
-        parts: levels and drafter, target first.
-        gives_hidden: levels whose hidden states the drafter is told.
-        graphs: captures the steps; None: they run as they are.
-    """
+    """Runs the steps of rounds whose order is known before the tokens are: by graphs, or, without
+    these, as they are. The drafter is told the hidden states of the levels `gives_hidden`."""
 
     def __init__(
         self,
@@ -238,15 +226,13 @@ class Queue:
     def begin(self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], size: TreeSize) -> None:
         """Queue the steps of a round, and reserve room in the caches for trees of this size."""
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
-        self._spans = {
-            level: self._lengths(level).reserve_span(
-                limit + (size.read if level == plan.levels else size.nodes)
-            )
-            for level in plan.asked
-        }
+        self._spans = {}
+        for level in plan.asked:
+            nodes = size.read if level == plan.levels else size.nodes
+            self._spans[level] = self._lengths(level).reserve_span(limit + nodes)
         rows.state.queue = iter(plan.queue())
 
-    def run(self, step: PlannedStep, rows: Rows, run: Step) -> Outputs:
+    def run(self, step: PlannedStep, rows: Rows, run: Run) -> Outputs:
         """Return the outputs of `run`, which does `step`, by its graph where there is one."""
         level, count = step.level, rows.state.shape.levels
         draft = level == count
@@ -277,6 +263,158 @@ class Queue:
         return cast(DeviceLengths, self._parts[level - 1])
 
 
+# ---- passes that the host follows ----------------------------------------------------------------
+
+# Where the host follows each step, a step's tokens and numbers reach the device in one upload, and
+# its result comes back in one read. A pass in between is one replay: its inputs lie at fixed
+# addresses, and the level keeps its lengths on the device meanwhile, so a text of any length has a
+# graph for every size and span alone.
+
+
+class Read(NamedTuple):
+    """The result of a verification on the host, with the names and shapes of `VerifyResult`."""
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    status: torch.Tensor
+    logprobs: torch.Tensor
+
+
+def uploaded(step: Step, device: torch.device, width: int) -> Step:
+    """Return a step on `device`, with at least `width` tokens a row, in one upload. The host knows
+    its numbers still."""
+    rows, batch = step.table.shape
+    ids = torch.nn.functional.pad(step.input_ids, (0, max(0, width - step.input_ids.shape[1])))
+    both = torch.cat([step.table.flatten(), ids.flatten()])
+    if device.type == "cuda":
+        both = both.pin_memory()
+    both = both.to(device, non_blocking=True)
+    table, ids = both[: rows * batch].view(rows, batch), both[rows * batch :].view(batch, -1)
+    return step._replace(input_ids=ids, table=table, plan=Plan._make(table.unbind()))
+
+
+class Passes:
+    """Runs the passes of levels by graphs. Usually so many draft tokens can be pending for level 1
+    ... n-1 with the chain's windows."""
+
+    def __init__(self, graphs: Graphs, usual: Sequence[int]) -> None:
+        self._graphs, self._usual = graphs, usual
+        # Of each size the tokens of a pass, with counts and the first token whose logits are kept.
+        self._inputs: dict[Hashable, torch.Tensor] = {}
+        self._cached: list[int] = []
+        self._limit = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        """Copy and pickle without the memory of graphs."""
+        return {**self.__dict__, "_inputs": {}}
+
+    def serves(self, part: Member) -> bool:
+        """Return whether passes of a level or drafter can be captured, in the batch at hand."""
+        can = part.capabilities
+        return can.keeps_lengths and can.device_lengths
+
+    def begin(
+        self, step: Step, device: torch.device, cached: Sequence[int], limit: int, lag: int
+    ) -> Step:
+        """Begin the passes of a step, and return the step on the `device` of its level, which has
+        `cached` tokens by row; none gets longer than `limit`. Rows read `lag` tokens in front of
+        the draft tokens, as a rule."""
+        self._cached, self._limit = list(cached), limit
+        verifies, lag = step.level <= len(self._usual), max(step.lag, lag)
+        most = size_of(step.most, self._usual[step.level - 1]) if verifies else 0
+        return uploaded(step, device, lag + most)._replace(lag=lag, most=most)
+
+    def read(self, result: object) -> Read:
+        """Read a verification's result in one copy. Waits for the device."""
+        tokens, accepted, status, logprobs = (getattr(result, name) for name in Read._fields)
+        numbers = torch.stack([accepted.to(torch.int64), status.to(torch.int64)], 1)
+        bits = logprobs.view(torch.int32).to(torch.int64)
+        table, width = torch.cat([numbers, tokens, bits], 1).cpu(), tokens.shape[1]
+        return Read(
+            table[:, 2 : 2 + width],
+            table[:, 0],
+            table[:, 1].to(torch.int32),
+            table[:, 2 + width :].to(torch.int32).view(torch.float32),
+        )
+
+    def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
+        """Return the output of ``level.forward``, by a graph unless it reads a later part of a
+        tree, or many tokens. Logits are valid until the level's next pass."""
+        width, layers = block.tokens.shape[1], block.hidden_layers
+        tree = block.parents is not None
+        counts = [width] * len(self._cached) if block.counts is None else block.counts.host
+        assert counts is not None, "the host follows these passes"
+        self._cached = list(map(int.__add__, self._cached, counts))
+        if width > LONGEST or (block.parents is not None and block.parents.shape[1] != width):
+            return level.forward(block)
+        lengths = cast(DeviceLengths, level)
+        span, inputs = lengths.reserve_span(self._limit), self._written(id(level), block)
+
+        def run() -> tuple[torch.Tensor | None, ...]:
+            known = RowCounts(None, inputs[0]), RowCounts(None, inputs[1])
+            tokens, parents = inputs[2 : 2 + width].t(), inputs[2 + width :].t() if tree else None
+            own = InputBlock(tokens, block.keep, *known, parents, layers, block.depth)
+            out = level.forward(own)
+            states = [] if out.hidden is None else [out.hidden[layer] for layer in layers]
+            return out.logits, out.skipped, *states
+
+        key = (width, block.keep, layers, tree, block.depth, Place(self, [inputs]), span)
+        kind = f"a pass of {level.name}"
+        made = run() if span is None else self._graphs.run(kind, key, run)
+        lengths.note_lengths(self._cached)
+        logits, skipped, *states = made
+        assert logits is not None
+        # A later pass writes states again before the drafter has read them.
+        hidden = {at: x.clone() for at, x in zip(layers, states, strict=False) if x is not None}
+        return LevelOutput(logits, hidden or None, None if skipped is None else skipped.clone())
+
+    def call(
+        self,
+        kind: str,
+        form: Hashable,
+        reserve: Callable[[int], Hashable | None],
+        inputs: Sequence[torch.Tensor],
+        run: Callable[..., Outputs],
+    ) -> Outputs:
+        """Return ``run(*inputs)`` (`CapturedPasses.call`)."""
+        kept = [self._kept((kind, number), x) for number, x in enumerate(inputs)]
+        span = reserve(self._limit)
+        if span is None:
+            return run(*kept)
+        return self._graphs.run(kind, (form, Place(self, kept), span), lambda: run(*kept))
+
+    def _kept(self, name: Hashable, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` at a fixed address, at few widths."""
+        batch, *more = x.shape
+        if more and more[0] > 1:
+            more[0] = max(8, 1 << (more[0] - 1).bit_length())
+        size = name, batch, *more
+        if size not in self._inputs:
+            self._inputs[size] = x.new_zeros(batch, *more)
+        whole = self._inputs[size]
+        (whole[:, : x.shape[1]] if more else whole).copy_(x)
+        return whole
+
+    def _written(self, level: int, block: InputBlock) -> torch.Tensor:
+        """Return ``[2 + T, B]``, counts, first and the tokens of a block, or ``[2 + 2T, B]`` with
+        the parents behind them, at a fixed address."""
+        (batch, width), device = block.tokens.shape, block.tokens.device
+        ids = [block.tokens] if block.parents is None else [block.tokens, block.parents]
+        size = level, batch, width, block.keep, len(ids)
+        if size not in self._inputs:
+            self._inputs[size] = block.tokens.new_zeros(2 + len(ids) * width, batch)
+        inputs = self._inputs[size]
+        counts = (block.counts, width), (block.first, width - block.keep)
+        for row, (known, number) in zip(inputs, counts, strict=False):
+            if known is None:
+                row.fill_(number)
+            else:
+                row.copy_(known.on(device))
+        for at, values in enumerate(ids):
+            inputs[2 + at * width :][:width].copy_(values.t())
+        return inputs
+
+
 # ---- streams and clocks --------------------------------------------------------------------------
 
 
@@ -298,11 +436,8 @@ class SideStreams:
     def open(self, devices: Sequence[torch.device]) -> Iterator[None]:
         """Allow streams on these devices meanwhile."""
         self._used = []
-        self._begun = {
-            device: self._cuda.current_stream(device).record_event()
-            for device in set(devices)
-            if device.type == "cuda"
-        }
+        gpus = {device for device in devices if device.type == "cuda"}
+        self._begun = {gpu: self._cuda.current_stream(gpu).record_event() for gpu in gpus}
         try:
             yield
         finally:
@@ -315,9 +450,9 @@ class SideStreams:
         if device.type != "cuda":
             yield
             return
-        stream = self._streams.get((device, number))
-        if stream is None:
-            stream = self._streams[device, number] = self._cuda.Stream(device)
+        if (device, number) not in self._streams:
+            self._streams[device, number] = self._cuda.Stream(device)
+        stream = self._streams[device, number]
         stream.wait_event(self._begun[device])
         self._used.append((device, stream))
         with self._cuda.stream(stream):

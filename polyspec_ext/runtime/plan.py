@@ -1,16 +1,19 @@
-"""The plan of a round: its steps and sizes before its tokens are known, and the rows it runs in."""
+"""The form of a chain and what it requires of levels and drafter; the plan of a round: its steps
+and sizes before its tokens are known, and the rows it runs in."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ..drafters.base import TreeSize
-from .requirements import ChainConfig, Member
+from ..drafters.base import BatchedDrafter, DrafterCapabilities, TreeSize
+from ..levels.base import BatchedLevel, IdMap
+from ..ops import unchecked
 from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
 
 _CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
@@ -18,6 +21,148 @@ _TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocate
 _KEPT = 4  # batch sizes whose rows stay allocated
 _STEPS = 16  # of a round, whose entries are allocated together
 _USEFUL = 64  # windows up to this are planned as they are to the end of a text
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operators that draw tokens, as of `ops.unchecked`. Exact enumeration and measurements
+    replace them."""
+
+    draw: Callable[..., Any] = unchecked.draw
+    verify: Callable[..., Any] = unchecked.verify
+    verify_tree: Callable[..., Any] = unchecked.verify_tree
+
+
+@dataclass(frozen=True, slots=True)
+class ChainConfig:
+    """The form of a chain, without its models.
+
+    Attributes:
+        names: of the levels, target first, drafter last; n of them.
+        vocab_sizes: ids that each level draws are below these; no level draws an id that the level
+            above it does not have.
+        id_maps: between the ids of the text, the target's, and those of each level.
+        windows: tokens that level i waits for, i = 1 ... n-1.
+        rounds: blocks that level i waits for at most, i = 1 ... n-1; 0: no bound.
+        tail: tokens that the drafter adds at most, unverified, to those that the target verifies.
+        rule: "token" or "block".
+        device: of the target.
+        operators: draw the tokens.
+    """
+
+    names: tuple[str, ...]
+    vocab_sizes: tuple[int, ...]
+    id_maps: tuple[IdMap, ...]
+    windows: tuple[int, ...]
+    rounds: tuple[int, ...]
+    rule: str
+    device: torch.device
+    operators: Operators = Operators()
+    tail: int = 0
+
+    @property
+    def levels(self) -> int:  # n
+        return len(self.names)
+
+
+Member = BatchedLevel | BatchedDrafter
+
+# Attributes of a level or drafter, by the capability that states them.
+_STATED = {
+    "continues": ("open", "extend", "admit", "save", "restore"),
+    "keeps_lengths": ("reserve_span", "note_lengths"),
+}
+
+
+def _refuse(name: str, expected: str, given: str) -> NoReturn:
+    raise ValueError(f"{name}: expected {expected}, given {given}")
+
+
+def check_parts(
+    config: ChainConfig, levels: Sequence[BatchedLevel], drafter: BatchedDrafter | None
+) -> set[int]:
+    """Refuse levels and a drafter that cannot form a chain. Returns the numbers of the levels whose
+    hidden states the drafter is told."""
+    target, drawn = levels[0], config.id_maps[0].drawn
+    if drawn is not None:
+        drawing = f"a target that draws all of its {target.vocab_size} ids"
+        _refuse(target.name, drawing, f"one that draws {len(drawn)}; only levels below it may")
+    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
+    for part in parts:
+        _require_stated(part)
+    for i in range(1, config.levels):
+        if config.id_maps[i].entries_below(config.vocab_sizes[i - 1]) == 0:
+            drawing = f"a level that draws some id of {config.names[i - 1]}, the level above it"
+            _refuse(config.names[i], drawing, "one that draws none of them")
+    if drafter is None:
+        return set()
+    if drafter.capabilities.trees:
+        above_it = levels[-1]
+        if not above_it.capabilities.trees:
+            reason = getattr(above_it, "no_trees", f"{type(above_it).__name__} does not")
+            reading = f"a level that reads trees, as {drafter.name} drafts them"
+            _refuse(above_it.name, reading, f"one that does not: {reason}")
+        if config.tail:
+            _refuse("tail", f"0 with {drafter.name}, which drafts trees", str(config.tail))
+    return _levels_with_hidden(levels, drafter)
+
+
+def _require_stated(part: Member) -> None:
+    for capability, names in _STATED.items():
+        holders = part, getattr(part, "level", part)  # a wrapper has them all
+        lacks = [name for name in names if not all(hasattr(one, name) for one in holders)]
+        if lacks and getattr(part.capabilities, capability):
+            stated = f"an attribute `{lacks[0]}` beside capabilities with `{capability}`"
+            _refuse(part.name, stated, "none")
+
+
+def _levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
+    """Return the numbers of the levels whose hidden states have the drafter's width and layers. The
+    target's must, and every level must give some."""
+    wanted, numbers = drafter.capabilities, set()
+    for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
+        can = level.capabilities
+        if not can.hidden_states:
+            giving = f"a level that gives hidden states, as {drafter.name} wants them"
+            _refuse(level.name, giving, "one that does not")
+        fits = len({wanted.hidden_size, can.hidden_size} - {None}) < 2
+        deepest = max(wanted.hidden_layers)
+        deep = can.num_layers is None or can.num_layers >= deepest
+        if fits and deep:
+            numbers.add(number)
+        elif number == 1:
+            kind = f"of {wanted.hidden_size} values" if deep else f"of layer {deepest}"
+            given = str(can.hidden_size) if deep else f"{can.num_layers} layers"
+            _refuse(level.name, f"hidden states {kind}, as {drafter.name} reads them", given)
+    return numbers
+
+
+def needs_host(
+    config: ChainConfig,
+    levels: Sequence[BatchedLevel],
+    drafter: BatchedDrafter | None,
+    telling: Collection[int],
+    bounded: bool,
+) -> str | None:
+    """Return why the host has to read between steps; None: it need not. Levels `telling` are of
+    `check_parts`; the order of `bounded` steps is known before the tokens are."""
+    parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
+    devices = {part.device for part in parts}
+    if len(devices) > 1:
+        return f"levels lie on {', '.join(sorted(map(str, devices)))}"
+    for part in parts:
+        if not part.capabilities.keeps_lengths:
+            return f"{part.name} keeps its lengths on the host"
+    if drafter is not None:
+        can = drafter.capabilities
+        if can.trees and can.tree_size is None:
+            return f"{config.names[-1]} drafts trees of any size"
+        if can.hidden_layers and len(telling) < len(levels):
+            return f"{config.names[-1]} reads hidden states that not every level gives"
+    return None if bounded else "rounds are not bounded"
+
+
+# ---- rounds --------------------------------------------------------------------------------------
 
 
 class RoundPlan(NamedTuple):
@@ -142,28 +287,21 @@ def default_rounds(windows: Sequence[int]) -> list[int]:
 
 
 class RoundPlanner:
-    """Plans the rounds of a chain, and provides the rows that they run in.
-
-    Args:
-        parts: levels and drafter, target first.
-        hidden: whether the drafter reads hidden states.
-        tree_size: of the drafter's trees; None: it drafts chains, or trees of any size.
-        captured: steps are captured, so that windows which a policy chooses come in few sizes.
-    """
+    """Plans the rounds of a chain of `parts`, target first, whose drafter `can` do so much, and
+    provides the rows that they run in. Windows that a policy chooses come in few sizes where steps
+    are `captured`."""
 
     def __init__(
         self,
         config: ChainConfig,
         parts: Sequence[Member],
-        hidden: bool,
-        tree_size: Callable[[int], TreeSize] | None,
+        can: DrafterCapabilities,
         captured: bool = False,
     ) -> None:
-        self._config, self._parts = config, parts
-        self._hidden, self._tree_size = hidden, tree_size
+        self._config, self._parts, self._captured = config, parts, captured
+        self._hidden, self._tree_size = bool(can.hidden_layers), can.tree_size
         self._usual = round_plan(config.windows, config.rounds, config.tail)
-        self._captured = captured
-        self._one_pass: bool = getattr(parts[-1].capabilities, "one_pass", False)
+        self._one_pass: bool = can.one_pass
         self._kept: dict[Hashable, Rows] = {}
 
     def plan(self, state: StateRows, active: Sequence[Row]) -> RoundPlan:
@@ -179,20 +317,18 @@ class RoundPlanner:
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
         plan = round_plan(windows, rounds, self._config.tail)
-        return self._in_few_sizes(plan) if self._captured else plan
-
-    def _in_few_sizes(self, plan: RoundPlan) -> RoundPlan:
+        if not self._captured:
+            return plan
         # Room for more pending tokens than the windows give. Rows have the numbers that they had:
         # what a step has too much is padding.
         *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
-        sizes = (*itertools.starmap(size_of, above), draft_size(*drafts))
-        return plan._replace(max_pending=sizes)
+        few = (*itertools.starmap(size_of, above), draft_size(*drafts))
+        return plan._replace(max_pending=few)
 
     def tree_size(self, plan: RoundPlan) -> TreeSize:
         """Return the size of the trees of a round."""
-        if self._tree_size is None or not plan.drafts:
-            return TreeSize(0, 0)
-        return self._tree_size(plan.drafts)
+        size = self._tree_size
+        return TreeSize(0, 0) if size is None or not plan.drafts else size(plan.drafts)
 
     def drafted(
         self, step: Step | PlannedStep, entries: Sequence[Entry]
@@ -208,9 +344,8 @@ class RoundPlanner:
         longest = max(row.committed for row in active) + plan.ahead
         for number in plan.asked:
             part = self._parts[number - 1]
-            if part.max_length is not None and longest > part.max_length:
-                return False
-            if not part.capabilities.device_lengths:
+            short = part.max_length is not None and longest > part.max_length
+            if short or not part.capabilities.device_lengths:
                 return False
         if not self._hidden:
             return True
@@ -244,9 +379,7 @@ class RoundPlanner:
         key = (on_host, len(slots), steps, eos, greedy)
         rows = self._kept.pop(key, None)
         if rows is None or not rows.state.fits(steps, capacity):
-            room = _CAPACITY
-            while room < capacity:
-                room *= 2
+            room = max(_CAPACITY, 1 << (capacity - 1).bit_length())
             device = torch.device("cpu") if on_host else self._config.device
             made = StateRows(plan.levels, len(slots), steps, room, eos, device)
             rows = Rows(made, on_host)

@@ -22,79 +22,18 @@ from ..levels.base import Admitting, Hidden, PromptBatch
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, padded
 from .graphs import SideStreams
-from .plan import RoundPlan, round_plan
-from .requirements import ChainConfig, Member
+from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
 
 _AHEAD = 512  # new tokens that a row which joins is given room for at once
 
 
-def prefill(
-    parts: Sequence[Member],
-    numbers: Sequence[int],
-    config: ChainConfig,
-    slots: Sequence[Row],
-    ahead: int,
-    streams: SideStreams,
-    recorder: StatsRecorder,
-    hidden_layers: tuple[int, ...] = (),
-) -> Hidden | None:
-    """Have the levels `numbers` (from 1) begin a batch and read `slots`.
-
-    Args:
-        ahead: tokens by which a text may run ahead of the committed ones.
-
-    Returns:
-        The target's hidden states of the tokens that it has read, if they are wanted.
-    """
-    states: Hidden | None = None
-    capacity = max(row.committed + row.room for row in slots) + ahead
-    chosen = [(number, parts[number - 1]) for number in numbers]
-    devices = {part.device for _, part in chosen}
-    with streams.open(list(devices)):
-        for number, part in chosen:
-            began = time.perf_counter()
-            # The target stays where its collectives may be, if it is sharded.
-            apart = number > 1 and part.capabilities.reads_apart
-            stream = streams.stream(part.device, number) if apart else nullcontext()
-            with named(config.names, number - 1, slots), stream:
-                # Paused rows are read when they go on; not without the states of their tokens.
-                texts = [
-                    [] if row.paused and not hidden_layers else row.tokens[:-1] for row in slots
-                ]
-                tokens, counts = padded(texts, part.device)
-                even = min(counts) == tokens.shape[1]
-                tokens = config.id_maps[number - 1].to_below(tokens)
-                layers = hidden_layers if number == 1 else ()
-                encoded = slots[0].encoded  # levels with an encoder take one row
-                if encoded is not None and number > 1:
-                    encoded = encoded._replace(states=None)
-                counted = None if even else counts
-                prompts = PromptBatch(tokens, counted, capacity, layers, encoded)
-                hidden = part.prefill(prompts)
-                if layers and isinstance(hidden, Mapping):
-                    states = hidden
-            recorder.prefilled(number - 1, time.perf_counter() - began)
-    began = time.perf_counter()
-    for device in devices:
-        if device.type == "cuda":  # so that prefill and decoding are timed apart
-            torch.cuda.synchronize(device)
-    recorder.prefilled(0, time.perf_counter() - began)
-    return states
-
-
 @dataclass(slots=True)
 class Reading:
-    """A text that is read beside a batch, which its request will join.
-
-    Attributes:
-        row: the request.
-        sequences: of each level, by number (`levels.base.Admitting`).
-        lengths: tokens that each level has read of the text but for its last token.
-        asked: the levels that read it.
-        begin: tokens that the target need not read, which copies had.
-        hidden: the target's states of the tokens behind, by pass, where the drafter reads them.
-    """
+    """A text that is read beside a batch, which its request will join: by level its sequence
+    (`levels.base.Admitting`) and the tokens that the level has read of the text but for its last;
+    the levels that are asked to; tokens from the begin on that the target need not read, which
+    copies had; and its hidden states behind, by pass, where the drafter reads them."""
 
     row: Row
     sequences: dict[int, Any]
@@ -116,15 +55,13 @@ class Caches:
         self, config: ChainConfig, parts: Sequence[Member], hidden_layers: tuple[int, ...]
     ) -> None:
         self._config, self._parts, self._layers = config, parts, hidden_layers
-        self._streams = SideStreams()
+        self.streams = SideStreams()
         self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
-        self._begun = [False] * self._count
-        self._more = 0
+        self.begin()
 
     def begin(self) -> None:
         """Begin a batch with empty caches."""
-        self._more = 0
-        self._begun = [False] * self._count
+        self._more, self._begun = 0, [False] * self._count
 
     # ---- rows that join a batch ------------------------------------------------------------------
 
@@ -136,15 +73,13 @@ class Caches:
 
     @property
     def admits(self) -> bool:
-        """Return whether texts can be read beside the batch: every level and the drafter can have
-        rows join."""
+        """Return whether texts can be read beside the batch: every part can have rows join."""
         return all(part.capabilities.admits for part in self._parts)
 
     @property
     def saves_rows(self) -> list[int]:
         """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
-        levels = enumerate(self._parts, 1)
-        return [number for number, part in levels if part.capabilities.saves_rows]
+        return [n for n, part in enumerate(self._parts, 1) if part.capabilities.saves_rows]
 
     @property
     def ahead(self) -> dict[int, int]:
@@ -217,10 +152,7 @@ class Caches:
         """Have a level read texts as far as `end`; several from their first token on."""
         part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
         layers = self._layers if number == 1 else ()
-        texts = [
-            one.row.tokens[one.lengths[number] : min(end, one.row.committed - 1)]
-            for one in readings
-        ]
+        texts = [one.row.tokens[:-1][one.lengths[number] : end] for one in readings]
         sequences = [one.sequences[number] for one in readings]
         with named(self._config.names, number - 1, [one.row for one in readings]):
             tokens, counts = padded(texts, self._parts[number - 1].device)
@@ -248,21 +180,15 @@ class Caches:
             lengths = {one.row.slot: one.lengths[number] for one in readings}
             sequences = {one.row.slot: one.sequences[number] for one in readings}
             cached = rows.state.cached(number)
-            if self._begun[number - 1]:
-                numbers = joined
-            else:
-                numbers = None
-                for slot in range(len(slots)):
-                    if slot not in sequences:
-                        sequences[slot], lengths[slot] = part.open(capacity), 0
+            begun = self._begun[number - 1]
+            for slot in () if begun else range(len(slots)):
+                if slot not in sequences:
+                    sequences[slot], lengths[slot] = part.open(capacity), 0
             order = sorted(sequences)
             with named(self._config.names, number - 1, [one.row for one in readings]):
-                part.admit(
-                    [sequences[slot] for slot in order],
-                    [lengths[slot] for slot in order],
-                    capacity,
-                    numbers,
-                )
+                sizes = [lengths[slot] for slot in order]
+                numbers = joined if begun else None
+                part.admit([sequences[slot] for slot in order], sizes, capacity, numbers)
             for slot, length in lengths.items():
                 cached[slot] = length
             rows.state.set_cached(number, cached)
@@ -272,22 +198,18 @@ class Caches:
 
     def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
         begin, counts = [0] * batch, [0] * batch
-        for reading in readings:
-            slot = reading.row.slot
-            begin[slot] = reading.begin
-            counts[slot] = reading.lengths[1] - reading.begin
-        if not max(counts):
-            return
         states: dict[int, torch.Tensor] = {}
-        for reading in readings:
-            slot = reading.row.slot
-            for layer in self._layers if reading.hidden else ():
-                of_row = torch.cat([one[layer] for one in reading.hidden], 1)
+        longest = max(one.lengths[1] - one.begin for one in readings)
+        for one in readings:
+            slot = one.row.slot
+            begin[slot], counts[slot] = one.begin, one.lengths[1] - one.begin
+            for layer in self._layers if one.hidden else ():
+                of_row = torch.cat([each[layer] for each in one.hidden], 1)
                 if layer not in states:
-                    shape = batch, max(counts), of_row.shape[2]
-                    states[layer] = of_row.new_zeros(shape)
+                    states[layer] = of_row.new_zeros(batch, longest, of_row.shape[2])
                 states[layer][slot, : of_row.shape[1]] = of_row[0]
-        rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
+        if longest:
+            rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
 
     def save(self, slot: int, number: int, begin: int, end: int) -> Any:
         """Return a copy of what level `number` keeps of tokens of a row (`Admitting.save`)."""
@@ -319,29 +241,14 @@ class Caches:
         recorder: StatsRecorder,
     ) -> None:
         """Have every level of the round read the committed tokens up to the few that its first step
-        reads.
-
-        Args:
-            nodes: of the drafter's trees.
-            slots: requests in the caches; active: those that are not complete.
-            rows: for the cached lengths and the target's hidden states.
-        """
+        reads, of the requests `slots`, of which the `active` are not complete. Trees have so many
+        `nodes`."""
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            committed = [
-                0 if row.paused and not self._layers else row.committed - 1 for row in slots
-            ]
-            states = prefill(
-                self._parts,
-                fresh,
-                self._config,
-                slots,
-                plan.ahead + nodes,
-                self._streams,
-                recorder,
-                self._layers,
-            )
+            idle = [row.paused and not self._layers for row in slots]
+            committed = [0 if i else row.committed - 1 for i, row in zip(idle, slots, strict=True)]
+            states = self.prefill(fresh, slots, plan.ahead + nodes, recorder)
             if states is not None:
                 counts = torch.tensor(committed)
                 rows.hidden.add(states, torch.zeros_like(counts), counts)
@@ -358,17 +265,51 @@ class Caches:
                     state.set_cached(number, self._read_rest(number, slots, cached))
                 recorder.spent(number - 1, time.perf_counter() - began, 1)
 
+    def prefill(
+        self, numbers: Sequence[int], slots: Sequence[Row], ahead: int, recorder: StatsRecorder
+    ) -> Hidden | None:
+        """Have the levels `numbers` (from 1) begin a batch and read `slots`, whose texts may run so
+        many tokens `ahead` of the committed ones. Returns the target's hidden states of the tokens
+        that it has read, if they are wanted."""
+        states: Hidden | None = None
+        capacity = max(row.committed + row.room for row in slots) + ahead
+        chosen = [(number, self._parts[number - 1]) for number in numbers]
+        devices = {part.device for _, part in chosen}
+        # Paused rows are read when they go on; not without the states of their tokens.
+        texts = [[] if row.paused and not self._layers else row.tokens[:-1] for row in slots]
+        with self.streams.open(list(devices)):
+            for number, part in chosen:
+                began = time.perf_counter()
+                # The target stays where its collectives may be, if it is sharded.
+                apart = number > 1 and part.capabilities.reads_apart
+                stream = self.streams.stream(part.device, number) if apart else nullcontext()
+                with named(self._config.names, number - 1, slots), stream:
+                    tokens, counts = padded(texts, part.device)
+                    counted = None if min(counts) == tokens.shape[1] else counts
+                    tokens = self._config.id_maps[number - 1].to_below(tokens)
+                    layers = self._layers if number == 1 else ()
+                    encoded = slots[0].encoded  # levels with an encoder take one row
+                    if encoded is not None and number > 1:
+                        encoded = encoded._replace(states=None)
+                    hidden = part.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))
+                    if layers and isinstance(hidden, Mapping):
+                        states = hidden
+                recorder.prefilled(number - 1, time.perf_counter() - began)
+        began = time.perf_counter()
+        for device in devices:
+            if device.type == "cuda":  # so that prefill and decoding are timed apart
+                torch.cuda.synchronize(device)
+        recorder.prefilled(0, time.perf_counter() - began)
+        return states
+
     def _asked(self, state: StateRows, row: Row) -> Sequence[int]:
         sizes, count = state.windows[row.slot], len(self._config.windows)
         return round_plan(sizes[:count], sizes[count:], self._config.tail).asked
 
     def _read_rest(self, number: int, slots: Sequence[Row], cached: Sequence[int]) -> list[int]:
-        """Have a level read all committed tokens but the last; return its cached lengths."""
         part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
-        rest = [
-            row.tokens[length:-1] if row.active else []
-            for row, length in zip(slots, cached, strict=True)
-        ]
+        pairs = zip(slots, cached, strict=True)
+        rest = [row.tokens[length:-1] if row.active else [] for row, length in pairs]
         tokens, counts = padded(rest, part.device)
         part.read(id_map.to_below(tokens), counts)
         return [length + count for length, count in zip(cached, counts, strict=True)]

@@ -7,8 +7,9 @@ and they say which one is due, or the steps follow a plan, and the host reads on
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,22 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..drafters.base import DraftBlock, RowBuffer
-from ..levels.base import EncodedInput, IdMap
+from ..arguments import require_ids
+from ..drafters.base import DraftBlock, HiddenStates, RowBuffer
+from ..drafters.trees import require_parents
+from ..kv_cache.masks import ancestors
+from ..levels.base import EncodedInput, Hidden, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
-from ..sampling import (
-    LogitsProcessors,
-    RequestProcessors,
-    RowProcessor,
-    Sampling,
-    Words,
-    stacked,
-)
+from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling, Words, stacked
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
-from .hidden import HiddenWindow
-from .trees import Tree, pending_tree, require_tree, with_repeats
 
 _CPU = torch.device("cpu")
 
@@ -162,15 +157,11 @@ class Step(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The effect of a step on the state rows.
-
-    Attributes:
-        slots: ``[B, W]`` int64, index of each emitted token among those that are pending for the
-            level above; None: not asked for.
-        kept: by level, arguments of `RowCounts`: the cached lengths that remain.
-        entries: by row; empty where the host does not read the rows, and then `status` is 0.
-        cut: the levels from the step's downwards whose cache holds more; None: any may.
-    """
+    """The effect of a step on the state rows: the index ``[B, W]`` int64 of each emitted token
+    among those that are pending for the level above (None: not asked for); by level, arguments of
+    `RowCounts`, the cached lengths that remain; entries by row, none where the host does not read
+    them, and then `status` is 0; and the levels from the step's downwards whose cache holds more
+    (None: any may)."""
 
     slots: torch.Tensor | None
     kept: Sequence[tuple[Any, ...]]
@@ -186,6 +177,40 @@ class Record(NamedTuple):
     entries: Sequence[Sequence[Entry]]
     tokens: list[list[int]]
     logprobs: list[list[float]]
+
+
+class Origin(NamedTuple):
+    """The level that proposed a token, from 1, the target, to n, the drafter; and whether it did so
+    in place of a token that it had rejected."""
+
+    level: int
+    corrected: bool
+
+
+def origins(
+    levels: int, steps: Sequence[int], entries: Sequence[Sequence[Entry]], slot: int
+) -> list[Origin]:
+    """Return the origin of each token that a round of the target has emitted in one row.
+
+    Args:
+        levels: n.
+        steps: the level of each step in order; the last is the target's.
+        entries: of each step, by row.
+    """
+    drafted = Origin(levels, False)
+    pending: dict[int, list[Origin]] = {level: [] for level in range(levels + 1)}
+    for level, by_row in zip(steps, entries, strict=False):  # a log may be longer
+        asked, _, accepted, emitted, *_ = by_row[slot]
+        if asked < 0:
+            continue
+        if level == levels and levels > 1:
+            pending[level - 1] += [drafted] * emitted
+            continue
+        # A tail was drafted behind what the level below has emitted.
+        tokens = [*pending[level], *[drafted] * asked][:accepted]
+        pending[level] = []
+        pending[level - 1] += [*tokens, *[Origin(level, accepted < asked)] * (emitted - accepted)]
+    return pending[0]
 
 
 # ---- state rows ----------------------------------------------------------------------------------
@@ -323,51 +348,21 @@ class StateRows:
     def next(self, unread: torch.Tensor | None = None) -> Step | PlannedStep | None:
         """Return the step to do now: the next of the queue, whatever the steps before have emitted;
         else a draft, or the deepest verification that is due, so that rows that lag find the others
-        at the same level.
-
-        Args:
-            unread: ``[B]`` int64, the drafter reads from this position on at the latest.
-        """
+        at the same level. The drafter reads from position `unread`, ``[B]`` int64, on at the
+        latest."""
         if self.queue is not None:
             return next(self.queue, None)
-        before = None if unread is None else self._read_again(unread)
+        if unread is not None:
+            cached = self.words[:, self._drafted]
+            before = cached.clone()
+            torch.minimum(before, unread, out=cached)
         due = self._rounds.next()
-        if before is not None:
-            self.words[:, self._drafted] = before
+        if unread is not None:
+            cached.copy_(before)
         if due is None:  # every row is complete
             return None
         input_ids = torch.from_numpy(due.input_ids)
         return Step(due.level, due.most, due.lag, due.tail, input_ids, self._table, self._plan, due)
-
-    def step(
-        self,
-        level: int,
-        most: int,
-        width: int,
-        tail: bool = False,
-        unread: torch.Tensor | None = None,
-    ) -> Step:
-        """Return a step of `level`, in which rows that are due for another one idle, without host
-        synchronisation.
-
-        Args:
-            most, width, tail: as of `PlannedStep`.
-            unread: as of `next`, of a draft.
-        """
-        if unread is not None:
-            # It stays, since few operators are captured; the report of a draft writes it anew.
-            cached = self.words[:, self._drafted]
-            torch.minimum(cached, unread, out=cached)
-        input_ids, table = schedule.next_step(self.words, self.shape, level, width)
-        plan = Plan._make(table.unbind())
-        lag, numbers = width - most, self.numbers
-        return Step(level, most, lag, tail, input_ids, table, plan, None, numbers)
-
-    def _read_again(self, unread: torch.Tensor) -> torch.Tensor:
-        cached = self.words[:, self._drafted]
-        before = cached.clone()
-        torch.minimum(before, unread, out=cached)
-        return before
 
     def report(
         self,
@@ -378,13 +373,9 @@ class StateRows:
         padding: int | None = None,
         ends: bool = True,
     ) -> Report:
-        """Enter the tokens of a step, on any device if `next` returned it.
-
-        Args:
-            tokens ... padding: see `schedule.report`; `status` None: no error in a draft. `padding`
-                None: no slots are wanted.
-            ends: whether a token may end a text.
-        """
+        """Enter the tokens of a step (`schedule.report`), on any device if `next` returned it.
+        `status` None: no error in a draft; `padding` None: no slots are wanted; `ends`: a token may
+        end a text."""
         if step.host is None:
             if status is None:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
@@ -427,6 +418,443 @@ class StateRows:
             [words[shape.text_at :] for words in rows],
             probabilities.tolist(),
         )
+
+
+# ---- trees of draft tokens -----------------------------------------------------------------------
+
+
+class Tree(NamedTuple):
+    """The trees of a batch that are pending.
+
+    Attributes:
+        tokens, parents: ``[B, N]`` int64, as of `DraftBlock`; 0 and -1 behind the nodes of a row.
+        counts: ``[B]`` int64, nodes of each row.
+        longest: ``[B, D]`` int64, tokens of a longest path, then -1.
+        depths: ``[B]`` int64, its length.
+        drawn: as of `DraftBlock`.
+        again: ``[B, N]`` bool, nodes without children that an earlier sibling equals; None: none,
+            or not asked for. Such a node counts among the draws and is never accepted.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    counts: torch.Tensor
+    longest: torch.Tensor
+    depths: torch.Tensor
+    drawn: torch.Tensor | None
+    again: torch.Tensor | None = None
+
+    def proposal(
+        self, rows: RowBuffer | None, most: int, device: torch.device
+    ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]:
+        """Return the arguments of `ops.verify_tree` behind the target's logits, of paths of at most
+        `most` nodes. The `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root
+        and of each node, where `drawn` does not say otherwise; None: all are deterministic."""
+        batch, nodes = self.tokens.shape
+        pool = ids = statistics = None
+        if rows is not None:
+            # The rows of one request behind those of the other.
+            pool = rows.logits.reshape(-1, rows.logits.shape[2])
+            ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+            if self.drawn is not None:
+                ids = torch.where(self.drawn.to(device), ids, -1)
+            statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
+        return (self.tokens.to(device), self.parents.to(device), pool), {
+            "counts": self.counts.to(device),
+            "draft_rows": ids,
+            "draft_statistics": statistics,
+            "depth": min(most, nodes),
+        }
+
+    def path_to(self, row: int, node: int) -> list[int]:
+        """Return the tokens from the root's child to `node`."""
+        tokens, parents, path = self.tokens[row], self.parents[row], []
+        while node >= 0:
+            path.append(int(tokens[node]))
+            node = int(parents[node])
+        return path[::-1]
+
+
+def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
+    """Refuse trees of a drafter that the level above, with `vocab_size` ids, cannot verify. Reads
+    them on the host. Paths have at most ``lengths[b]`` nodes; 0: the row takes no part."""
+    assert block.parents is not None
+    batch, nodes = block.tokens.shape
+    if tuple(block.parents.shape) != (batch, nodes):
+        raise ValueError(
+            f"{name}: expected parents of shape {[batch, nodes]}, as of the tokens, given "
+            f"{list(block.parents.shape)}"
+        )
+    if block.rows is not None and tuple(block.rows.logits.shape[:2]) != (batch, nodes + 1):
+        raise ValueError(
+            f"{name}: expected draft logits of a tree of shape [B, N+1, Vd] = "
+            f"[{batch}, {nodes + 1}, Vd], given {list(block.rows.logits.shape)}"
+        )
+    counts = [nodes] * batch if block.counts is None else block.counts.tolist()
+    for tokens, parents, count, most in zip(
+        block.tokens.tolist(), block.parents.tolist(), counts, lengths, strict=True
+    ):
+        if not 0 <= count <= nodes:
+            raise ValueError(f"{name}: expected 0 to {nodes} nodes, given {count}")
+        if most:
+            require_ids(name, tokens[:count], vocab_size)
+            require_parents(name, parents[:count], most)
+
+
+def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
+    """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: nodes that a path may
+    have, at most `most`, D; 0: the row takes no part."""
+    assert block.parents is not None
+    (batch, nodes), device = block.tokens.shape, lengths.device
+    index = torch.arange(nodes, device=device)
+    counts = torch.full_like(lengths, nodes) if block.counts is None else block.counts.to(device)
+    counts = torch.where(lengths > 0, counts, 0)
+    known = index < counts[:, None]
+    tokens = torch.where(known, block.tokens.to(device), 0)
+    parents = torch.where(known, block.parents.to(device), -1)
+    longest = tokens.new_full((batch, most + 1), -1)
+    depths = torch.zeros_like(counts)
+    if nodes:
+        seen = ancestors(parents, most)
+        depth = torch.where(known, seen.sum(-1), 0)
+        last = (depth * nodes - index).argmax(1, keepdim=True)  # of equal depths the first
+        depths = depth.gather(1, last)[:, 0]
+        line = seen.gather(1, last[..., None].expand(-1, -1, nodes))[:, 0] & known
+        # Behind the last column stands what is not on the path.
+        longest.scatter_(1, torch.where(line, depth - 1, most).clamp_max(most), tokens)
+    return Tree(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
+
+
+def with_repeats(tree: Tree) -> Tree:
+    """Return the tree with the nodes that need not be read (`Tree.again`). Reads it on the host."""
+    tokens, parents = tree.tokens, tree.parents
+    index = torch.arange(tokens.shape[1])
+    known = index < tree.counts[:, None]
+    alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+    earlier = alike & (index[:, None] > index)
+    inner = (parents[:, None] == index[:, None]) & known[:, None]
+    again = earlier.any(2) & known & ~inner.any(2)
+    return tree._replace(again=again) if bool(again.any()) else tree
+
+
+class TreePass(NamedTuple):
+    """Input of a level that reads a tree: in each row first a chain, its lag, then the nodes.
+
+    Attributes:
+        tokens, parents: ``[B, T]`` int64, as of `InputBlock`.
+        counts: ``[B]`` int64, tokens of each row; lags: of these, those in front of the tree.
+        lag: no row lags by more.
+        places: ``[B, N]`` int64, where each node of the tree lies among those that are read; None:
+            all are.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    counts: torch.Tensor
+    lags: torch.Tensor
+    lag: int
+    places: torch.Tensor | None = None
+
+    def by_node(self, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the logits behind the root and every node of the tree, ``[B, N + 1, V]``."""
+        rows = torch.nn.functional.pad(places + 1, (1, 0)).to(logits.device)
+        return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
+
+    def placed(self, path: torch.Tensor) -> torch.Tensor:
+        """Return a path ``[B, D]`` by the nodes that are read; -1 stays."""
+        if self.places is None or not self.places.shape[1]:
+            return path
+        places = self.places.to(path.device).gather(1, path.clamp_min(0))
+        return torch.where(path >= 0, places, -1)
+
+    @property
+    def first(self) -> torch.Tensor:
+        """Return the token behind whose logits the tree begins, by row."""
+        return (self.lags - 1).clamp_min(0)
+
+    def along(
+        self,
+        logits: torch.Tensor,
+        hidden: Mapping[int, torch.Tensor] | None,
+        result: Any,
+        path: torch.Tensor,
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
+        """Return logits and hidden states of the accepted path, in text order; `result` is of
+        `verify_tree`, and `path` its path as `placed` has it."""
+        drawn = result.rows.clamp_min(0)[..., None]
+        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
+        if hidden is not None:
+            hidden = {
+                layer: self._in_text_order(states, path.to(states.device))
+                for layer, states in hidden.items()
+            }
+        return logits, hidden
+
+    def _in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
+        # Lag and path of the states [B, T, H], as [B, lag + D, H].
+        lags = self.lags.to(states.device)[:, None]
+        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
+        nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
+        at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
+        return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
+
+
+def tree_pass(
+    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
+) -> TreePass:
+    """Return the pass that verifies `tree`. Of the tokens that a level has not read, `input_ids`
+    ``[B, T]``, each row has `counts` ``[B]``, of which the last `lengths` are one of the longest
+    paths of the tree; no row has more than `lag` in front of it."""
+    if tree.again is not None:
+        return _without_repeats(input_ids, counts, lengths, tree, lag)
+    nodes, device = tree.tokens.shape[1], input_ids.device
+    lags = counts - lengths
+    own = torch.where(counts > 0, tree.counts, 0)[:, None]
+    reach = torch.arange(lag + nodes, device=device)
+    place = reach - lags[:, None]  # the node that stands there
+    inside = (place >= 0) & (place < own)
+    given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
+    at = place.clamp(0, max(nodes - 1, 0))
+    tokens, parents = torch.where(place < 0, given, 0), (reach - 1).expand_as(given)
+    if nodes:
+        tokens = torch.where(inside, tree.tokens.gather(1, at), tokens)
+        # The root's children follow the last token of the lag.
+        parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
+    return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
+
+
+def _without_repeats(
+    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
+) -> TreePass:
+    """Return the pass over the nodes that must be read, in their order."""
+    assert tree.again is not None
+    index = torch.arange(tree.tokens.shape[1])
+    read = ~tree.again & (index < tree.counts[:, None])
+    order = (~read).to(torch.uint8).sort(dim=1, stable=True).indices
+    left = read.sum(1)
+    order = order[:, : int(left.max())]
+    places = (read.cumsum(1) - 1).clamp_min(0)
+    parents = tree.parents.gather(1, order)
+    above = places.gather(1, parents.clamp_min(0))
+    small = tree._replace(
+        tokens=tree.tokens.gather(1, order),
+        parents=torch.where(parents >= 0, above, -1),
+        counts=left,
+        again=None,
+    )
+    return tree_pass(input_ids, counts, lengths, small, lag)._replace(places=places)
+
+
+# ---- hidden states -------------------------------------------------------------------------------
+
+
+class HiddenWindow:
+    """The states of one run of tokens per row, of several passes; of two the later one's.
+
+    Args:
+        batch: rows, B.
+        device: of `begin` and `end`.
+        width: tokens of a row at most, W, at a fixed address, for captured steps: a pass begins
+            within the run or right behind it, and has at most 2 W tokens. 0: any number, on the
+            CPU, where the host reads them.
+
+    Attributes:
+        begin, end: ``[B]`` int64, positions of the first token of each row and behind the last; the
+            drafter has been told the states in front of them.
+    """
+
+    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
+        self.width = width
+        self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.end = torch.zeros_like(self.begin)
+        self._layers: dict[int, torch.Tensor] = {}  # without a width
+        # With a width a ring ``[B, size + 1, sum of H]`` of the layers side by side: position p is
+        # in slot p % size, and the last slot takes what is not kept.
+        self._ring: torch.Tensor | None = None
+        self._sizes: dict[int, int] = {}
+        self._size = 6 * width
+        self._reach = torch.arange(-1, self._size, device=device)
+        self._rows = torch.arange(batch, device=device)[:, None]
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """Return ``[B]`` int64, tokens of each row."""
+        return self.end - self.begin
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        ring = [] if self._ring is None else [self._ring]
+        return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
+
+    def write(self, other: HiddenWindow) -> None:
+        """Copy the states of `other`. Waits for the device where it is another."""
+        device, told = self.begin.device, other.states()
+        self.begin.copy_(other.begin)
+        self.end.copy_(other.begin)
+        if told.layers:
+            layers = told.layers
+            if self.width:
+                layers = {layer: states[:, : self.width] for layer, states in layers.items()}
+            elif not other.width:  # which may write its own again
+                layers = {layer: states.clone() for layer, states in layers.items()}
+            self.add(layers, other.begin.to(device), told.counts.to(device, copy=True))
+
+    def add(
+        self,
+        layers: Hidden,
+        begin: torch.Tensor,
+        counts: torch.Tensor,
+        skipped: torch.Tensor | None = None,
+    ) -> None:
+        """Add the states ``[B, T, H]`` of a pass, which the window keeps; those of an earlier one
+        behind them are dropped. Of row b they are of ``counts[b]`` tokens from position
+        ``begin[b]`` on, of which the first ``skipped[b]`` keep their earlier states
+        (`LevelOutput.skipped`); a count of 0 leaves the row as it is."""
+        part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
+        if skipped is not None:
+            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
+        if self.width:
+            first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
+            torch.where(part, first, self.begin, out=self.begin)
+            self._put(layers, 1 + torch.where(part, begin, self.end), skipped, None)
+            torch.where(part, end, self.end, out=self.end)
+            return
+        if not part.any():
+            return
+        if skipped is None and not known.any():
+            # Nothing to put together.
+            self._layers = dict(layers)
+            self.begin = torch.where(part, begin, self.begin)
+            self.end = self.begin + counts
+            return
+        first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
+        first = torch.where(part, first, self.begin)
+        end = torch.where(part, end, self.end)
+        width = max(1, int((end - first).max()))
+        positions = first[:, None] + torch.arange(width)
+        place = positions - begin[:, None]
+        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
+        before = positions - self.begin[:, None]
+        for layer, states in layers.items():
+            own = self._layers.get(layer)
+            if own is None:
+                own = states.new_zeros(len(first), width, states.shape[2])
+            dtype = torch.promote_types(own.dtype, states.dtype)  # nothing of either is rounded
+            new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
+            both = torch.where(fresh[..., None].to(own.device), new, old)
+            if own.shape == both.shape and own.dtype == dtype:
+                self._layers[layer] = own.copy_(both)
+            else:
+                self._layers[layer] = both
+        self.begin.copy_(first)
+        self.end.copy_(end)
+
+    def _put(
+        self,
+        layers: Hidden,
+        second: torch.Tensor,
+        skipped: torch.Tensor | None,
+        above: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Write the states of a pass but for `skipped` ones and those in front of `above`, in few
+        operators, since captured steps have them. Returns the positions of the first tokens, which
+        are those in front of `second`, in rows without a part of none whose state is told."""
+        self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
+        apart, ring = [layers[layer] for layer in self._sizes], self._ring
+        device = apart[0].device if ring is None else ring.device
+        apart = [x.to(device) for x in apart]
+        states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
+        positions = second[:, None] + self._reach[: states.shape[1]]
+        slots, begin, own = positions % self._size, positions[:, 0], above
+        if skipped is not None:
+            own = begin + skipped.to(begin.device)
+            own = own if above is None else own.maximum(above)
+        if own is not None:
+            slots.masked_fill_(positions < own[:, None], self._size)
+        if ring is None:
+            ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
+        dtype = torch.promote_types(ring.dtype, states.dtype)  # nothing of either is rounded
+        ring = self._ring = ring.to(dtype)
+        ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
+        return begin
+
+    def add_pass(
+        self,
+        plan: Plan,
+        kept: Sequence[RowCounts],
+        level: int,
+        layers: Hidden | None,
+        skipped: torch.Tensor | None,
+        above: torch.Tensor | None,
+    ) -> None:
+        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if it
+        gives none, drop those of rejected tokens. What remains of the caches of the levels that
+        verify is `kept`; with a width each of these gives states, so the run ends with the longest.
+        States of the target, whose cached lengths are `above` ``[B]``, replace those of the
+        level."""
+        device = plan.part.device
+        if layers is None:
+            lengths = kept[level - 1].on(device)
+            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
+            return
+        if self.width:
+            begin = self._put(layers, plan.positions - plan.first, skipped, above)
+            torch.minimum(self.begin, begin, out=self.begin)
+            first, *others = [each.on(device) for each in kept]
+            *between, last = others or [first]
+            torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
+            return
+        begin = plan.positions - (plan.counts - plan.lengths)
+        if above is not None:
+            read = (above - begin).clamp_min(0)
+            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
+        # (Rows without a part have none.)
+        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
+
+    def states(self) -> HiddenStates:
+        """Return the states, with a width in memory of their own."""
+        layers, ring = self._layers, self._ring
+        if ring is not None:
+            slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
+            states = ring[self._rows.to(ring.device), slots.to(ring.device)]
+            parts = states.split(list(self._sizes.values()), -1)
+            layers = dict(zip(self._sizes, parts, strict=True))
+        return HiddenStates(layers, self.begin, self.end - self.begin)
+
+    def cut(self, lengths: torch.Tensor) -> None:
+        """Drop states behind the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
+        torch.minimum(self.end, lengths, out=self.end)
+        torch.minimum(self.begin, lengths, out=self.begin)
+
+    def forget(self, part: torch.Tensor, counts: torch.Tensor | None = None) -> None:
+        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0: the drafter has them. With
+        the `counts` of `states` it is 1 there, and few operators are needed."""
+        if counts is not None:
+            self.begin.addcmul_(counts, part)
+            return
+        torch.where(part > 0, self.end, self.begin, out=self.begin)
+        if not self.width and not (self.end > self.begin).any():
+            self._layers = {}  # those of a prompt may be large
+
+    def select(self, rows: Sequence[int | None]) -> None:
+        """Keep these rows, in that order; None: one without states."""
+        index = [0 if row is None else row for row in rows]
+        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
+        self.begin = self.begin[index].masked_fill(fresh, 0)
+        self.end = self.end[index].masked_fill(fresh, 0)
+        self._rows = torch.arange(len(index), device=self.begin.device)[:, None]
+        self._layers = {layer: states[index] for layer, states in self._layers.items()}
+        self._ring = None if self._ring is None else self._ring[index]
+
+    def fits(self, rows: Sequence[int], width: int) -> bool:
+        """Return whether all of `rows` have states, and no row more than `width`."""
+        counts = self.counts
+        return bool(counts[list(rows)].all()) and int(counts.max()) <= width
+
+
+def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    places = places.to(states.device).clamp(0, states.shape[1] - 1)
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
 
 
 # ---- pending draft tokens ------------------------------------------------------------------------
@@ -482,12 +910,9 @@ class PendingRows:
         slots: torch.Tensor,
         padding: int,
     ) -> None:
-        """Append the rows that the level below has verified or drawn its emitted tokens with.
-
-        Args:
-            logits: ``[B, W, V]``; statistics: ``[B, W, 2]``, of them.
-            slots: ``[B, W]`` int64, index of each among those pending; `padding` for the others.
-        """
+        """Append the rows that the level below has verified or drawn its emitted tokens with:
+        logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and the slots ``[B, W]`` int64, index
+        of each among those pending; `padding` for the others."""
         (batch, _, vocab), device = logits.shape, logits.device
         old = self.tables.get(level)
         # Windows may change: a table that only grows keeps the address of earlier graphs.
@@ -498,10 +923,9 @@ class PendingRows:
             or torch.promote_types(old.logits.dtype, logits.dtype) != old.logits.dtype
         ):
             # Zeros: rows without a token are handed to the operator as well, and must be harmless.
-            old = self.tables[level] = RowBuffer(
-                logits.new_zeros(batch, padding + 1, vocab),
-                statistics.new_zeros(batch, padding + 1, 2),
-            )
+            zeros = statistics.new_zeros(batch, padding + 1, 2)
+            old = RowBuffer(logits.new_zeros(batch, padding + 1, vocab), zeros)
+            self.tables[level] = old
         table, known = old
         logits, slots = logits.to(table.dtype), slots.to(device)
         unchecked.put_rows(table, known, logits, statistics, slots, padding)
@@ -514,14 +938,9 @@ class PendingRows:
         of_tail: torch.Tensor,
         id_map: IdMap,
     ) -> None:
-        """Append the rows of a tail for the target, behind those of the level below it.
-
-        Args:
-            tokens: ``[B, W]``, drafted; slots: as of `append`.
-            rows: ``[B, at least W, Vd]``; None: the tokens are deterministic.
-            of_tail: ``[B]`` int64, 0 where a row drafts no tail.
-            id_map: of the drafter.
-        """
+        """Append the rows ``[B, at least W, Vd]`` of a tail for the target, behind those of the
+        level below it, of drafted `tokens` ``[B, W]``. None: they are deterministic. Of a row that
+        drafts no tail `of_tail` is 0."""
         table = self.tables.get(1)
         if table is None:  # nothing is pending for the target, of any row
             return
@@ -576,21 +995,13 @@ class PendingRows:
             self.tree, self.tables[level] = kept
 
 
+# ---- all rows ------------------------------------------------------------------------------------
+
+
 class Rows:
     """All that is kept by row from round to round, with fixed addresses, so that CUDA graphs can be
-    replayed.
-
-    Args:
-        state: the state rows.
-        on_host: whether the host reads them after each step.
-
-    Attributes:
-        parameters: of the rows.
-        pending: the draft logits of pending tokens.
-        hidden: states of the tokens since the last draft.
-        requests: number of each row's request; eos: ids that end each text; text: a row's text.
-            Empty and None where the host does not read the rows.
-    """
+    replayed. Where the host reads the state rows after each step (`on_host`), it has the number of
+    each row's request, ids that end each text, and texts."""
 
     def __init__(self, state: StateRows, on_host: bool = True) -> None:
         self.state, self.on_host = state, on_host
@@ -603,7 +1014,7 @@ class Rows:
 
     def write(self, slots: Sequence[Row], before: Rows, tail: int, width: int) -> None:
         """Write the requests of a batch (`StateRows.write`), and the hidden states of `before`, at
-        most `width` of a row (`HiddenWindow`)."""
+        most `width` of a row."""
         self.state.write(slots, before.state, tail)
         if not width or self.hidden.width < width:
             self.hidden = HiddenWindow(self.state.batch, self.state.device, width)
@@ -613,13 +1024,18 @@ class Rows:
             self.requests, self.eos = [row.number for row in slots], [row.eos for row in slots]
 
     def fill(self, step: PlannedStep) -> Step:
-        """Return a planned step with its tokens (`StateRows.step`)."""
-        level, most, width, tail = step
-        if level < self.state.shape.levels or not self.hidden.width:
-            return self.state.step(level, most, width, tail)
-        # From the first token on whose state is told, and the one that was emitted last.
-        width = max(width, self.hidden.width + 1)
-        return self.state.step(level, most, width, tail, self.hidden.begin)
+        """Return a planned step with its tokens, in which rows that are due for another one idle,
+        without host synchronisation."""
+        state, (level, most, width, tail) = self.state, step
+        if level == state.shape.levels and self.hidden.width:
+            # From the first token on whose state is told, and the one that was emitted last.
+            width = max(width, self.hidden.width + 1)
+            # It stays, since few operators are captured; the report of a draft writes it anew.
+            cached = state.read_by(level)
+            torch.minimum(cached, self.hidden.begin, out=cached)
+        input_ids, table = schedule.next_step(state.words, state.shape, level, width)
+        plan = Plan._make(table.unbind())
+        return Step(level, most, width - most, tail, input_ids, table, plan, None, state.numbers)
 
     def select(self, keep: Sequence[int | None]) -> Rows:
         """Return windows, cached lengths and hidden states of these rows, in that order; None: of

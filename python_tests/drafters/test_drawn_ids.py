@@ -13,7 +13,7 @@ import toy_rows
 
 import polyspec_ext as ps
 from polyspec_ext.levels import IdMap, LevelOutput
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 V, DRAWN, PROMPT = 4, [0, 1, 3], [2, 1]
 

@@ -20,7 +20,7 @@ from polyspec_ext import tiny
 from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
 from polyspec_ext.drafters.paths import PathDraws
 from polyspec_ext.runtime.graphs import Graphs
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 PROMPT = [0, 1]
 

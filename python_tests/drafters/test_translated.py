@@ -22,7 +22,7 @@ from polyspec_ext.drafters.translated import (
     Vocabulary,
 )
 from polyspec_ext.levels import IdMap, InputBlock, PromptBatch, RowCounts
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 LETTERS = "abcdefghijklmnop"
 

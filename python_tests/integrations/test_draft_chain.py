@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 PROMPT = [0, 1]
 FILTERED = {"temperature": 0.75, "top_k": 0, "top_p": 0.75, "min_p": 0.0}

@@ -16,7 +16,7 @@ import torch
 import polyspec_ext as ps
 from polyspec_ext import cli
 from polyspec_ext.planning import planner
-from polyspec_ext.planning.parts import considered
+from polyspec_ext.planning.measure import considered
 
 pytestmark = pytest.mark.usefixtures("tiny_untrained")
 

@@ -27,9 +27,7 @@ from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
 from polyspec_ext.levels.stateful import StatefulLevel
 from polyspec_ext.planning import measure, planner, search
-from polyspec_ext.planning import report as reports
-from polyspec_ext.planning.measure import Setting
-from polyspec_ext.planning.parts import Part, Request
+from polyspec_ext.planning.measure import Part, Request, Setting
 from polyspec_ext.stats import LevelStats
 
 PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 1, 1, 8]]
@@ -365,7 +363,7 @@ def test_theorem_beside_what_was_measured(clock: Clock) -> None:
     now_and_then = replace(test, with_new=replace(test.with_new, measured_repeats=(1.0, 99.0)))
     now_and_then = replace(now_and_then, without=replace(test.without, measured_repeats=(2.0, 2.0)))
     assert now_and_then.faster is None
-    assert "either" in reports.insertions([now_and_then])
+    assert "either" in planner.theorem_table([now_and_then])
     # All that is compared has been tried, and is measured beside plain decoding.
     assert len(plan.measured.trials) == len(plan.candidates)
     assert plan.plain.measured_tokens_per_second

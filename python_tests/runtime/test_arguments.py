@@ -30,7 +30,7 @@ from polyspec_ext.levels import load
 from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import Graphs
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 VOCAB = toy_rows.VOCAB
 

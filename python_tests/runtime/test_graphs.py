@@ -27,7 +27,7 @@ from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities
 from polyspec_ext.policies import RoundReport
-from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Step
+from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Run
 from polyspec_ext.tensors import Place, RowCounts
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
@@ -142,7 +142,7 @@ class Steps(Graphs):
         self.captures: Counter[str] = Counter()
         self.steps = 0
 
-    def run(self, kind: str, key: Sequence[Hashable], step: Step) -> Outputs:
+    def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
         before = self.num_captures
         self.steps += 1
         outputs = super().run(kind, key, step)
@@ -388,7 +388,7 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     runs: list[object] = []
 
     class Direct:
-        def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+        def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
             return lambda: None, step()
 
     def run(kind: str, *key: object) -> None:
@@ -498,7 +498,7 @@ def test_a_cache_whose_layers_differ_in_room_is_not_captured() -> None:
 
 def test_other_errors_of_a_capture_are_raised() -> None:
     class Refuses:
-        def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+        def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
             raise KeyboardInterrupt
 
     graphs = Graphs(Refuses(), progress=False)
@@ -591,7 +591,7 @@ def test_the_warning_says_what_went_wrong_first() -> None:
     """Ending a capture that has failed fails as well."""
 
     class Ends:
-        def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+        def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
             try:
                 raise RuntimeError("not permitted")
             finally:

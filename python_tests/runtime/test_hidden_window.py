@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from polyspec_ext.runtime.hidden import HiddenWindow
+from polyspec_ext.runtime.rows import HiddenWindow
 
 LAYER = 2
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from polyspec_ext.drafters import NGramTable, PromptLookup, SuffixMatch
 from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.runtime import passes
-from polyspec_ext.runtime.graphs import Graphs, Outputs, Step
+from polyspec_ext.runtime import graphs
+from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
 
 REPEATING = [[1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3]]
 OPTIONS: dict[str, Any] = {"seed": 5, "eos_token_id": []}
@@ -258,7 +258,7 @@ class CountingRecorder(Recorder):
         super().__init__()
         self._counts = counts
 
-    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
         with _disable_current_modes():
             replay, outputs = super().capture(step)
         self._counts.own([x for x in outputs if x is not None])
@@ -279,7 +279,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         counts.own([*model.parameters(), *model.buffers(), *states])
         counts.own([cache.rows.lengths, cache.rows.base, cache.rows.status])
-    sent = passes.uploaded
+    sent = graphs.uploaded
 
     def uploaded(*arguments: Any) -> Any:
         step = sent(*arguments)
@@ -288,7 +288,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
         return step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passes, "uploaded", uploaded)
+        patch.setattr(graphs, "uploaded", uploaded)
         for name in _READS:
             patch.setattr(torch.Tensor, name, _reading(name, counts))
         with counts:

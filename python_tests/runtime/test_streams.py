@@ -13,7 +13,6 @@ from small_models import make
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.graphs import SideStreams
-from polyspec_ext.runtime.prefill import prefill
 from polyspec_ext.stats import StatsRecorder
 
 GPU = torch.device("cuda", 0)
@@ -150,15 +149,9 @@ def test_every_level_below_the_target_prefills_in_a_side_stream(count, monkeypat
         monkeypatch.setattr(one, "prefill", watched)
     batch = chain.batch(PROMPTS[:count], 9, eos_token_id=[])
     with torch.inference_mode():  # as `Batch.advance` does
-        prefill(
-            chain.engine.parts,
-            [1, 2, 3],
-            chain.engine.config,
-            batch.rows,
-            10,
-            OnDevice(cuda),
-            StatsRecorder(batch.stats),
-        )
+        caches = chain.engine.caches
+        monkeypatch.setattr(caches, "streams", OnDevice(cuda))
+        caches.prefill([1, 2, 3], batch.rows, 10, StatsRecorder(batch.stats))
     assert seen == {f"level {i}": set() for i in range(3)}  # nobody waits for anybody
     assert cuda.current_stream(GPU).work("decoding") == set(seen)
     assert len(cuda.made) == 2

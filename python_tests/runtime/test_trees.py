@@ -14,7 +14,7 @@ from toy_trees import TreeDrafter, TreeEnumerator, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput
-from polyspec_ext.runtime import trees
+from polyspec_ext.runtime import rows
 from polyspec_ext.runtime.rows import PendingRows
 
 V = 3
@@ -104,7 +104,7 @@ def wrong_node(patch: pytest.MonkeyPatch) -> None:
 
 def sibling_for_a_parent(patch: pytest.MonkeyPatch) -> None:
     """A node is read as the child of the one in front of it."""
-    make = trees.tree_pass
+    make = rows.tree_pass
 
     def wrong(*given: Any) -> Any:
         made = make(*given)

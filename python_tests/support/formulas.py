@@ -123,3 +123,11 @@ def cascade_improvement(
     a, b, k = acceptance, inner, tokens
     phi = 1 + (a - 1) * (1 - (a * b) ** (k + 1)) / (1 - a * b)
     return (1 - a * phi**rounds) / ((1 - a) * (1 + rounds * cost + rounds * k * inner_cost))
+
+
+def lemma_seconds(
+    tokens: float, lengths: Sequence[float], seconds: Sequence[float], beta: float
+) -> float:
+    """Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``."""
+    verifying = sum(tokens / length * cost for length, cost in zip(lengths, seconds, strict=False))
+    return verifying + beta * tokens / lengths[-1] * seconds[-1]

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
-from polyspec_ext.runtime.graphs import Graphs, Outputs, Step
+from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
 from polyspec_ext.tensors import Place
 
 # Operators that give the host a value.
@@ -132,7 +132,7 @@ class Recorder:
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at, self.tried = fails_at, 0
 
-    def capture(self, step: Step) -> tuple[Callable[[], None], Outputs]:
+    def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
         self.tried += 1
         self.latest = recording = Recording(self.fails_at)
         try:
@@ -165,7 +165,7 @@ def traces_of_keys(graphs: Graphs) -> Iterator[dict[Any, list[list[str]]]]:
     """Meanwhile no step is replayed: the trace of every one, by its key."""
     traces: dict[Any, list[list[str]]] = {}
 
-    def traced(kind: str, key: Any, step: Step) -> Outputs:
+    def traced(kind: str, key: Any, step: Run) -> Outputs:
         with Recording(undoes=False) as recording:
             outputs = step()
         traces.setdefault((kind, *key), []).append(recording.trace)

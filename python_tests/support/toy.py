@@ -16,7 +16,7 @@ import torch
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 
 class ToyLevel:

@@ -17,7 +17,7 @@ from toy import Enumerator, ToyLevel, distribution, masked, of_row
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
 from polyspec_ext.levels import RowCounts
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
-from polyspec_ext.runtime.requirements import Operators
+from polyspec_ext.runtime.plan import Operators
 
 
 class TreeLevel:

@@ -29,10 +29,10 @@ KNOWN_PRIVATE: set[tuple[str, str]] = set()
 LAYERS = (
     {"columns", "errors", "files", "progress", "stats"},
     {"processor", "validate"},
-    {"arguments", "returned"},
+    {"arguments"},
     {"sampling"},
     {"grammar"},
-    {"chain_file", "chat", "ops", "policies", "rules", "scheduler"},
+    {"chat", "ops", "policies", "rules", "scheduler"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},
