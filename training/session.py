@@ -238,7 +238,6 @@ class HeadTraining:
         return States(*(torch.stack(field) for field in fields))
 
     def _states_of(self, number: int) -> States:
-        """Return the states of a block, as kept, else read by the target."""
         own = self._settings
         if number not in self._states:
             rows = self._stream.rows(number * own.block, own.block)

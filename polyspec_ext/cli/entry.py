@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,9 +37,10 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
         prog=script if script == "polyspec" else "python -m polyspec_ext",
         description="Lossless polybasic speculative decoding.",
     )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the versions that matter, and exit"
+    )
     parser.set_defaults(run=help_of(parser))
-    shown: dict[str, Any] = {"action": "store_const", "const": _show_version, "dest": "run"}
-    parser.add_argument("--version", help="show the versions that matter, and exit", **shown)
     commands = parser.add_subparsers(metavar="COMMAND")
     _add_generate(
         commands.add_parser(
@@ -101,13 +101,22 @@ def _later(command: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def _show_version(_: argparse.Namespace) -> int:
-    from .. import __version__, has_cuda
+class _Version(argparse.Action):
+    """Print versions, which are looked up when asked for."""
 
-    parts = [f"torch {torch.__version__}", f"transformers {metadata.version('transformers')}"]
-    parts.append("CUDA device" if has_cuda() else "CPU only")
-    print(f"polyspec_ext {__version__} ({', '.join(parts)})")
-    return 0
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        from .. import __version__, has_cuda
+
+        parts = [f"torch {torch.__version__}", f"transformers {metadata.version('transformers')}"]
+        parts.append("CUDA device" if has_cuda() else "CPU only")
+        print(f"polyspec_ext {__version__} ({', '.join(parts)})")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +138,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         130 for Ctrl-C; 141 where the reader of the output has left, as in ``... | head -1``.
 
     Raises:
-        SystemExit: after ``--help``, with status 0.
+        SystemExit: after ``--help`` and ``--version``, with status 0.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not know every character

@@ -564,16 +564,17 @@ class CheckedLevel(_Wrapper):
         if asked.hidden_layers:
             shape = asked.tokens.shape
             returned.require_hidden(self.name, hidden, asked.hidden_layers, shape)
-        return hidden
+            return hidden
+        return None  # an empty dict would count as states
 
     def forward(self, block: InputBlock) -> LevelOutput:
         out = self.level.forward(block)
         if type(out) is not LevelOutput:
             returned.require_output(self.name, out)
             out = LevelOutput(*out)
-        self._states(out.hidden, block)
         self._require_logits(block, out.logits)
-        return out
+        hidden = self._states(out.hidden, block)
+        return out if out.hidden is hidden else out._replace(hidden=hidden)
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.rollback(lengths), lengths)

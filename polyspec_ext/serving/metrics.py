@@ -83,6 +83,8 @@ class Metrics:
         }
         text, label = "Requests that ended.", "finished_reason"
         self._reasons = series(client.Counter, "request_success", text, label)
+        for reason in ("stop", "length", "abort", "error"):
+            self._reasons.labels(model, reason)  # 0 before the first
         name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position in a draft."
         self._positions = series(client.Counter, name, text, "position")
 

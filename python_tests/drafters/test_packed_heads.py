@@ -115,7 +115,7 @@ def test_attention_of_fused_layers(v: Variant, tree: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_head_of_another_dtype_than_the_targets(dtype: torch.dtype, tmp_path: Path) -> None:
     """The output head multiplies in the target's, whose it is."""
-    model = target_of(FIRST, dtype)
+    model = target_of(FIRST, dtype=dtype)
     level = ps.HuggingFaceLevel(model, pack=True)
     head = wide_head(tmp_path, level, dtype=torch.bfloat16)
     reference = Reference(FIRST, weights_of(FIRST, LAYERS), model)

@@ -378,7 +378,7 @@ def require_as_before(served: Served, before: dict[str, int]) -> None:
 def aborts(served: Served) -> int:
     """Return how many requests have been aborted."""
     text = httpx.get(f"{served.url}/metrics").text
-    (count,) = re.findall(r'finished_reason="abort"} (\d+)', text)
+    (count,) = re.findall(r'request_success_total{finished_reason="abort",.*} (\d+)', text)
     return int(count)
 
 

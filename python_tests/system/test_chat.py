@@ -57,9 +57,9 @@ def talk(
     seen: list[str] = []
     stream = ps.Chain.stream
 
-    def noted(self: ps.Chain, input_ids: list[int], **options: Any) -> ps.Stream:
+    def noted(self: ps.Chain, input_ids: list[int], *args: Any, **options: Any) -> ps.Stream:
         seen.append(tiny.tokenizer().decode(input_ids))
-        return stream(self, input_ids, **options)
+        return stream(self, input_ids, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(ps.Chain, "stream", noted)

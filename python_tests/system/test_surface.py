@@ -188,7 +188,7 @@ def surface() -> Iterator[str]:
     functions = [
         name
         for name, value in vars(ps.tiny).items()
-        if inspect.isfunction(value) and value.__module__ == ps.tiny.__name__
+        if inspect.isfunction(value) and value.__module__ == ps.tiny.__name__ and name[0] != "_"
     ]
     yield from named_lines("ps.tiny", ps.tiny, functions)
 
