@@ -171,8 +171,8 @@ class LevelCapabilities:
             on, in padded passes.
         saves_rows: `Admitting.save` copies rows from their first token only, and only where the
             level has a copy of the state.
-        replays: maximum tokens after a checkpoint that it reads again within a pass; the host has
-            it read more in a separate pass. 0: no limit.
+        replays: maximum tokens after a checkpoint that it reads again within a pass; more are read
+            in a separate pass. 0: no limit.
         continues: has the methods of `Admitting`, with `rows` None unless it `admits`: a batch can
             begin after copies of text that was read before. Logits then depend on the text alone,
             up to rounding, and not on the passes that read it.
@@ -380,8 +380,8 @@ class Admitting(Protocol):
         ...
 
     def save(self, row: int, begin: int, end: int) -> Any:
-        """Return a copy of the state of the tokens [begin, end) of a row of the batch; None: no
-        copy is worth its memory."""
+        """Return a copy of the state of the tokens [begin, end) of a row of the batch; None:
+        nothing worth a copy."""
         ...
 
     def restore(self, sequence: Any, saved: Any, count: int) -> None:
@@ -417,8 +417,7 @@ def id_map_of(part: Any) -> IdMap:
 
 
 def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
-    """Return a block that appends ``counts[b]`` of `tokens` to row b, for a pass with unused
-    logits."""
+    """Return a block that appends ``counts[b]`` of `tokens` to row b, logits unused."""
     known = RowCounts.of(counts)
     if known.all(tokens.shape[1]):
         return InputBlock(tokens, 1)
@@ -441,8 +440,7 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
 
 
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
-    """Return a method that calls the level's `method`; without `returns`, its result must be None.
-    """
+    """Return a method that calls the level's `method`; without `returns`, it must return None."""
 
     def call(self: Any, *given: Any) -> Any:
         if not returns:
