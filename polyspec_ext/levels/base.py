@@ -255,8 +255,8 @@ class InputBlock:
             token's, -1 for tokens that follow the cache. None: each token follows the previous
             token. The tree may follow a chain of tokens that the level has not read yet; all tokens
             stay in the cache in this order until `keep_path`. A tree in several passes has
-            ``[B, M]``, M >= T, of the last M tokens, T of them in this pass. Only drafters read
-            such trees, and a row reads all T of a pass or none.
+            ``[B, M]``, M >= T, of the last M tokens, T of them in this pass. Only drafters do so,
+            and a row reads all T of a pass or none.
         hidden_layers: layers of requested hidden states (`Hidden`).
         depth: with `parents`, maximum length of a path among the tokens; None: T.
     """

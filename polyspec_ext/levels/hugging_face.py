@@ -93,9 +93,9 @@ class HuggingFaceLevel(ModelLevel):
         pack: on the CPU, multiply with packed weights (`levels.fused`). On some processors a pass
             of several tokens then costs hardly more than a pass of a single token, on others every
             pass takes longer: `Chain(pack="auto")` measures. Packed weights take additional memory,
-            a later change of the model's is an error, and logits may round differently. On CUDA,
-            fused layers of known families in float32 or bfloat16: at most 10 launches each; the
-            weights of projections of the same input become views of a common matrix.
+            a later change of the model's weights is an error, and logits may round differently. On
+            CUDA, fused layers of known families in float32 or bfloat16: at most 10 launches each;
+            the weights of projections of the same input become views of a common matrix.
         cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
             ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
 
@@ -510,8 +510,7 @@ class HuggingFaceLevel(ModelLevel):
         first: Sequence[int] | None = None,
     ) -> Any:
         """Append a block (`BatchedLevel.forward`). Also accepts tokens ``[B, T]``, with `keep`,
-        `counts` and `first` as in `InputBlock`: then it returns the logits alone (`Level.forward`).
-        """
+        `counts` and `first` as in `InputBlock`: then returns logits alone (`Level.forward`)."""
         if isinstance(block, Tensor):
             known, begin = (None if x is None else RowCounts.of(x) for x in (counts, first))
             return self.forward(InputBlock(block, keep, known, begin)).logits
