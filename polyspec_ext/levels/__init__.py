@@ -1,4 +1,4 @@
-"""Levels: the models of a chain, behind one contract."""
+"""Levels: the models of a chain, with a common contract."""
 
 from __future__ import annotations
 

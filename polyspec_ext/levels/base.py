@@ -1,5 +1,5 @@
-"""The contract of a level, a model of a chain and its cache: as users write it (`Level`), as the
-engine calls it (`BatchedLevel`), and from the one to the other (`batched`)."""
+"""Contracts of a level, a model of a chain with its cache: `Level` for users, `BatchedLevel` for
+the engine, and `batched` to adapt a `Level`."""
 
 from __future__ import annotations
 
@@ -17,71 +17,70 @@ from ..tensors import RowCounts
 
 @runtime_checkable
 class Level(Protocol):
-    """One model of a chain and its cache.
+    """A model of a chain and its cache.
 
-    A level holds the keys and values of one batch of sequences. `prefill` starts a batch,
-    `forward` appends to it, `rollback` cuts it. The four names below do for one sequence, B = 1. A
-    level with `supports_batches = True` takes more, as `HuggingFaceLevel` does::
+    A level has the cache of a batch of sequences. `prefill` starts a batch, `forward` appends to
+    it, `rollback` truncates it. The four members below suffice for a single sequence, B = 1. A
+    level with `supports_batches = True` accepts batches, as `HuggingFaceLevel` does::
 
         prefill(tokens [B, T], counts=None)     row b reads its first counts[b] tokens
         forward(tokens [B, T], keep, counts=None, first=None)
         select(rows)                            keep these rows, in that order
 
     Optional attributes: `name` (for messages), `device` (of tokens and logits; default the CPU),
-    `max_length` (longest context, None: no limit), `eos_token_ids`, `tokenizer()`,
-    `reserve(tokens)` (before `prefill`: the longest row that the batch will have), `id_map` (an
-    `IdMap` with the ids that it draws, and has logits of; the target may not have
-    one).
+    `max_length` (maximum context, None: no limit), `eos_token_ids`, `tokenizer()`,
+    `reserve(tokens)` (called before `prefill` with the maximum row length of the batch), `id_map`
+    (an `IdMap` of the ids that the level draws and has logits of; not for the target).
     """
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits; ids the level reads are below it."""
+        """Width of the logits; exclusive upper bound of input ids."""
         ...
 
     def prefill(self, tokens: torch.Tensor) -> None:
-        """Forget everything and read `tokens`, ``[B, T]`` int64, T >= 0. No logits are wanted."""
+        """Clear the cache and read `tokens`, ``[B, T]`` int64, T >= 0. Logits are not needed."""
         ...
 
     def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        """Append `tokens`, ``[B, T]`` int64, T >= 1, and return the next-token logits behind the
-        last `keep` <= T of them: ``[B, keep, vocab_size]``, float32, bfloat16 or float16, unit
+        """Append `tokens`, ``[B, T]`` int64, T >= 1, and return the next-token logits after each of
+        the last `keep` <= T tokens: ``[B, keep, vocab_size]``, float32, bfloat16 or float16, unit
         stride along the vocabulary, on the level's device.
 
-        The logits must keep their values until the next `forward` or `prefill` of this level; a
-        `rollback` and a ``select`` in between must leave them. So they may be a view of a buffer
-        that every pass writes anew: a chain copies what it needs for longer. Two levels must not
-        share such a buffer. The chain does not change them. Where they depend on a computation
-        still queued, it is on the current stream."""
+        The logits must keep their values until the next `forward` or `prefill` of this level, also
+        across a `rollback` or ``select``. They may be a view of a buffer that every pass
+        overwrites, because a chain copies logits that it needs longer. Two levels must not share a
+        buffer. The chain does not change the logits. Computations that are still queued must be on
+        the current stream."""
         ...
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int] | None:
-        """Keep the first ``lengths[b]`` tokens of sequence b; never more than were appended.
-        Returns how many are kept where that is fewer, as where a recurrent state goes back to a
-        checkpoint: the missing ones are read again with the next pass. None: as many as asked for.
+        """Truncate sequence b to its first ``lengths[b]`` tokens, at most its cached length.
+        Returns the kept lengths if any is smaller, as when a recurrent state returns to a
+        checkpoint: the next pass reads the missing tokens again. None: exactly `lengths`.
         """
         ...
 
 
 def device_of(level: Level) -> torch.device:
-    """Return where a level takes its tokens and leaves its logits."""
+    """Return the device of a level's tokens and logits."""
     return torch.device(getattr(level, "device", "cpu"))
 
 
 class IdMap:
-    """Map ids of a chain's text, which are the target's, to those of one of its models and back.
+    """Map between ids of a chain's text, which are the target's, and ids of a model of the chain.
 
-    The identity by default. A model may read fewer ids than the text has, and draw only some of
-    those that it reads.
+    The identity by default. A model may read fewer ids than the text has, and draw only some of the
+    ids that it reads.
 
     Args:
-        vocab_size: ids that the model reads are below it.
-        drawn: ``[Vd]`` int64, strictly increasing, below `vocab_size`: the id that each entry of
-            the model's rows of logits stands for. None: entry i stands for id i.
-        text_size: ids of the text are below it; None: below `vocab_size`.
+        vocab_size: exclusive upper bound of ids that the model reads.
+        drawn: ``[Vd]`` int64, strictly increasing, below `vocab_size`: the id of each entry of the
+            model's rows of logits. None: entry i has id i.
+        text_size: exclusive upper bound of ids of the text; None: `vocab_size`.
 
     Attributes:
-        reads_all: `to_below` changes nothing.
+        reads_all: whether `to_below` changes nothing.
     """
 
     def __init__(
@@ -95,25 +94,25 @@ class IdMap:
             raise ValueError(
                 f"drawn: expected int64 [Vd], Vd >= 1, given {drawn.dtype} {list(drawn.shape)}"
             )
-        self._known: list[int] = drawn.tolist()  # every draft asks the host
+        self._known: list[int] = drawn.tolist()  # on the host, for every draft
         if not all(a < b for a, b in pairwise((-1, *self._known, vocab_size))):
             raise ValueError(f"drawn: expected increasing ids in [0, {vocab_size}), given others")
-        # With one entry more, for entry -1: a token that could not be drawn stays -1.
+        # The last entry is for index -1: a token that could not be drawn stays -1.
         self._table = torch.cat([drawn, drawn.new_tensor([-1])])
 
     def of_text(self, text_size: int) -> IdMap:
-        """Return the same map for a text whose ids are below `text_size`."""
+        """Return the same map for a text with ids below `text_size`."""
         return IdMap(self.vocab_size, self.drawn, text_size)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """All of its memory, for the keys of captured graphs."""
+        """Tensors of the map, for the keys of captured graphs."""
         return [] if self.drawn is None else [self._table]
 
     def to_below(self, ids: torch.Tensor) -> torch.Tensor:
-        """Map ids of the text to ids that the model reads: 0 for those that it does not have. That
-        costs a draft some accuracy and no exactness: the distribution that is handed up is still
-        the one that was sampled from."""
+        """Map ids of the text to ids that the model reads, unknown ids to 0. That costs a draft
+        some acceptance but stays exact: the level above verifies against the distribution that was
+        sampled from."""
         return ids if self.reads_all else ids.masked_fill(ids >= self.vocab_size, 0)
 
     def to_above(self, entries: torch.Tensor) -> torch.Tensor:
@@ -121,7 +120,7 @@ class IdMap:
         return entries if self.drawn is None else self._table[entries]
 
     def entries_below(self, vocab_size: int) -> int:
-        """Count the entries of a row, its first, that stand for ids below `vocab_size`."""
+        """Count the leading entries of a row of logits with ids below `vocab_size`."""
         if self.drawn is None:
             return min(self.vocab_size, vocab_size)
         return bisect_left(self._known, vocab_size)
@@ -140,8 +139,8 @@ class IdMap:
         return rows.index_select(-1, self.drawn[:entries])
 
     def target_to_draft(self, vocab_size: int) -> torch.Tensor | None:
-        """Return ``[vocab_size]`` int32: the entry of each id of the level above, -1 where it has
-        none. None: entry i is id i, as far as a row goes."""
+        """Return ``[vocab_size]`` int32: for each id of the level above its entry in a row of
+        logits, -1: no entry. None: entry i is id i, up to the row's width."""
         if self.drawn is None:
             return None
         known = self.drawn[: self.entries_below(vocab_size)]
@@ -155,34 +154,34 @@ class IdMap:
 
 @dataclass(frozen=True, slots=True)
 class LevelCapabilities:
-    """State what a level can do beside reading one sequence.
+    """Capabilities of a level beyond reading a single sequence.
 
     Attributes:
-        batches: several rows, each of its own length.
-        device_lengths: the host need not know `InputBlock.counts`, `first` and the lengths of
-            `rollback` in the batch at hand.
-        reads_apart: its prefill touches nothing that another level reads or writes, so both may run
+        batches: reads several rows of different lengths.
+        device_lengths: in the current batch, `InputBlock.counts`, `first` and the lengths of
+            `rollback` may be known to the device only.
+        reads_apart: `prefill` uses no data that another level reads or writes, so that both may run
             at once.
-        hidden_states: it can return hidden states.
-        trees: it can read a block whose tokens have parents.
-        keeps_lengths: its lengths can stay on the device for a whole round, with the right cache
-            (`device_lengths`): it has the methods of `DeviceLengths`.
-        admits: rows can join the batch at hand: it has the methods of `Admitting`.
-        reads_together: several sequences can be read from their first token on in padded passes,
-            by `Admitting.extend_together`.
-        saves_rows: `Admitting.save` copies a row from its first token alone, and only where the
-            level has a copy of its state.
-        replays: tokens behind a checkpoint that it reads again within a pass at most; the host has
-            it read more in a pass of their own. 0: all.
-        continues: a batch can begin behind copies of what was read before: it has the methods of
-            `Admitting`, with `rows` None unless it `admits`. Then its logits depend on the text
-            alone, up to rounding, and not on the passes that have read it.
-        sharded: several processes have shards of the level and must make the same passes: no
-            decision of theirs may follow a clock.
-        checked: outputs have the form that the contract says and are not checked again.
-        id_map: which ids it draws, where it reads others as well; None: all.
+        hidden_states: can return hidden states.
+        trees: can read a block of tokens with parents.
+        keeps_lengths: has the methods of `DeviceLengths`: its lengths can stay on the device for a
+            whole round, if the cache allows it (`device_lengths`).
+        admits: has the methods of `Admitting`: rows can join the current batch.
+        reads_together: `Admitting.extend_together` reads several sequences from their first token
+            on, in padded passes.
+        saves_rows: `Admitting.save` copies rows from their first token only, and only where the
+            level has a copy of the state.
+        replays: maximum tokens after a checkpoint that it reads again within a pass; more are read
+            in a separate pass. 0: no limit.
+        continues: has the methods of `Admitting`, with `rows` None unless it `admits`: a batch can
+            begin after copies of text that was read before. Logits then depend on the text alone,
+            up to rounding, and not on the passes that read it.
+        sharded: several processes have shards of the level and must run the same passes: no
+            decision may depend on a clock.
+        checked: outputs conform to the contract and are not checked again.
+        id_map: map of the ids that it draws, if it reads others as well; None: all ids.
         hidden_size: width of its hidden states; None: unknown.
-        num_layers: decoder layers, whose states these are; None: unknown.
+        num_layers: number of decoder layers, the source of hidden states; None: unknown.
     """
 
     batches: bool = False
@@ -204,19 +203,19 @@ class LevelCapabilities:
 
 
 Ints = Sequence[int]
-Layers = tuple[int, ...]  # whose hidden states are wanted
-# States of a pass, ``[B, T, H]`` by layer. Layer k is the state after k decoder layers, 0 that of
-# the embeddings, and -1 the last one behind the final norm. States of padding mean nothing.
+Layers = tuple[int, ...]  # layers of requested hidden states
+# Hidden states of a pass, ``[B, T, H]`` by layer: k after k decoder layers, 0 the embeddings, -1
+# after the final norm. States of padding are undefined.
 Hidden = Mapping[int, torch.Tensor]
 
 
 class EncodedInput(NamedTuple):
-    """The input of the encoders of a chain of encoder-decoder models.
+    """Input of the encoders of a chain of encoder-decoder models.
 
     Attributes:
         tokens: ``[B, S]`` int64, on any device.
-        mask: ``[B, S]``, 1 where a token is none of padding; None: everywhere.
-        states: ``[B, S, H]``, the target's encoder's output, where it is known; else None.
+        mask: ``[B, S]``, 1 for tokens, 0 for padding; None: no padding.
+        states: ``[B, S, H]``, the output of the target's encoder; None: unknown.
     """
 
     tokens: torch.Tensor
@@ -225,14 +224,14 @@ class EncodedInput(NamedTuple):
 
 
 class PromptBatch(NamedTuple):
-    """The prompts of a batch that begins.
+    """Prompts of a new batch.
 
     Attributes:
         tokens: ``[B, T]`` int64, T >= 0, on the level's device.
-        counts: row b is its first ``counts[b]`` tokens; None: all of them.
-        capacity: the longest row that the batch will have, prompts included; 0: not known.
-        hidden_layers: layers whose hidden states are wanted (`Hidden`).
-        encoded: for the encoders of encoder-decoder models; other levels leave it alone.
+        counts: the prompt of row b is its first ``counts[b]`` tokens; None: all T.
+        capacity: maximum row length of the batch, prompts included; 0: unknown.
+        hidden_layers: layers of requested hidden states (`Hidden`).
+        encoded: input of the encoders of encoder-decoder models; other levels ignore it.
     """
 
     tokens: torch.Tensor
@@ -244,23 +243,22 @@ class PromptBatch(NamedTuple):
 
 @dataclass(slots=True)
 class InputBlock:
-    """The input of one forward pass. The tensors by row are the step's: the next step may write
-    over them.
+    """Input of a forward pass. Tensors by row belong to the step: the next step may overwrite them.
 
     Attributes:
         tokens: ``[B, T]`` int64, T >= 1, on the level's device.
         keep: rows of logits per sequence, 1 <= keep <= T.
-        counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all of them.
-        first: row [b, j] of the logits stands behind token ``first[b] + j`` of this pass; rows at
-            or past ``counts[b]`` mean nothing. None: behind the last `keep` of T.
-        parents: ``[B, T]`` int64, index of each token's parent in this pass, below its own, -1 for
-            the tokens that follow the cache. None: each follows the one before it. A row's tokens
-            are then those of a tree, behind a chain of tokens that the level has not read yet; they
-            stay in the cache as they are until `keep_path`. A tree that takes several passes has
-            ``[B, M]``, M >= T: of the last M tokens, of which this pass has T. It is a drafter's,
+        counts: row b appends its first ``counts[b]`` in [0, T] tokens; None: all T.
+        first: row [b, j] of the logits follows token ``first[b] + j`` of this pass; rows with an
+            index >= ``counts[b]`` are undefined. None: rows follow the last `keep` of T tokens.
+        parents: ``[B, T]`` int64, for a tree: index of each token's parent in this pass, below the
+            token's, -1 for tokens that follow the cache. None: each token follows the previous
+            token. The tree may follow a chain of tokens that the level has not read yet; all tokens
+            stay in the cache in this order until `keep_path`. A tree in several passes has
+            ``[B, M]``, M >= T, of the last M tokens, T of them in this pass. Only drafters do so,
             and a row reads all T of a pass or none.
-        hidden_layers: layers whose hidden states are wanted (`Hidden`).
-        depth: with `parents`, no path among these tokens is longer; None: as many.
+        hidden_layers: layers of requested hidden states (`Hidden`).
+        depth: with `parents`, maximum length of a path among the tokens; None: T.
     """
 
     tokens: torch.Tensor
@@ -273,15 +271,15 @@ class InputBlock:
 
 
 class LevelOutput(NamedTuple):
-    """The output of one forward pass.
+    """Output of a forward pass.
 
     Attributes:
         logits: ``[B, keep, V]`` float32, bfloat16 or float16, unit stride along V, unchanged until
-            the level's next forward pass, which may write them again.
-        hidden: ``[B, T, H]`` by layer, as asked for; or None. No later pass writes them.
-        skipped: ``[B]`` int64, leading tokens of each row that the pass did not read, since a level
-            above, in the same cache, has: their states are that level's, and mean nothing here;
-            None: of none.
+            the level's next forward pass, which may overwrite them.
+        hidden: requested states, ``[B, T, H]`` by layer, or None. No later pass overwrites them.
+        skipped: ``[B]`` int64, leading tokens of each row that the pass did not read, because a
+            level above has read them into the same cache: their states are that level's, and
+            undefined here. None: 0.
     """
 
     logits: torch.Tensor
@@ -291,14 +289,14 @@ class LevelOutput(NamedTuple):
 
 @runtime_checkable
 class BatchedLevel(Protocol):
-    """A level as the engine calls it.
+    """A level with the engine's interface.
 
     Attributes:
         name: for messages and statistics.
-        vocab_size: width of the logits; ids that the level reads are below it.
-        max_length: longest context; None: no limit.
+        vocab_size: width of the logits; exclusive upper bound of input ids.
+        max_length: maximum context; None: no limit.
         device: of tokens and logits.
-        capabilities: stated, not probed by the caller.
+        capabilities: stated by the level, not probed by the caller.
     """
 
     name: str
@@ -312,8 +310,8 @@ class BatchedLevel(Protocol):
     def capabilities(self) -> LevelCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Forget everything, and read the prompts. The batch may have other rows than the one
-        before. Returns hidden states where `prompts` asks for them, and no logits."""
+        """Clear the cache and read the prompts of a new batch, with any number of rows. Returns the
+        hidden states that `prompts` requests, and no logits."""
         ...
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -321,106 +319,105 @@ class BatchedLevel(Protocol):
         ...
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """Append ``counts[b]`` tokens to row b, of which no logits are wanted."""
+        """Append ``counts[b]`` tokens to row b, without logits."""
         ...
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
-        are kept: no more than asked for, and fewer where a recurrent state goes back to a
-        checkpoint. The missing ones are read again with the next block."""
+        """Truncate row b to its first ``lengths[b]`` tokens, at most its cached length. Returns the
+        kept lengths: at most `lengths`, and fewer where a recurrent state returns to a checkpoint.
+        The next block reads the missing tokens again."""
         ...
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
-        """Roll back behind a pass over a tree (`LevelCapabilities.trees`): of the tokens from
+        """Roll back after a pass over a tree (`LevelCapabilities.trees`): of the tokens from
         ``begin[b]`` on, row b keeps the nodes ``path[b]``, in text order.
 
         Args:
-            begin: ``[B]``, tokens in front of node 0 of the tree.
+            begin: ``[B]``, number of tokens before node 0 of the tree.
             path: ``[B, D]`` int64, nodes in strictly increasing order, then -1.
-            lengths: ``[B]``, tokens kept in all, of which at most as many behind ``begin[b]`` as
-                the path has nodes. Where fewer than ``begin[b]`` are kept the path does not matter.
+            lengths: ``[B]``, total tokens to keep, at most ``begin[b]`` plus the number of nodes in
+                the path. If fewer than ``begin[b]``, the path does not matter.
         """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
+        """Keep the rows `rows`, in that order."""
         ...
 
 
 class Admitting(Protocol):
-    """The methods of a level or drafter whose batch rows can join (`LevelCapabilities.admits`), or
-    begin behind copies (`continues`). The text of a row is read beside the batch first, into a
-    *sequence*: whatever the level keeps of one row. A level that keeps nothing of its own has
-    sequences that are None."""
+    """Methods of a level or drafter with rows that can join a batch (`LevelCapabilities.admits`),
+    or begin after copies (`continues`). The text of a row is first read outside of the batch, into
+    a *sequence*: the level's state of a single row. A level without separate state has sequences
+    that are None."""
 
     def open(self, capacity: int) -> Any:
         """Return an empty sequence, for about `capacity` tokens."""
         ...
 
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: Layers) -> Hidden | None:
-        """Append tokens ``[1, T]`` to a sequence. Returns hidden states where `layers` asks for
-        them."""
+        """Append tokens ``[1, T]`` to a sequence. Returns the hidden states of `layers`, if any."""
         ...
 
     def extend_together(
         self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers
     ) -> Hidden | None:
-        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to sequence b, which is empty, as `extend`
-        does; of a level that `reads_together`. Behind an error the sequences are empty."""
+        """Append ``counts[b]`` of `tokens`, ``[B, T]``, to the empty sequence b, as `extend` does;
+        for a level that `reads_together`. After an error the sequences are empty."""
         ...
 
     def admit(
         self, sequences: Sequence[Any], lengths: Ints, capacity: int, rows: Ints | None
     ) -> None:
-        """Have sequences become rows of the batch.
+        """Turn sequences into rows of the batch.
 
         Args:
-            lengths: tokens of each.
-            capacity: the longest row that the batch will have.
-            rows: their numbers, in increasing order: of rows that are replaced, then of new ones
-                behind the last. None: a batch of these rows alone begins.
+            lengths: tokens of each sequence.
+            capacity: maximum row length of the batch.
+            rows: row numbers in increasing order: of replaced rows, then of new rows after the
+                last. None: the sequences begin a new batch.
         """
         ...
 
     def save(self, row: int, begin: int, end: int) -> Any:
-        """Return a copy of what is kept of the tokens [begin, end) of a row of the batch; None:
-        nothing that is worth a copy."""
+        """Return a copy of the state of the tokens [begin, end) of a row of the batch; None:
+        nothing worth a copy."""
         ...
 
     def restore(self, sequence: Any, saved: Any, count: int) -> None:
-        """Append the first `count` tokens of a copy of `save` to a sequence, behind the tokens in
-        front of it; of a level that `saves_rows` all of them."""
+        """Append the first `count` tokens of a copy of `save` to a sequence, after the tokens that
+        precede them; for a level that `saves_rows` the whole copy."""
         ...
 
 
 class DeviceLengths(Protocol):
-    """The methods of a level or drafter whose lengths can stay on the device for a whole round
+    """Methods of a level or drafter with lengths that can stay on the device for a whole round
     (`LevelCapabilities.keeps_lengths`)."""
 
     def reserve_span(self, tokens: int) -> Hashable | None:
-        """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it. Returns
-        what its passes depend on beside their inputs, addresses and shapes; None: they cannot be
-        captured, since the cache must be made or grow first."""
+        """Begin a round in which no row exceeds `tokens` tokens; `note_lengths` ends it. Returns,
+        for graph keys, all that its passes depend on beside their inputs, addresses and shapes;
+        None: the passes cannot be captured, because the cache must be allocated or grow first."""
         ...
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Set the lengths of the rows, which the host could not see change."""
+        """Set the lengths of the rows, which have changed on the device only."""
         ...
 
 
 def input_vocab_size(part: Any) -> int:
-    """Return the size below which are the ids that a level or drafter reads. Its `vocab_size`,
-    below which are those that it draws, may be smaller: then it has an attribute of this name."""
+    """Return the exclusive upper bound of ids that a level or drafter reads: its
+    `input_vocab_size`, else its `vocab_size`, the bound of drawn ids, which may be smaller."""
     return int(getattr(part, "input_vocab_size", part.vocab_size))
 
 
 def id_map_of(part: Any) -> IdMap:
-    """Return the map of a level or drafter as the engine calls it."""
+    """Return the id map of a level or drafter with the engine's interface."""
     return part.capabilities.id_map or IdMap(input_vocab_size(part))
 
 
 def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
-    """Return a pass that appends ``counts[b]`` of `tokens` to row b, whose logits nobody wants."""
+    """Return a block that appends ``counts[b]`` of `tokens` to row b, logits unused."""
     known = RowCounts.of(counts)
     if known.all(tokens.shape[1]):
         return InputBlock(tokens, 1)
@@ -431,7 +428,7 @@ def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
 
 
 def batched(level: Any, name: str | None = None) -> BatchedLevel:
-    """Return a level as the engine calls it.
+    """Return a level with the engine's interface.
 
     Args:
         level: a `Level` or a `BatchedLevel`.
@@ -443,7 +440,7 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
 
 
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
-    """Return a method that calls the level's, which `returns` something or has to return None."""
+    """Return a method that calls the level's `method`; without `returns`, it must return None."""
 
     def call(self: Any, *given: Any) -> Any:
         if not returns:
@@ -454,7 +451,7 @@ def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
 
 
 class _Wrapper:
-    """Wrap a user's level and check what it returns."""
+    """A user's level, with checks of its results."""
 
     capabilities: Any
     _lacks = ""
@@ -470,14 +467,14 @@ class _Wrapper:
 
     @property
     def one_at_a_time(self) -> str:
-        """Why the level takes no batches."""
+        """Reason why the level accepts no batches."""
         lacks = self._lacks.format("batches")
         reason = f"{type(self.level).__name__} has {lacks} and serves one at a time"
         return getattr(self.level, "one_at_a_time", None) or reason
 
     @property
     def no_trees(self) -> str:
-        """Why the level reads no trees."""
+        """Reason why the level reads no trees."""
         reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
         return getattr(self.level, "no_trees", None) or reason
 
@@ -492,7 +489,7 @@ class _Wrapper:
 
 
 class LevelAdapter(_Wrapper):
-    """A user's `Level`, of four methods, as a `BatchedLevel`."""
+    """A user's `Level`, with four methods, as a `BatchedLevel`."""
 
     capabilities: LevelCapabilities
     _lacks = "no `supports_{}`"
@@ -531,7 +528,7 @@ class LevelAdapter(_Wrapper):
 
 
 class CheckedLevel(_Wrapper):
-    """A user's `BatchedLevel`, with its outputs checked."""
+    """A user's `BatchedLevel`, with checked outputs."""
 
     _lacks = "capabilities without `{}`"
     open = forwarded("open")
@@ -585,22 +582,22 @@ class CheckedLevel(_Wrapper):
 
 # ---- vocabularies --------------------------------------------------------------------------------
 
-# Vocabularies that are padded differ by less: ids, or this fraction of the target's.
+# Maximum difference by padding: ids, or this fraction of the target's vocabulary.
 _PADDING, _FRACTION = 1024, 10
 
 
 def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
-    """Refuse levels whose ids do not mean the text that those of the target, ``levels[0]``, do.
+    """Refuse levels with ids of another meaning than the ids of the target, ``levels[0]``.
 
     The verification compares distributions id by id. With another tokenizer the chain would still
     emit the target's distribution, but every draft would be nonsense.
 
-    Known tokenizers must give the same id to the same token wherever both levels have that id.
-    Unknown ones can only be compared by size: a draft vocabulary larger than the target's is
-    refused, and one smaller by more than padding explains. Vocabularies padded to different sizes
-    are fine, and so is a smaller one of a draft whose tokenizer is known.
+    Known tokenizers must have the same token at each id that both levels have. Without tokenizers
+    only sizes are compared: a draft vocabulary larger than the target's is refused, and also a
+    vocabulary that is smaller by more than padding explains. Vocabularies padded to different sizes
+    are accepted, and so is a smaller draft vocabulary with a known tokenizer.
     """
-    # A tokenizer takes a second to load, and copies of the target have the target's.
+    # A tokenizer takes a second to load; copies of the target share the target's.
     first = _model_path(levels[0])
     others = [
         (name, level)

@@ -1,7 +1,7 @@
-"""Resolve the elements of a chain, by one table for `Chain`, `ps.plan` and the command line.
+"""Resolve elements of chains, with a common registry for `Chain`, `ps.plan` and the command line.
 
-Each kind of element has a `Loader`. The modules that know a kind register it: models and users'
-levels here, drafters and the words for what stands below a target in `drafters.named`.
+Each kind of element has a `Loader`, registered by the module that knows the kind: models and users'
+levels here, drafters and the words for levels below a target in `drafters.named`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def load(
     blocks: bool = True,
     name: str = "place",
 ) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
-    """Load a level from a model id, directory or GGUF file. Arguments and errors are those of
-    `load_model`; `pack` as of `HuggingFaceLevel`."""
+    """Load a level from a model id, directory or GGUF file. Arguments and errors are as in
+    `load_model`; `pack` as in `HuggingFaceLevel`."""
     model = load_model(place, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
     level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel
@@ -48,7 +48,7 @@ def load(
 
 
 def level_class(model: Any) -> Any:
-    """Return the class of level that a model of `transformers` is for."""
+    """Return the class of level for a model of `transformers`."""
     if is_encoder_decoder(model):
         from .encoder_decoder import EncoderDecoderLevel
 
@@ -62,15 +62,14 @@ def level_class(model: Any) -> Any:
 
 @runtime_checkable
 class Level(base.Level, Protocol):
-    """`levels.base.Level`, which see. ``Level(model, ...)`` itself is short for
-    ``HuggingFaceLevel(model, ...)``, whose arguments it takes: ``Level(copy,
-    shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an `EncoderDecoderLevel` or
-    a `StatefulLevel`.
-    Of an id or path the model is loaded first, with `dtype` and `device` as `load` takes them. (A
-    type checker that makes no protocols wants the long name.)"""
+    """The protocol `levels.base.Level`. ``Level(model, ...)`` itself is short for
+    ``HuggingFaceLevel(model, ...)`` and takes its arguments:
+    ``Level(copy, shares_cache_with=target)``, ``Level(draft, streaming=256)``, or for an
+    `EncoderDecoderLevel` or a `StatefulLevel`. A model id or path is loaded first, with `dtype` and
+    `device` as in `load`. (Type checkers that reject calls of protocols need the long name.)"""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
-        # Classes that name the protocol as their base are made as any other.
+        # Subclasses of the protocol are constructed as usual.
         if cls is not Level:
             return super().__new__(cls)
         if args and isinstance(args[0], str | Path):
@@ -85,12 +84,12 @@ class Level(base.Level, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A causal language model, of which a level can be made in several ways.
+    """A causal language model, for levels of different data types and packing.
 
     Attributes:
-        level: from data type (None: as `levels.load` has it) and `pack` to a level.
-        config: of the model.
-        model: None where it is loaded by `level`, in any data type.
+        level: function of data type (None: as in `levels.load`) and `pack` that returns a level.
+        config: returns the model's configuration.
+        model: the model; None: `level` loads it, in any data type.
     """
 
     level: Callable[[torch.dtype | str | None, bool], Any]
@@ -100,14 +99,14 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of a loader beside the element.
+    """Arguments of a loader beside the element.
 
     Attributes:
-        name: of the element, for messages.
-        above: the levels above it, target first.
-        dtype, device: of what is loaded, as `levels.load` takes them.
-        pack: of the levels that are made (`HuggingFaceLevel`).
-        choose: makes the level of a model on the CPU, whatever `pack` says; None: `pack` decides.
+        name: name of the element, for messages.
+        above: levels above the element, target first.
+        dtype, device: of loaded models, as in `levels.load`.
+        pack: of new levels (`HuggingFaceLevel`).
+        choose: returns the level of a model on the CPU, regardless of `pack`; None: `pack` decides.
     """
 
     name: str = "level"
@@ -118,7 +117,7 @@ class Options:
     choose: Callable[[ModelSource], Any] | None = None
 
     def target(self, what: str) -> HuggingFaceLevel:
-        """Return the chain's target, which `what` needs to be a Hugging Face model."""
+        """Return the target, a Hugging Face model; `what` is the expectation in the error."""
         if self.above and isinstance(self.above[0], HuggingFaceLevel):
             return self.above[0]
         given = shown(self.above[0]) if self.above else "nothing above it"
@@ -126,12 +125,12 @@ class Options:
 
 
 class Loader(Protocol):
-    """A kind of element.
+    """A loader for a kind of element.
 
     Attributes:
-        expects: what it loads, for messages.
-        gives: what `load` returns is of one of these types.
-        words: what a user may write for it, as messages show it.
+        expects: description of the elements, for messages.
+        gives: types of the results of `load`.
+        words: words that a user may write for an element, as messages show them.
     """
 
     expects: str
@@ -139,39 +138,39 @@ class Loader(Protocol):
     words: tuple[str, ...] = ()
 
     def matches(self, thing: object) -> bool:
-        """Return whether `thing`, which may be anything, is of this kind."""
+        """Return whether `thing`, any object, is of this kind."""
         ...
 
     def load(self, thing: Any, options: Options) -> Any:
-        """Return the level or drafter that `thing` stands for.
+        """Return the level or drafter of `thing`.
 
         Raises:
-            TypeError, ValueError: it cannot be had; begins with ``options.name``.
+            TypeError, ValueError: `thing` cannot be loaded; begins with ``options.name``.
         """
         ...
 
 
 class Registry:
-    """Loaders, of which the one registered last is asked first."""
+    """Loaders, asked from the last registered to the first."""
 
     def __init__(self) -> None:
         self._loaders: list[Loader] = []
 
     def register(self, loader: Loader) -> None:
-        """Ask `loader` from now on, before all that are known."""
+        """Add `loader`, which is asked before all known loaders."""
         _require_loader(loader)
         self._loaders.insert(0, loader)
 
     def remove(self, loader: Loader) -> None:
-        """Ask `loader` no more."""
+        """Remove `loader`."""
         self._loaders.remove(loader)
 
     def resolve(self, thing: Any, options: Options) -> Any:
-        """Return the level or drafter that an element of a chain stands for.
+        """Return the level or drafter of an element of a chain.
 
         Raises:
-            TypeError: no loader knows it; tells what would do.
-            TypeError, ValueError: it cannot be had.
+            TypeError: no loader matches it; the message lists the accepted elements.
+            TypeError, ValueError: it cannot be loaded.
         """
         for loader in self._loaders:
             if loader.matches(thing):
@@ -187,8 +186,8 @@ class Registry:
         raise TypeError(f"{options.name}: expected one of: {known}; given {shown(thing)}")
 
     def near(self, text: str) -> str | None:
-        """Return a hint where a word is near one that is known: no model has such an id, and asking
-        for one takes long."""
+        """Return a hint if `text` resembles a known word: no model has the text as its id, and
+        looking it up takes long; else None."""
         if "/" in text or Path(text).exists():
             return None
         words = {_letters(word): word for loader in self._loaders for word in loader.words}
@@ -197,12 +196,12 @@ class Registry:
 
 
 def _letters(word: str) -> str:
-    # What users write alike: without capitals, hyphens, spaces and what follows a colon.
+    # Text for comparison: without capitals, hyphens, spaces and text after a colon.
     return re.sub(r"[^a-z]", "", word.lower().partition(":")[0])
 
 
 def _require_loader(loader: Any) -> None:
-    """Refuse what does not have the form of a `Loader`."""
+    """Refuse an object without the form of a `Loader`."""
     name = type(loader).__name__
     if isinstance(loader, type):
         raise TypeError(f"loader: expected an object, given the class {loader.__name__}")
@@ -264,14 +263,14 @@ def _load_path(thing: str | Path, options: Options) -> Any:
         in_blocks = source.in_blocks
     if options.choose is None or (device is not None and device.type != "cpu"):
         return level(options.dtype, options.pack)
-    if in_blocks:  # whose weights are what they are
+    if in_blocks:  # the weights have a fixed format
         model = load_model(thing, options.dtype, device, name=name)
         return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
     return options.choose(ModelSource(level, config))
 
 
 def _load_users_level(thing: base.Level, options: Options) -> base.Level:
-    # What it says of its logits must be something that the operators can read.
+    # The operators must be able to read its logits.
     name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
     size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
     if not 1 <= size <= arguments.SIZE_MAX:

@@ -1,8 +1,8 @@
-"""Encoder-decoder models (T5 and its kin) as levels: the encoder reads its input once per text, and
-the decoder's self-attention is what grows and rolls back.
+"""Levels of encoder-decoder models (as T5): the encoder reads its input once per text, and the
+cache of the decoder's self-attention grows and rolls back.
 
-One text at a time, since such models place the decoder's tokens by one length for all rows, as T5's
-relative positions do.
+A level has one text at a time, because the models compute positions of the decoder's tokens from a
+single length for all rows, as T5's relative positions do.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 
 
 class EncoderDecoderLevel(ModelLevel):
-    """A `transformers` encoder-decoder model with a head, one text at a time.
+    """A `transformers` encoder-decoder model with a head, for a single text at a time.
 
-    Its prompt is the beginning of the decoder's text, usually the model's decoder start token; the
-    encoder's input comes beside it (`PromptBatch.encoded`). Every level of a chain has an encoder.
+    The prompt is the beginning of the decoder's text, usually the model's decoder start token; the
+    encoder's input is separate (`PromptBatch.encoded`). Every level of a chain has an encoder.
 
     Args:
         model: in eval mode.
         name: for messages and statistics; None: the model's name or class.
 
     Raises:
-        TypeError: no such model.
+        TypeError: not an encoder-decoder model.
         ValueError: in training mode, weights on the meta device, logits of a type that the
-            operators do not read, or its logits behind a cache that was rolled back are not those
-            of one pass over the text; names the level.
+            operators do not read, or logits after a rollback that differ from a single pass over
+            the text; names the level.
     """
 
     reads_apart = True
@@ -77,7 +77,7 @@ class EncoderDecoderLevel(ModelLevel):
         self._unchanged = Unchanged(model, self.name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
         self._cache_name = cache_name(model)
-        self.cache: Any = None  # of the text in progress
+        self.cache: Any = None  # of the current text
         self._encoded: Any = None
         self._mask: Tensor | None = None
         self._probe()
@@ -98,7 +98,7 @@ class EncoderDecoderLevel(ModelLevel):
         if prompts.hidden_layers:
             raise ValueError(f"{self.name}: expected no hidden states to be asked for")
         self._encoded, self._mask = self._encode(encoded)
-        # Without a configuration no layer forgets what leaves a window.
+        # Without a configuration all layers keep tokens that leave a window.
         self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         if tokens.shape[1]:
             self._pass(tokens)
@@ -121,7 +121,7 @@ class EncoderDecoderLevel(ModelLevel):
         return encoder(input_ids=tokens, attention_mask=mask, return_dict=True), mask
 
     def _pass(self, tokens: Tensor, cache: bool = True) -> Tensor:
-        """Return logits ``[1, T, V]`` behind each of `tokens`."""
+        """Return logits ``[1, T, V]`` after each of `tokens`."""
         logits: Tensor = self.model(
             encoder_outputs=self._encoded,
             attention_mask=self._mask,
@@ -146,11 +146,11 @@ class EncoderDecoderLevel(ModelLevel):
         return CroppedState(self.cache.self_attention_cache).rollback(lengths)
 
     def select(self, rows: Sequence[int]) -> None:
-        pass  # there is one row
+        pass  # the only row
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare a text in passes that are rolled back with one pass (`levels.models`)."""
+        """Compare passes with rollbacks to a single pass over a text (`levels.models`)."""
         known = ids_of(self.model, self.vocab_size)
         text = text_of(12, known)[None]
         wrong = (text + 1) % known

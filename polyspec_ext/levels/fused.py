@@ -1,11 +1,11 @@
-"""Passes of a model over packed products (`levels.products`): attention that reads grouped keys as
-they lie, fused decoder layers of known families, and all of them in one call.
+"""Passes of a model over packed products (`levels.products`): attention over grouped keys without
+copies, fused decoder layers of known families, and all layers in a single call.
 
-Eager, there are some 60 small operators between the products of a layer, which on the CPU take as
-long as the products of a pass of one token. On CUDA a fused layer has at most 10 launches. All
-these give a token the same bits whatever stands beside it: alone, in a verification, in a batch and
-in its prompt (on CUDA torch's products do not). They run on a copy of the modules. A model that is
-run as the user gave it keeps its attention, whose rounding is part of its distribution.
+Eager layers run some 60 small operators between their products, which on the CPU take as long as
+the products of a single-token pass. On CUDA a fused layer has at most 10 launches. Results are
+block-invariant: a token has the same bits alone, in a verification, in a batch and in its prompt
+(on CUDA torch's products are not). Passes run a copy of the modules. A model that runs unmodified
+keeps its attention, because the rounding of attention is part of its distribution.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from .products import (
 # ---- attention -----------------------------------------------------------------------------------
 
 NAME = "polyspec_grouped"
-# Arguments that mean more than a mask; none of them comes with the models this is used for so far.
+# Attention arguments beyond a mask; so far unused by the supported models.
 _MORE = frozenset(("position_bias", "cache", "s_aux", "softcap", "head_mask"))
-# For each call of `grouped_attention` on this thread, whether the operator took it.
+# Per call of `grouped_attention` in this thread: whether the operator ran.
 _calls: ContextVar[list[bool] | None] = ContextVar("calls", default=None)
 
 
@@ -64,15 +64,15 @@ def grouped_attention(
     """Attend as transformers' sdpa attention does: ``[B, Hq, T, D]`` queries over
     ``[B, Hkv, N, D]`` keys to ``[B, T, Hq, D]``.
 
-    Where there is a mask transformers first copies every key and value head once per query head of
-    its group, and torch's kernel rounds by how many queries there are.
+    With a mask, transformers first copies every key and value head once per query head of its
+    group, and the rounding of torch's kernel depends on the number of queries.
     """
     tokens, causal = query.shape[2], False
     if attention_mask is None and tokens > 1:
         stated = arguments.get("is_causal")
         causal = bool(getattr(module, "is_causal", True) if stated is None else stated)
-    # (Several tokens without a mask are the first of a text. Others would see what they saw in
-    # transformers: as many keys.)
+    # (Several tokens without a mask begin a text. Others see the same number of keys as in
+    # transformers, by its attention.)
     more = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
     other = other or bool(more and any(arguments[name] is not None for name in more))
@@ -106,7 +106,7 @@ def _watched() -> Iterator[list[bool]]:
 
 
 def _additive_mask(*form: Any, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    # transformers' mask for sdpa, and None where that is, in the form that the operator takes.
+    # transformers' mask for sdpa, in the operator's form; None if that is None.
     visible = sdpa_mask(*form, **options)
     if visible is None:
         return None
@@ -119,8 +119,8 @@ AttentionMaskInterface.register(NAME, _additive_mask)
 
 
 def use_grouped(made: nn.Module) -> None:
-    """Have the modules of `made` attend so, where they used sdpa. Their configurations, by which
-    modules find their attention, become copies; the module objects must be the caller's."""
+    """Set grouped attention in the modules of `made` that use sdpa. Their configurations, which
+    select the attention, are replaced by copies; the module objects must be the caller's."""
     config: Any = getattr(made, "config", None)
     if getattr(config, "_attn_implementation", None) != "sdpa":
         return
@@ -134,9 +134,9 @@ def use_grouped(made: nn.Module) -> None:
 
 # ---- fused decoder layers ------------------------------------------------------------------------
 
-# Families by the names of their modules and classes.
+# Families: transformers' module name to class prefix.
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-# Hybrids by those parts that compute as Llama's, with heads that have norms as Qwen3's.
+# Hybrid families by class that computes as Llama's (Attention: as Qwen3's, with head norms).
 _HYBRIDS = {
     "RMSNorm": {
         "bailing_hybrid": "BailingHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1",
@@ -153,18 +153,18 @@ _HYBRIDS = {
     },
     "Attention": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
 }  # fmt: skip
-# Their names of such parts' modules, by Llama's and Qwen3's.
+# Submodule names of Llama and Qwen3, and of hybrids.
 _ALIASES = {
     "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
     "o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm",
 }  # fmt: skip
 _FUSED_DTYPES = (torch.float32, torch.bfloat16)
 _SILU = ("SiLU", "SiLUActivation")
-_WIDEST_HEAD = 512  # that `ops.decoder.rotary` takes
+_WIDEST_HEAD = 512  # maximum of `ops.decoder.rotary`
 
 
 class _Norm(nn.Module):
-    """RMSNorm."""
+    """RMSNorm by a fused operator."""
 
     weight: Tensor
     variance_epsilon: float
@@ -176,7 +176,7 @@ class _Norm(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """The gated layer over merged projections."""
+    """Gated layer over merged projections."""
 
     gate_proj: Part
     down_proj: RowProduct
@@ -217,7 +217,7 @@ class _Attention(nn.Module):
         query, key, value = operators.rotary(
             product, linear.late_bias, *position_embeddings, batch, heads, groups, *norms
         )
-        cache = past_key_values if cache is None else cache  # as older releases call it
+        cache = past_key_values if cache is None else cache  # argument name in older releases
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
         made, _ = grouped_attention(
@@ -228,7 +228,7 @@ class _Attention(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A decoder layer: attention and the gated layer, each behind a norm, each added."""
+    """A decoder layer: attention and the gated layer, each after a norm and with a residual sum."""
 
     self_attn: nn.Module
     mlp: nn.Module
@@ -248,12 +248,11 @@ class _Layer(nn.Module):
 
 @torch.inference_mode()
 def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
-    """Have the modules of `made` that are known compute with one operator each for norms, heads and
-    activations (`ops.decoder`); the objects must be the caller's.
+    """Replace known modules of `made` by fused modules, with a single operator each for norms,
+    heads and activations (`ops.decoder`); the module objects must be the caller's.
 
-    A module is replaced where it is exactly a class of `transformers` of these families and its
-    parts have no hooks; with `plain_norms` also where it is torch's `RMSNorm`, which rounds
-    otherwise.
+    A module is replaced if it is exactly a class of `transformers` of the families above and its
+    submodules have no hooks; with `plain_norms` also torch's `RMSNorm`, which rounds differently.
     """
     dtypes = {parameter.dtype for parameter in made.parameters()}
     if len(dtypes) != 1 or not dtypes < set(_FUSED_DTYPES):
@@ -268,7 +267,7 @@ def use_fused(made: nn.Module, plain_norms: bool = False) -> None:
         ("RMSNorm", _fits_norm, _Norm),
         ("MLP", _fits_mlp, _Mlp),
         ("Attention", _fits_attention, _Attention),
-        # Of those above.
+        # A layer needs the fused norm from above.
         ("DecoderLayer", lambda layer: _runs(layer.post_attention_layernorm, _Norm), _Layer),
     ):
         for module in made.modules():
@@ -292,7 +291,7 @@ def _is_known(kind: type, name: str) -> bool:
 
 @functools.cache
 def _subclass(base: type, kind: type) -> type:
-    # The same one for every model.
+    # Cached: the same class for every model.
     return type(f"Fused{base.__name__}", (kind, base), {})
 
 
@@ -323,7 +322,7 @@ def _fits_attention(module: Any) -> bool:
 
 
 def _are_merged(module: Any, *names: str) -> bool:
-    # All the parts of one product, in that order.
+    # Whether the projections are exactly a merged product, in that order.
     parts = [getattr(module, name) for name in names]
     if not all(_runs(part, Part) for part in parts):
         return False
@@ -332,12 +331,12 @@ def _are_merged(module: Any, *names: str) -> bool:
     return in_order and len(merged.sizes) == len(parts) and _runs(merged.linear, RowProduct)
 
 
-# ---- all layers in one call ----------------------------------------------------------------------
+# ---- all layers in a single call -----------------------------------------------------------------
 
 
 class StackedPass:
-    """Passes of a model whose layers are fused and of one shape: embeddings, layers, norm and head,
-    in place of transformers' forward. The results are the bits of layer by layer.
+    """Passes of a model with fused layers of equal shape: embeddings, layers, norm and head,
+    instead of transformers' forward. Results are bit-identical to passes layer by layer.
 
     Layer by layer, a short pass of a small model spends much of its time between its products, on
     calls, allocations and checks.
@@ -349,8 +348,8 @@ class StackedPass:
         self.by_lengths = isinstance(native, LayerOperators)
         layers: list[Any] = list(model.model.layers)
         self.numbers = tuple(layer.self_attn.layer_idx for layer in layers)
-        # Looked at by every pass. The tables and parameters stay these objects, whatever is hung
-        # into the ones and whatever memory the others are given.
+        # Checked by every pass. The tables and parameters keep their identity when hooks are added
+        # or memory is replaced.
         self._hooks = [
             table
             for module in (model, model.model, *layers)
@@ -359,8 +358,8 @@ class StackedPass:
         self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
 
     def needs_mask(self, cache: Any, width: int) -> bool:
-        """Return whether a pass of `width` tokens of a chain has to be given a mask: it may come to
-        be one for the model itself."""
+        """Return whether a pass of `width` tokens of a chain needs a mask, because the model's
+        forward may have to run it."""
         if not self.by_lengths or width > operators.FEW_TOKENS or any(self._hooks):
             return True
         as_made = all(map(Tensor.is_set_to, self._norms, self.native.norms))
@@ -375,20 +374,20 @@ class StackedPass:
         indices: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> LevelOutput | None:
-        """Run the pass. None, and nothing done: the pass is one for the model itself, as where
-        modules have hooks or the cache is another.
+        """Run the pass. Returns None, without any effect, if the model's forward has to run it, as
+        with hooks or another type of cache.
 
         Args:
             tokens: ``[B, T]`` int64.
-            inputs: of `RollbackCache.inputs`, with which the cache is prepared.
-            keep, indices: logits are wanted behind the last `keep` tokens, or behind those of
+            inputs: result of `RollbackCache.inputs`, which has prepared the cache.
+            keep, indices: return logits after the last `keep` tokens, or after the tokens
                 `indices`, ``[B, keep]``.
-            hidden_layers: whose states are wanted (`levels.base.Hidden`).
+            hidden_layers: layers of requested hidden states (`levels.base.Hidden`).
         """
         model, body = self.model, self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
-        # The norms are the user's model's, and may have been moved or converted.
+        # Norms belong to the user's model, and may have been moved or converted.
         if any(self._hooks) or not all(map(Tensor.is_set_to, self._norms, self.native.norms)):
             return None
         rows, mask, width = cache.rows, inputs["attention_mask"], tokens.shape[1]
@@ -396,7 +395,7 @@ class StackedPass:
             return None
         if self.by_lengths and width > operators.FEW_TOKENS:
             return None
-        # Several tokens without a mask are the first of a text.
+        # Several tokens without a mask begin a text.
         causal = mask is None and width > 1
         if causal and rows.span != width and not self.by_lengths:
             return None
@@ -411,7 +410,7 @@ class StackedPass:
         made, entering, status = self.native(
             x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
         )
-        if rows.at is None:  # else there was room, as the host knows
+        if rows.at is None:  # else the host knows that there was room
             rows.status.bitwise_or_(status)
         last = body.norm(made)
         wanted = last[:, -keep:] if indices is None else gather(last, indices)
@@ -423,10 +422,10 @@ class StackedPass:
 
 
 def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
-    """Return the pass of a model with fused layers, all alike; None: of another.
+    """Return the pass of a model with fused layers of equal shape; None: another model.
 
     Args:
-        native: on the CPU, all layers in one call; else by operators one by one, as on CUDA.
+        native: on the CPU, a single call for all layers; else operator by operator, as on CUDA.
     """
     body = getattr(model, "model", None)
     if not (_is_known(type(model), "ForCausalLM") and _is_known(type(body), "Model")):
@@ -446,12 +445,12 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
 
 
 def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOperators | None:
-    """Return layers as operators one by one; None: they are not alike, or no known ones.
+    """Return layers to run operator by operator; None: layers of different shapes or unknown class.
 
     Args:
-        layers: of a copy behind `pack_layers` and `use_fused`.
-        all_known: whatever their class, they have a Llama's parts and compute as its layers do; the
-            first may have no norm in front of its attention.
+        layers: of a copy after `pack_layers` and `use_fused`.
+        all_known: layers of any class, with the submodules and computation of Llama's layers; the
+            first may have no norm before its attention.
     """
     known = all_known or all(
         isinstance(each, _Layer) and _is_known(type(each.self_attn), "Attention") for each in layers
@@ -462,7 +461,7 @@ def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOper
 
 
 def _shape_of_all(layers: Sequence[Any]) -> LayerShape | None:
-    """Return the shape of layers that are alike, and whose heads attention reads."""
+    """Return the common shape of layers; None: shapes differ or heads are not supported."""
     if layers[0].self_attn.head_dim not in operators.WIDTHS:
         return None
     norms = [norm for layer in layers for norm in _norms_of(layer)]
@@ -512,7 +511,7 @@ def _products_of(layer: Any) -> list[RowProduct]:
 def _weights(layer: Any) -> LayerParts | None:
     products = _products_of(layer)
     matrices = [product.matrices() for product in products]
-    # A bias that comes behind the rounding is added where the heads are split, and nowhere else.
+    # A bias added after the rounding is supported only where the heads are split.
     if not all(matrices) or any(product.late_bias is not None for product in products[1:]):
         return None
     return LayerParts(*_norm_weights(layer), *matrices)
@@ -525,7 +524,7 @@ def _products(layer: Any) -> LayerParts:
 
 
 def _norm_weights(layer: Any) -> tuple[Any, ...]:
-    # As far as they come first in `LayerParts`.
+    # The first fields of `LayerParts`.
     norms: list[Any] = [norm.weight.detach() for norm in _norms_of(layer)]
     if isinstance(layer.input_layernorm, nn.Identity):
         norms.insert(0, None)
@@ -541,25 +540,25 @@ def _norms_of(layer: Any) -> list[Any]:
     return [norm for norm in norms if not isinstance(norm, nn.Identity)]
 
 
-# ---- what a level's passes run -------------------------------------------------------------------
+# ---- modules of a level's passes -----------------------------------------------------------------
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
-# How far logits of the packed model may be from the model's, relative to the largest.
+# Maximum difference of the packed model's logits, relative to the largest logit.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# Of 4-bit copies, which round activations to 8 bits: the last bit of one may move it by 1 / 254.
+# For 4-bit copies, with 8-bit activations: a last-bit difference may move a value by 1 / 254.
 _TOLERANCE_QUANTISED = 0.1
 # Just below the largest block by which glibc's threshold moves.
 _LARGEST_KEPT = (32 << 20) - (64 << 10)
 
 
 class Runs(NamedTuple):
-    """Modules that a level's passes run in place of its model.
+    """Modules that a level's passes run instead of its model.
 
     Attributes:
         model: the model or a copy of its modules.
-        varies: operations whose result for a token may depend on the other tokens of a pass:
-            "attention", "products", "head". Empty: logits are the same bits in any batch. None:
+        varies: operations with results for a token that may depend on the other tokens of a pass:
+            "attention", "products", "head". Empty: logits are bit-identical in any batch. None:
             unknown.
     """
 
@@ -568,14 +567,14 @@ class Runs(NamedTuple):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Return whether there is a linear layer to pack."""
+    """Return whether a model has a linear layer to pack."""
     return any(map(is_packable, model.modules()))
 
 
 def pack_layers(module: _Model, merge: bool = True) -> _Model:
-    """Return `module` with packed linear layers: a copy of its modules that shares every other
-    parameter and buffer with it. On the CPU, later changes of its linear weights are not seen. Only
-    plain `nn.Linear` layers are packed. With `merge`, projections of one input are one product."""
+    """Return a copy of `module` with packed linear layers, which shares all other parameters and
+    buffers. On the CPU, later changes of its linear weights have no effect on the copy. Only plain
+    `nn.Linear` layers are packed. With `merge`, projections of the same input share a product."""
     made: _Model = replaced(module, is_packable, pack_linear, merge)
     return made
 
@@ -583,19 +582,19 @@ def pack_layers(module: _Model, merge: bool = True) -> _Model:
 def keep_freed_memory() -> None:
     """Have glibc keep blocks of less than 32 MiB for the next allocation, and up to 64 MiB of them.
 
-    Else it gives the larger temporaries of every operator back to the system and has them faulted
-    in again page by page, which a prefill of several prompts feels. Its threshold follows the
-    largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in the
-    environment come first), so one such block is made, of which no page is touched.
-    Other allocators do not mind.
+    By default it returns the larger temporaries of every operator to the system, and they are
+    faulted in again page by page, which slows a prefill of several prompts. Its threshold follows
+    the largest block that was freed so far (M_MMAP_THRESHOLD in mallopt(3), where its settings in
+    the environment come first), so a block of this size is allocated and freed without touching its
+    pages. Other allocators are not affected.
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)
 
 
 def packed(model: nn.Module, name: str) -> Runs:
-    """Return `model` with packed linear layers (`pack_layers`), grouped attention in place of sdpa
-    and fused layers. Layers of 4-bit weights are packed already. The process keeps freed memory
-    from then on (`keep_freed_memory`)."""
+    """Return `model` with packed linear layers (`pack_layers`), grouped attention instead of sdpa,
+    and fused layers. Layers of 4-bit weights are packed already. On the CPU, the process keeps
+    freed memory from then on (`keep_freed_memory`)."""
     if not can_pack(model) and not _is_quantised(model):
         raise ValueError(
             f"{name}: expected linear layers in a dtype that is multiplied here to pack, given "
@@ -611,7 +610,7 @@ def packed(model: nn.Module, name: str) -> Runs:
         if with_adapters(model):
             raise _refused(model, name, "adapters read weights")
         keep_freed_memory()
-    # A model may use its projections in a way that wants each one's memory apart.
+    # Some models use their projections in a way that needs separate memory for each.
     for merge in (True, False):
         try:
             difference, runs = _compared(model, pack_layers(model, merge))
@@ -640,8 +639,8 @@ def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
 
 
 def unpacked(model: nn.Module, name: str) -> Runs:
-    """Return `model` itself; with grouped attention in place of sdpa and fused layers where it is a
-    4-bit copy on the CPU, whose products give a token the same bits whatever stands beside it."""
+    """Return `model` itself; a 4-bit copy on the CPU, with block-invariant products, gets grouped
+    attention instead of sdpa, and fused layers."""
     if not _is_quantised(model):
         return Runs(model)
     if _patched_forward(model) is None:
@@ -656,13 +655,13 @@ def unpacked(model: nn.Module, name: str) -> Runs:
 
 @torch.inference_mode()
 def _compared(model: Any, made: Any) -> tuple[float, Runs]:
-    """Have `made` group its attention and fuse its layers, and compare its logits with those of
-    `model`, behind some tokens of two texts, one of them hidden.
+    """Set grouped attention and fused layers in `made`, and compare its logits with those of
+    `model`, after some tokens of two texts, with a masked token.
 
     Returns:
-        The difference relative to the largest logit, the worst in float32. In fewer bits a state
+        The difference relative to the largest logit, in float32 the maximum. In fewer bits a state
         can be so large that rounding alone moves all logits of its token: there it is the median of
-        a text, the larger of two.
+        a text, the larger of both texts. And `made` as `Runs`.
     """
     use_grouped(made)
     use_fused(made)
@@ -684,7 +683,7 @@ def _compared(model: Any, made: Any) -> tuple[float, Runs]:
 
 
 def _varying(model: Any, attends: bool) -> tuple[str, ...]:
-    """Return `Runs.varies`. `attends`: all attention goes through the operator."""
+    """Return `Runs.varies`. `attends`: all attention runs by the operator."""
     head = model.get_output_embeddings()
     others = (module for module in model.modules() if module is not head)
     varies = {

@@ -1,9 +1,9 @@
-"""Models of GGUF files: the files as they lie, their headers as configurations of transformers, and
-models in which every tensor of the file is used and every weight comes from the file.
+"""Read GGUF files, and map headers to configurations of transformers and tensors to models. A model
+uses every tensor of its file and takes every weight from the file.
 
 Linear layers multiply with the file's blocks, so that nothing is rounded again, or with their
-dequantised weights. A value of the header that is not read here is refused by name: a model that
-left it out would be another one.
+dequantised weights. Header values that are not read here are refused by name, because a model that
+ignored them would be a different model.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from .products import QuantizedLinear, in_huge_pages, is_plain, replaced
 
 # ---- files ---------------------------------------------------------------------------------------
 
-# Of values in the header: by their number, what `struct` calls them. 8 is a string, 9 an array.
+# Header value types: number to `struct` format. 8 is a string, 9 an array.
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
-_ALIGNMENT = 32  # of tensors, unless the header says another
+_ALIGNMENT = 32  # bytes; default of general.alignment
 _VERSIONS = (2, 3)
 _AXES = 4
-_AT_ONCE = 1 << 20  # weights that are dequantised together: what they become meanwhile fits a cache
+_AT_ONCE = 1 << 20  # weights per dequantisation, so that temporaries fit a CPU cache
 # Files of a model that was split, NAME-00001-of-00003.gguf.
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor in a file."""
+    """A tensor in a GGUF file."""
 
-    type: int  # number of its data type, as ``gguf.GGMLQuantizationType`` has them
-    shape: tuple[int, ...]  # as torch has it: outputs, then inputs
+    type: int  # data type, a number of ``gguf.GGMLQuantizationType``
+    shape: tuple[int, ...]  # torch's order: outputs, then inputs
     _bytes: np.ndarray
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """Size in the file, in bytes."""
         return int(self._bytes.size)
 
     def blocks(self) -> Tensor:
-        """Copy the bytes, ``[outputs, bytes of a row]`` uint8."""
+        """Return a copy of the bytes, ``[outputs, bytes per row]`` uint8."""
         rows = prod(self.shape[:-1])
         return torch.from_numpy(np.array(self._bytes).reshape(rows, -1))
 
     def dequantised(self) -> Tensor:
-        """Return its numbers in float32."""
+        """Return the tensor dequantised to float32."""
         import gguf
 
         kind = gguf.GGMLQuantizationType(self.type)
@@ -79,22 +79,22 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A model's file whose header is read, or all its files where it was split; tensors are mapped
-    into memory.
+    """A model's GGUF file with its header, or all files of a split model; tensors are
+    memory-mapped.
 
     Args:
-        path: of the file, or of any of the files NAME-00001-of-00003.gguf.
+        path: the file, or any of the files NAME-00001-of-00003.gguf.
 
     Attributes:
-        path: of the file, or of the first one.
-        metadata: the (first) header's values by key. An array of numbers is one of numpy, an array
-            of strings a list of bytes.
-        tensors: by name, of all files.
+        path: the file, or the first file of a split model.
+        metadata: values of the (first) header by key. Arrays of numbers are numpy arrays, arrays of
+            strings lists of bytes.
+        tensors: tensors of all files by name.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: no GGUF file, one that is cut off or contradicts itself, or a part of a model
-            whose other parts are not beside it.
+        ValueError: not a GGUF file, a truncated or inconsistent file, or a file of a split model
+            without the other files.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -103,7 +103,7 @@ class GgufFile:
         self.path, self.metadata = paths[0], files[0].metadata
         self.tensors: dict[str, GgufTensor] = {}
         for number, file in enumerate(files):
-            # Files that were merged again say 0.
+            # split.count is 0 in files that were merged again.
             told = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
             if told != (number, len(files)):
                 raise ValueError(
@@ -124,7 +124,7 @@ class GgufFile:
 
 
 def first_part(path: Path) -> Path:
-    """Return the file that holds the header of a model: `path`, or the first of a split one."""
+    """Return the file with a model's header: `path`, or the first file of a split model."""
     found = _SPLIT.fullmatch(path.name)
     return path.with_name("{}-00001-of-{}{}".format(*found.group(1, 3, 4))) if found else path
 
@@ -156,7 +156,7 @@ def _block_of(kind: int) -> tuple[int, int]:
 
 
 class _OneFile:
-    """Read one file, and check its offsets, sizes and types."""
+    """A GGUF file, with checked offsets, sizes and types."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -252,7 +252,7 @@ class _OneFile:
 
 # ---- headers -------------------------------------------------------------------------------------
 
-# Architectures of files, and what transformers calls them.
+# GGUF architectures, and their model types in transformers.
 FAMILIES = {
     "gemma": "gemma",
     "gemma2": "gemma2",
@@ -262,19 +262,19 @@ FAMILIES = {
     "qwen3": "qwen3",
 }
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
-_CONTROL = 3  # type of tokens that are no text
-# Control tokens that end a turn or a text whether or not the header has their ids.
+_CONTROL = 3  # type of control tokens
+# Control tokens that end a turn or a text, even without their ids in the header.
 _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>",
     "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]",
 )  # fmt: skip
-_SENTENCEPIECE = {"bos": 1, "eos": 2}  # ids of files that do not say
-_LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # whose queries are scaled otherwise
+_SENTENCEPIECE = {"bos": 1, "eos": 2}  # default ids
+_LAYERS_27B = {"gemma2": 46, "gemma3": 62}  # with queries scaled by hidden size / heads
 
 
 def config_of(file: GgufFile, dtype: torch.dtype) -> Any:
-    """Return the configuration of a file's model. Sizes are those of tensors in the file, so that
-    nothing is made larger than the file."""
+    """Return the configuration of a file's model. Sizes come from the file's tensors, so that the
+    model is no larger than the file."""
     from transformers import AutoConfig
 
     header = _Header(file)
@@ -338,7 +338,7 @@ def _biases(file: GgufFile) -> list[str]:
 
 
 class _Header:
-    """Values of a header, each of which is read once."""
+    """Values of a header; `unread` has the keys of the architecture that are still to be read."""
 
     def __init__(self, file: GgufFile) -> None:
         about = file.metadata
@@ -360,7 +360,7 @@ class _Header:
         self._ids = embeddings.shape[0]
 
     def _of(self, key: str) -> Any:
-        """Return a value, or None. Of an array, one for each layer, what all of it is."""
+        """Return a value, or None. An array with equal values for all layers gives that value."""
         self.unread.discard(self._prefix + key)
         value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
         if isinstance(value, np.ndarray):
@@ -380,7 +380,7 @@ class _Header:
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return a number that some tensor has at least as one of its sizes."""
+        """Return an integer that is at most the largest dimension of any tensor."""
         return self.integer(key, default, self._largest)
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -391,19 +391,19 @@ class _Header:
         return float(value)
 
     def require(self, key: str, expected: object, there: bool = False) -> None:
-        """Refuse another value than the model follows, and with `there` that there is none."""
+        """Refuse a value other than `expected`, and with `there` a missing value."""
         found = self._of(key)
         if (there or found is not None) and (type(found), found) != (type(expected), expected):
             raise self._error(key, expected, found)
 
     def rope(self) -> dict[str, Any]:
-        """Return how positions are rotated. Without a type, factors are linear."""
+        """Return the `rope_parameters` of transformers. Without a type, scaling is linear."""
         kind = self._of("rope.scaling.type")
         kind = "linear" if kind is None else kind
         if kind not in ("linear", "none"):
             raise self._error("rope.scaling.type", "linear", kind)
         self.require("rope.scaling.attn_factor", 1.0)
-        self._of("rope.scaling.finetuned")  # which changes nothing
+        self._of("rope.scaling.finetuned")  # no effect
         old, factor = self._of("rope.scale_linear"), self._of("rope.scaling.factor")
         factor = old if factor is None else factor
         made: dict[str, Any] = {
@@ -412,12 +412,12 @@ class _Header:
         }
         if factor is not None and (type(factor) is not float or not 0 <= factor < math.inf):
             raise self._error("rope.scaling.factor", "a number >= 0", factor)
-        if kind == "linear" and factor not in (None, 0.0, 1.0):  # 0 stands for none
+        if kind == "linear" and factor not in (None, 0.0, 1.0):  # 0: no scaling
             made |= {"rope_type": "linear", "factor": factor}
         return made
 
     def gemma(self, layers: int, scale: int) -> dict[str, Any]:
-        """Return what configurations of Gemma 2 and 3 have besides."""
+        """Return the additional configuration values of Gemma 2 and 3."""
         rope = self.rope()
         if self.family == "gemma2":
             self.require("attention.sliding_window_pattern", 2)
@@ -444,7 +444,7 @@ class _Header:
         return made | {"layer_types": ["full_attention"] * layers}
 
     def token(self, name: str) -> int | None:
-        """Return the id of a special token, where the vocabulary has it."""
+        """Return the id of a special token; None: not in the vocabulary."""
         kind = self._values.get("tokenizer.ggml.model")
         default = _SENTENCEPIECE.get(name) if kind == "llama" else None
         found = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
@@ -467,15 +467,15 @@ class _Header:
 
 # ---- models --------------------------------------------------------------------------------------
 
-_FACTORS = "rope_freqs.weight"  # of each frequency, in files of Llama 3.1 and later
+_FACTORS = "rope_freqs.weight"  # divisors of rotary frequencies, in files of Llama 3.1 and later
 
 
 class BlockLinear(QuantizedLinear):
     """``x W^T + b`` with the blocks of a GGUF file, in the dtype of `x`.
 
     Args:
-        parts: one below the other: blocks ``[outputs, bytes of a row]`` uint8 and their type
-            (`ops.blocks`). Those of one type become one product.
+        parts: W by ranges of rows: blocks ``[outputs, bytes per row]`` uint8 and their type
+            (`ops.blocks`). Adjacent ranges of equal type share a product.
     """
 
     def __init__(
@@ -508,7 +508,7 @@ class BlockLinear(QuantizedLinear):
 
 
 def has_blocks(file: GgufFile) -> bool:
-    """Return whether a tensor is of a type of `ops.blocks.BLOCK_INPUTS`."""
+    """Return whether any tensor has a type of `ops.blocks.BLOCK_INPUTS`."""
     return any(tensor.type in blocks.BLOCK_INPUTS for tensor in file.tensors.values())
 
 
@@ -516,9 +516,10 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
     """Return the causal language model of a file on the CPU, in eval mode.
 
     Args:
-        dtype: of activations, and of what is dequantised.
-        as_blocks: linear layers and the head whose type is of `ops.blocks.BLOCK_INPUTS` multiply as
-            they lie; embeddings, norms and what has another type are dequantised. False: so is all.
+        dtype: of activations and dequantised weights.
+        as_blocks: multiply directly with the blocks of linear layers and the head if their type is
+            in `ops.blocks.BLOCK_INPUTS`; dequantise embeddings, norms and other types. False:
+            dequantise all weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -539,17 +540,17 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
 
 
 def head_rows(path: str | Path, rows: Tensor) -> BlockLinear:
-    """Return the rows `rows`, ``[N]`` int64, of the output head of a file, which is in blocks."""
+    """Return rows `rows`, ``[N]`` int64, of a file's output head, which is in blocks."""
     tensors = GgufFile(path).tensors
     tensor = tensors.get(HEAD) or tensors[EMBEDDINGS]
     return BlockLinear([(tensor.blocks()[rows], tensor.type)], tensor.shape[1])
 
 
 class _Named:
-    """Tensors of a file by the names that they have in the model.
+    """Tensors of a file by the model's parameter names.
 
     Attributes:
-        read: is called with the bytes of every tensor that is read.
+        read: callback, called with the size in bytes of each tensor that is read.
     """
 
     read: Callable[[int], object]
@@ -561,14 +562,14 @@ class _Named:
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         self._map = gguf.get_tensor_name_map(kinds[self._family], config.num_hidden_layers)
         self._file, self._tensors = file, file.tensors
-        # llama.cpp rotates neighbours, transformers feature i of a head with i + width / 2.
+        # llama.cpp rotates adjacent features, transformers features i and i + width / 2 of a head.
         heads = (config.num_attention_heads, config.num_key_value_heads)
         names = ("q_proj", "k_proj")
         self._turned = dict(zip(names, heads, strict=True)) if self._family == "llama" else {}
         self._frequencies = (config.head_dim // 2,)
 
     def source(self, name: str) -> str:
-        """Return the file's name of a parameter."""
+        """Return the tensor name of a parameter in the file."""
         if name == "lm_head.weight":
             return HEAD if HEAD in self._tensors else EMBEDDINGS
         found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -577,8 +578,7 @@ class _Named:
         return str(found)
 
     def require_all(self, skeleton: nn.Module) -> None:
-        """Refuse a file whose tensors are not those of the model, in names and shapes. A bias that
-        it does not have is 0."""
+        """Refuse a file with tensor names or shapes other than the model's. A missing bias is 0."""
         wanted = {self.source(name): p.shape for name, p in skeleton.named_parameters()}
         if self._family == "llama" and _FACTORS in self._tensors:
             wanted[_FACTORS] = torch.Size(self._frequencies)
@@ -608,7 +608,7 @@ class _Named:
         return tensor
 
     def rows(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows of a parameter in the model's order."""
+        """Return rows of a parameter, reordered from the file's order to the model's."""
         heads = next((count for part, count in self._turned.items() if f".{part}." in name), None)
         if heads is None:
             return rows
@@ -616,7 +616,7 @@ class _Named:
         return made.contiguous()
 
     def dequantised(self, name: str, like: Tensor) -> Tensor:
-        """Return a parameter, in the shape and dtype of `like`."""
+        """Return a parameter dequantised, in the shape and dtype of `like`."""
         if name.endswith(".bias") and self.source(name) not in self._tensors:
             return torch.zeros(like.shape, dtype=like.dtype)
         numbers = self.rows(name, self.tensor(name).dequantised())
@@ -626,14 +626,13 @@ class _Named:
         return numbers.to(like.dtype)
 
     def factors(self) -> Tensor | None:
-        """Return the divisors of the rotations' frequencies, ``[width / 2]``; None: there are
-        none."""
+        """Return the divisors of the rotary frequencies, ``[width / 2]``; None: not in the file."""
         found = self._tensors.get(_FACTORS)
         return None if found is None else found.dequantised()
 
 
 def _with_blocks(skeleton: Any, named: _Named) -> Any:
-    """Return a copy in which the linear layers that can multiply with blocks do."""
+    """Return a copy with `BlockLinear` for each linear layer of a supported type and width."""
     known: dict[int, str] = {}
     for name, module in skeleton.named_modules():
         if is_plain(module):
@@ -658,8 +657,8 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
 
 
 def _fill(made: Any, named: _Named) -> None:
-    """Give a value to all parameters and tables that have none yet."""
-    values: dict[str, nn.Parameter] = {}  # by the file's name: tied ones are one
+    """Set all parameters, embedding scales and rotary tables that have no values yet."""
+    values: dict[str, nn.Parameter] = {}  # by tensor name; tied parameters share a value
 
     def value(name: str, like: Tensor) -> nn.Parameter:
         source = named.source(name)
@@ -674,7 +673,7 @@ def _fill(made: Any, named: _Named) -> None:
         for name, child in list(module.named_children()):
             if getattr(child, "embed_scale", None) is not None:
                 child.embed_scale = torch.tensor(child.scalar_embed_scale)
-            # Tables of angles, which the configuration alone tells.
+            # Rotary tables follow from the configuration alone.
             elif any(own.is_meta for own in child.buffers(recurse=False)):
                 remade: Any = type(child)(config=made.config)
                 if factors is not None:
@@ -698,9 +697,9 @@ _TEKKEN = (
 _CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
 _LLAMA3, _QWEN2 = (rf"{_WORDS}|\p{{N}}{{1,3}}{_REST}",), (rf"{_WORDS}|\p{{N}}{_REST}",)
 _DIGITS, _GPT2 = (r"\p{N}",), ()
-# By `tokenizer.ggml.pre`: expressions that cut one behind the other (then GPT-2's own where there
-# are none or digits alone), whether whole words that are tokens skip the merges, and whether a text
-# begins with BOS unless the header says otherwise.
+# By `tokenizer.ggml.pre`: expressions that split texts in turn (GPT-2's follows if there are none
+# or digits alone), whether words in the vocabulary skip the merges, and whether a text begins with
+# BOS by default.
 _PRE = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), (_LLAMA3, True, True)
@@ -720,7 +719,7 @@ _PRE = {
         (_GPT2, False, False),
     ),
 }
-# What a header may say besides: ids of special tokens, and what is read here.
+# Header keys that are read here. A header may also have ids of special tokens.
 _READ = {
     f"tokenizer.ggml.{key}"
     for key in (
@@ -731,7 +730,7 @@ _READ = {
 
 
 def tokenizer_of(file: GgufFile) -> Any:
-    """Return the tokenizer that a file's header describes."""
+    """Return the tokenizer of a file's header."""
     from tokenizers import AddedToken, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -773,7 +772,7 @@ def tokenizer_of(file: GgufFile) -> Any:
     made.post_processor = processors.TemplateProcessing(
         single=around, special_tokens=[(text, texts.index(text)) for text in around if text != "$A"]
     )
-    # Without these, transformers has tokens of its own for them.
+    # transformers would add default special tokens for missing names.
     names = {name: names.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return PreTrainedTokenizerFast(
         tokenizer_object=made,
@@ -797,13 +796,13 @@ def _required(names: dict[str, str], name: str) -> str:
 
 
 def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:
-    """Return a model whose merges follow the scores, what goes around it, and that a text begins
-    with BOS."""
+    """Return a BPE model with merges by score, its normalizer and decoder by name, and True: a text
+    begins with BOS by default."""
     from tokenizers import decoders, models, normalizers
 
     scores = _array(about, "scores", np.ndarray).tolist()
     ids = {text: i for i, text in enumerate(texts)}
-    # Each way to put a token together from two others: the best scores first.
+    # All pairs of tokens that join to a token, the best scores first.
     pairs = [
         (-score, i, left, text[cut:])
         for i, (text, score) in enumerate(zip(texts, scores, strict=True))
@@ -829,8 +828,8 @@ def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[s
 
 
 def _bytes(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:
-    """Return a model of bytes with the file's merges, what goes around it, and whether a text
-    begins with BOS."""
+    """Return a byte-level BPE model with the file's merges, its pre-tokenizer and decoder by name,
+    and whether a text begins with BOS by default."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
 
     pre = about.get("tokenizer.ggml.pre")

@@ -1,4 +1,4 @@
-"""Hugging Face causal models as levels."""
+"""Levels of Hugging Face causal models."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
 
 
-# Attention that takes an additive mask of any pattern, which rows of different lengths need.
+# Attention with additive masks of any pattern, for rows of different lengths.
 _MASKED = ("eager", "sdpa")
 
-# What a pass costs beside its tokens, as a number of tokens: the model's Python on a CPU, the
-# reading of its weights on a device.
+# Fixed cost of a pass in tokens: the model's Python on a CPU, the reading of its weights on a
+# device.
 _PASS = {"cpu": 64}
 _PASS_ELSEWHERE = 512
 
-# Levels made to share their model's cache, by the model's id, so that a chain which is given the
-# model finds them. A level keeps its model, so an id is not used again while it is in here.
+# Levels that share their model's cache, by the model's id, so that a chain of the model finds them.
+# A level keeps its model alive, so that no id is reused while it is in here.
 _owners: weakref.WeakValueDictionary[int, HuggingFaceLevel] = weakref.WeakValueDictionary()
 
 
 def level_of(model: PreTrainedModel, pack: bool = False) -> HuggingFaceLevel:
-    """Return the level of `model` that shares its cache with others, or else a new one."""
+    """Return the level of `model` that shares its cache with others, or else a new level."""
     owner = _owners.get(id(without_wrapper(model)))
     return owner or HuggingFaceLevel(model, pack=pack)
 
@@ -69,58 +69,58 @@ def level_of(model: PreTrainedModel, pack: bool = False) -> HuggingFaceLevel:
 class HuggingFaceLevel(ModelLevel):
     """A `transformers` causal language model with a cache that rolls back.
 
-    Batches work over `RollbackCache`, which is the default where the model's layers allow it, with
-    eager or sdpa attention. The cache of a batch is used again by the next one of the same size.
+    Batches need `RollbackCache`, which is the default where the model's layers allow it, with eager
+    or sdpa attention. The next batch of the same size reuses the cache.
 
     Args:
-        model: in eval mode. Of one of `peft` with adapters in its layers, such as LoRA's, the level
-            runs the model that it wraps, adapters included.
+        model: in eval mode. For a model of `peft` with adapters in its layers, as LoRA's, the level
+            runs the wrapped model, adapters included.
         name: for messages and statistics; None: the model's name or class.
-        new_cache: makes the empty cache of a batch: a callable that requires one argument, the
-            batch size, or none, for caches of one sequence. The default keeps every key and value,
-            also of models with sliding-window attention (their mask hides what is out of the
-            window), so that any rollback is exact.
+        new_cache: returns the empty cache of a batch: a callable with the batch size as its only
+            required argument, or with none for caches of a single sequence. The default keeps every
+            key and value, also of models with sliding-window attention (their mask hides tokens out
+            of the window), so that any rollback is exact.
         streaming: attention sinks and a window instead (`RollbackCache.streaming`), so that the
             cost of a draft level does not grow with the context: the window, or a dict of window,
             sinks and slack.
-        shares_cache_with: a level, or the model of one, further up in the chain, of which this
-            model is a quantised or pruned copy: it reads that level's keys and values, and writes
-            its keys and values only behind them (`levels.shared_cache`). A copy with fewer layers
-            finds its layers' keys by their `layer_idx`.
-        prefill_chunk: tokens of a row that one pass reads at most. A pass of c tokens behind n
-            others needs memory for c rows of activations and for masks of c * (n + c) elements;
-            so that, and not the square of the prompt, is what a prefill takes beside the cache.
-        pack: on the CPU, multiply with weights packed for it (`levels.fused`). On some processors a
-            pass of several tokens then costs hardly more than one of a single token, on others
-            every pass takes longer: `Chain(pack="auto")` measures. They take their memory again, a
-            later change of the model's is an error, and logits may round differently. On CUDA,
-            fused layers of known families in float32 or bfloat16: at most 10 launches each; the
-            weights of projections of one input become views of one matrix.
+        shares_cache_with: a level above in the chain, or its model, of which this model is a
+            quantised or pruned copy: it reads that level's keys and values, and writes keys and
+            values only after them (`levels.shared_cache`). A copy with fewer layers finds its
+            layers' keys by their `layer_idx`.
+        prefill_chunk: maximum tokens of a row per pass. A pass of c tokens after n cached tokens
+            needs memory for c rows of activations and for masks of c * (n + c) elements; this, and
+            not the square of the prompt, is the memory of a prefill beside the cache.
+        pack: on the CPU, multiply with packed weights (`levels.fused`). On some processors a pass
+            of several tokens then costs hardly more than a pass of a single token, on others every
+            pass takes longer: `Chain(pack="auto")` measures. Packed weights take additional memory,
+            a later change of the model's weights is an error, and logits may round differently. On
+            CUDA, fused layers of known families in float32 or bfloat16: at most 10 launches each;
+            the weights of projections of the same input become views of a common matrix.
         cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
             ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
 
     Attributes:
-        supports_batches: whether it takes several rows: it has what they need, and a few short
-            passes (`levels.models`) have shown that rows do not depend on each other.
-        one_at_a_time: why it does not, or None.
-        no_trees: why it reads no trees of tokens, or None.
-        why_no_longer: why `max_length` is less than the model's context, or None.
-        pack: as given.
-        cache: what the level remembers of the batch in progress (`SequenceState`).
+        supports_batches: whether it accepts several rows: it meets the requirements, and a few
+            short passes (`levels.models`) have shown that rows do not depend on each other.
+        one_at_a_time: reason why it does not, or None.
+        no_trees: reason why it reads no trees of tokens, or None.
+        why_no_longer: reason why `max_length` is less than the model's context, or None.
+        pack: the argument `pack`.
+        cache: cache of the current batch (`SequenceState`).
         output_head: the module from the last states to logits, packed where the passes are.
-        varies: operations whose result for a token may depend on the other tokens of a pass:
-            "attention", "products", "head". Empty: logits are the same bits alone, in a
-            verification and in a batch. None: unknown, of a model that runs as it was given.
-        choice: the measurements that chose the data type and packing (`tuning.Choice`); None
-            where nothing was timed.
+        varies: operations with results for a token that may depend on the other tokens of a pass:
+            "attention", "products", "head". Empty: logits are bit-identical alone, in a
+            verification and in a batch. None: unknown, of a model that runs unmodified.
+        choice: the measurements that chose the data type and packing (`tuning.Choice`); None:
+            nothing was timed.
 
     Raises:
-        TypeError: not a causal language model, or an argument is none of the above.
+        TypeError: not a causal language model, or an argument of another type.
         ValueError: in training mode or under `torch.autocast`, the cache cannot roll back (contract
             C7), weights on the meta device, logits of a type or on a device that the operators do
-            not read, or a few short passes (`levels.models`) show that the model's logits behind a
-            cache are not those of one pass over the text. Also of `prefill` and `open`, where the
-            model changed since (`levels.models`). The message names the level and the reason.
+            not read, or a few short passes (`levels.models`) show that the model's logits with a
+            cache differ from a single pass over the text. Also of `prefill` and `open`, if the
+            model has changed since (`levels.models`). The message names the level and the reason.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class HuggingFaceLevel(ModelLevel):
             self.max_length or switch[0] + 1
         ):
             self.max_length, self.why_no_longer = switch
-        # What the passes run: `model` stays as it is.
+        # Modules that passes run; `model` is not replaced.
         self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
         self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
-        self._sharded = is_sharded(model)  # by every weight, which takes milliseconds
+        self._sharded = is_sharded(model)  # checks every weight, which takes milliseconds
         self.output_head = self._runs.get_output_embeddings()
         self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
@@ -168,8 +168,8 @@ class HuggingFaceLevel(ModelLevel):
         parameters = inspect.signature(model.forward).parameters
         self._slices = "logits_to_keep" in parameters
         self._cache_name = cache_name(model)
-        # Positions and causality follow from the cache, so the only arguments a pass over rows in
-        # step needs are these.
+        # Positions and causality follow from the cache, so that passes over rows of equal length
+        # need no other arguments.
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
         placed = "position_ids" in parameters
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
@@ -183,9 +183,9 @@ class HuggingFaceLevel(ModelLevel):
         self.choice: object | None = None
         self._reserved = 0
         self._member: Member | None = None
-        # Where the model's weights lie; None: to be asked anew, since a batch begins.
+        # Memory of the model's weights; None: to be determined again for a new batch.
         self._weights: Place | None = None
-        # Why batches are refused, or None.
+        # Reason why batches are refused, or None.
         self.one_at_a_time = self._without(placed, masked)
         self.no_trees: str | None = None
         self._probe(new_cache, wanted=placed and masked)
@@ -197,7 +197,7 @@ class HuggingFaceLevel(ModelLevel):
             self._share(shares_cache_with)
 
     def _without(self, placed: bool, masked: bool) -> str | None:
-        """Return what a batch needs and this level lacks."""
+        """Return a requirement of batches that this level lacks; None: it meets all."""
         if not placed:
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
@@ -207,8 +207,8 @@ class HuggingFaceLevel(ModelLevel):
         return None
 
     def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
-        """Try whether the model continues texts behind a cache as it should (`levels.models`)."""
-        # What a ring of keys has dropped is not the question here.
+        """Test whether the model continues cached texts correctly (`levels.models`)."""
+        # A ring of keys drops tokens, so that a full cache is tested instead.
         rings = not self.cache.keeps_all
         make, _ = caches.factory(
             self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
@@ -268,29 +268,29 @@ class HuggingFaceLevel(ModelLevel):
 
     @property
     def only_drafts(self) -> str | None:
-        """Why logits depend on the passes that have read a text, so that none but plain decoding
+        """Reason why logits depend on the passes that have read a text, so that only plain decoding
         has the level's distribution; or None."""
         return None if self.cache is None else self.cache.only_drafts
 
     @property
     def reads_apart(self) -> bool:
-        """Whether its prefill touches nothing that another level reads or writes."""
+        """Whether its prefill uses no data that another level reads or writes."""
         return self._member is None
 
     @property
     def cache_owner(self) -> HuggingFaceLevel:
-        """The level whose cache it reads and writes: itself, or the first of those that share."""
+        """The level that owns its cache: itself, or the highest level that shares the cache."""
         owner: HuggingFaceLevel = self if self._member is None else self._member.shared.owner.level
         return owner
 
     def begin_batch(self) -> None:
-        """Forget what another batch has left in the cache of this level and those that share it."""
+        """Clear the state of another batch in this level and in the levels that share its cache."""
         if self._member is not None:
             self._member.shared.forget()
 
     @property
     def capabilities(self) -> LevelCapabilities:
-        cache = self.cache  # None: the last attempt to make one failed
+        cache = self.cache  # None: the last allocation failed
         batches = self.supports_batches and cache is not None
         member = self._member is None or self._member.stays
         return LevelCapabilities(
@@ -311,17 +311,17 @@ class HuggingFaceLevel(ModelLevel):
         )
 
     def reserve(self, tokens: int) -> None:
-        """Have the cache of the next batch made for rows of `tokens`."""
+        """Set the row length in tokens for which the next batch's cache is allocated."""
         self._reserved = tokens
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch | Tensor, counts: Sequence[int] | None = None) -> Any:
-        """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens.
-        Tokens ``[B, T]`` with their counts do as well (`Level.prefill`)."""
+        """Begin a batch (`BatchedLevel.prefill`), in passes of at most `prefill_chunk` tokens. Also
+        accepts tokens ``[B, T]`` with their counts (`Level.prefill`)."""
         if isinstance(prompts, Tensor):
             prompts, self._reserved = PromptBatch(prompts, counts, self._reserved), 0
         self._unchanged.require()
-        self._weights = None  # between batches they may have moved
+        self._weights = None  # weights may have moved between batches
         tokens, counts, layers = prompts.tokens, prompts.counts, prompts.hidden_layers
         if layers:
             self._states.require(layers, self.name)
@@ -344,11 +344,11 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def extend(self, sequence: Any, tokens: Tensor, layers: tuple[int, ...] = ()) -> Hidden | None:
-        if sequence is None:  # the owner of the cache has read them
+        if sequence is None:  # the owner of the cache has read the tokens
             return None
         if layers:
             self._states.require(layers, self.name)
-        # As a batch apart would: no other row has a part in its passes.
+        # As in a separate batch, without other rows in its passes.
         with self._over(sequence):
             hidden = self.append(tokens, None, layers)
         return hidden if layers else None
@@ -411,11 +411,11 @@ class HuggingFaceLevel(ModelLevel):
     def _read_prompts(
         self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...]
     ) -> dict[int, Tensor]:
-        """Have row b of the empty batch read its first ``counts[b]`` of `tokens`, ``[B, T]``; None:
-        all. Rows of like length are read together, with little padding.
+        """Read the first ``counts[b]`` of `tokens`, ``[B, T]``, into row b of the empty batch;
+        None: all. Rows of similar length are read together, with little padding.
 
         Returns:
-            Hidden states ``[B, T, H]`` by layer; zeros behind a row's tokens, or anything.
+            Hidden states ``[B, T, H]`` by layer; undefined beyond a row's tokens.
         """
         whole = self.cache
         several: list[list[int]] = []
@@ -425,7 +425,7 @@ class HuggingFaceLevel(ModelLevel):
             return self.append(tokens, counts, layers)
         cache: Any = None
         hidden: dict[int, Tensor] = {}
-        for group in several:  # that of the longest rows first
+        for group in several:  # the longest rows first
             lengths = [counts[b] for b in group]
             if cache is None or not cache.refit(len(group)):
                 cache = self._make(len(group), max(lengths))
@@ -442,7 +442,7 @@ class HuggingFaceLevel(ModelLevel):
     def padded_states(
         self, hidden: Hidden, layers: Sequence[int], tokens: Tensor
     ) -> dict[int, Tensor]:
-        """Pad states to the width of `tokens`, since the rows may have fewer."""
+        """Pad hidden states to the width of `tokens`, since rows may have fewer."""
         rows, width = tokens.shape
         none = torch.zeros(rows, 0, self.hidden_size, dtype=self.model.dtype).to(self.device)
         whole = {layer: hidden.get(layer, none) for layer in layers}
@@ -453,8 +453,8 @@ class HuggingFaceLevel(ModelLevel):
         return whole
 
     def fresh(self, rows: int, capacity: int) -> Any:
-        """Return an empty cache: the one at hand, emptied, if it is about the size."""
-        cache = self.cache  # None: the last attempt to make one failed
+        """Return an empty cache: the current cache, cleared, if it fits, else a new cache."""
+        cache = self.cache  # None: the last allocation failed
         if cache is not None and not cache.failed and cache.refit(rows, capacity):
             return cache
         if rows != 1 and not self.supports_batches:
@@ -466,11 +466,11 @@ class HuggingFaceLevel(ModelLevel):
         return self._make(rows, capacity)
 
     def _drop(self) -> None:
-        if self.cache is not None:  # of all that share it
+        if self.cache is not None:  # for all levels that share it
             self.cache.failed = True
 
     def adopt(self, cache: SequenceState | None) -> None:
-        """Make this the level's cache."""
+        """Set the level's cache."""
         self.cache: Any = cache
         past = None if cache is None else cache.past
         self._past = cache if past is None else past
@@ -490,8 +490,8 @@ class HuggingFaceLevel(ModelLevel):
     def append(
         self, tokens: Tensor, counts: Sequence[int] | None, layers: tuple[int, ...] = ()
     ) -> dict[int, Tensor]:
-        """Append prompt tokens, of which no logits are wanted. Returns hidden states by layer,
-        ``[B, T, H]``; none of an empty prompt."""
+        """Append prompt tokens, without logits. Returns hidden states by layer, ``[B, T, H]``;
+        empty for an empty prompt."""
         parts, given = [], None if counts is None else RowCounts.of(counts)
         try:
             for _, piece, some in _pieces(tokens, given, self._chunk):
@@ -509,13 +509,12 @@ class HuggingFaceLevel(ModelLevel):
         counts: Sequence[int] | None = None,
         first: Sequence[int] | None = None,
     ) -> Any:
-        """Append a block (`BatchedLevel.forward`). Tokens ``[B, T]`` do as well, with `keep`,
-        `counts` and `first` as of `InputBlock`: then it returns the logits alone
-        (`Level.forward`)."""
+        """Append a block (`BatchedLevel.forward`). Also accepts tokens ``[B, T]``, with `keep`,
+        `counts` and `first` as in `InputBlock`: then returns logits alone (`Level.forward`)."""
         if isinstance(block, Tensor):
             known, begin = (None if x is None else RowCounts.of(x) for x in (counts, first))
             return self.forward(InputBlock(block, keep, known, begin)).logits
-        if not torch.is_inference_mode_enabled():  # a chain's calls are in it already
+        if not torch.is_inference_mode_enabled():  # chains call in inference mode
             with torch.inference_mode():
                 return self.forward(block)
         if block.hidden_layers:
@@ -540,7 +539,7 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def run(self, block: InputBlock) -> LevelOutput:
-        """Run `forward` behind what the cache holds, in one pass of the model or in pieces."""
+        """Append a block to the cached tokens, in a single pass of the model or in pieces."""
         tokens, counts, first, keep = block.tokens, block.counts, block.first, block.keep
         longest, inputs = tokens.shape[1], {}
         known = counts is None or counts.host is not None
@@ -581,7 +580,7 @@ class HuggingFaceLevel(ModelLevel):
         return LevelOutput(logits, hidden or None)
 
     def _long(self, block: InputBlock) -> LevelOutput:
-        """Run a pass of more tokens than go in one, in pieces."""
+        """Run a block with more tokens than a pass may have, in pieces."""
         tokens, keep, layers = block.tokens, block.keep, block.hidden_layers
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
@@ -655,12 +654,12 @@ def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:
 
 
 def groups(counts: Sequence[int], device: str) -> list[list[int]]:
-    """Group rows that are read together, so that all passes take the least time: that of every
-    group's longest row times its rows, and a pass each. Rows without tokens are in none; `device`
-    is the type of the one that reads them."""
+    """Group rows that are read together, for the least total time: each group costs its longest row
+    times its rows, and a fixed cost per pass. Rows without tokens are in no group; `device` is the
+    device type of the model."""
     cost = _PASS.get(device, _PASS_ELSEWHERE)
     rows = sorted((b for b, n in enumerate(counts) if n), key=lambda b: -counts[b])
-    # best[i]: the least for the i longest rows, and where its last group begins.
+    # best[i]: minimum cost of the i longest rows, and the begin of its last group.
     best = [(0, 0)]
     for end in range(1, len(rows) + 1):
         best.append(min((best[s][0] + cost + counts[rows[s]] * (end - s), s) for s in range(end)))

@@ -1,5 +1,5 @@
-"""Read a model of `transformers` for levels: its facts, whether it changed, its hidden states,
-and whether its cached passes give the logits that one pass over the whole text gives."""
+"""Inspect models of `transformers` for levels: their properties, changes and hidden states, and
+whether cached passes give the logits of a single pass over the whole text."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 class ModelLevel:
-    """A model of `transformers` in eval mode whose logits `verify` can read.
+    """A model of `transformers` in eval mode, with logits that `verify` can read.
 
     Attributes:
-        no_trees: why it reads no trees of tokens, or None.
+        no_trees: reason why it reads no trees of tokens, or None.
         device: of tokens and logits.
-        vocab_size: ids that it reads are below it.
-        id_map: which of them it has logits of, where its head was trimmed; None: of all.
-        max_length: longest context; None: no limit.
+        vocab_size: exclusive upper bound of input ids.
+        id_map: map of the ids with logits, if its head was trimmed; None: all ids.
+        max_length: maximum context; None: no limit.
     """
 
     no_trees: str | None
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self.model, self.name = model, name
-        self._options: dict[str, Any] = {}  # of the class, beside model and name
+        self._options: dict[str, Any] = {}  # constructor arguments beside model and name
         if model.training:
             raise ValueError(
                 f"{name}: expected a model in eval mode, given one in training mode; call "
@@ -57,7 +57,7 @@ class ModelLevel:
             self.vocab_size = head.vocab_size
             self.id_map = IdMap(head.vocab_size, head.drawn)
         longest = getattr(config, "max_position_embeddings", None)
-        # Some configurations say -1 for any length.
+        # -1 in some configurations: any length.
         self.max_length: int | None = longest if longest is not None and longest > 0 else None
 
     def __repr__(self) -> str:
@@ -65,12 +65,12 @@ class ModelLevel:
         return f"{kinds[0]}({self.name}: {kinds[1]}, {level_line(self)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Have `copy` and `pickle` make the level anew over a copy of its model, with an empty
+        """Let `copy` and `pickle` construct the level again over a copy of its model, with an empty
         cache."""
         return _restored, (type(self), self.model, {**self._options, "name": self.name})
 
     def keep_path(self, begin: Any, path: Tensor, lengths: Any) -> Sequence[int]:
-        """Refuse to keep the path of a tree, of a level that reads none."""
+        """Refuse to keep the path of a tree, because the level reads no trees."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
     @property
@@ -117,8 +117,8 @@ def cache_name(model: Any) -> str:
 
 
 def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> None:
-    """Refuse a model whose logits `verify` cannot read, as far as its head tells."""
-    # Weights that accelerate keeps elsewhere are on the meta device between passes.
+    """Refuse a model with logits that `verify` cannot read, as far as its head shows."""
+    # Weights that accelerate has offloaded are on the meta device between passes.
     offloaded = any(hasattr(module, "_hf_hook") for module in model.modules())
     missing = not offloaded and any(p.is_meta for p in model.parameters())
     if missing or device.type == "meta":
@@ -127,7 +127,7 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
-    # A quantised head, of another class, multiplies in a type that its weights do not tell.
+    # The dtype of a quantised head's products does not follow from its weights.
     told = type(head) is nn.Linear or kind == torch.float64
     if told and kind not in LOGITS_DTYPES:
         raise ValueError(
@@ -136,16 +136,16 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
         )
 
 
-# ---- as people see a level -----------------------------------------------------------------------
+# ---- descriptions of levels ----------------------------------------------------------------------
 
 
 def level_line(level: Any) -> str:
-    """Describe a level's model, as in ``1.3M parameters, float32, cpu``, and how it runs; the class
-    of a level that has no model of torch's."""
+    """Describe a level's model, as in ``1.3M parameters, float32, cpu``, and how it runs; a level
+    without a torch model by class, vocabulary and device."""
     model: Any = getattr(level, "model", None)
     if not isinstance(model, nn.Module):
         return f"{type(level).__name__}, vocabulary of {level.vocab_size}, {base.device_of(level)}"
-    weights = list(model.parameters())  # a tied one once
+    weights = list(model.parameters())  # tied weights once
     plain = [weight for weight in weights if weight.dtype.is_floating_point]
     count = num_parameters(level) or 0
     units = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -163,8 +163,8 @@ def level_line(level: Any) -> str:
 
 
 def num_parameters(level: Any) -> int | None:
-    """Count the parameters of a level's model, those of quantised layers and a tied head's once;
-    None: it has no model of torch's."""
+    """Count the parameters of a level's model, quantised layers included, a tied head once; None:
+    no torch model."""
     model: Any = getattr(level, "model", None)
     if not isinstance(model, nn.Module):
         return None
@@ -175,12 +175,12 @@ def num_parameters(level: Any) -> int | None:
 
 
 def has_quantised_layers(model: nn.Module) -> bool:
-    """Return whether a linear layer has no plain weights, whoever has quantised it."""
+    """Return whether any linear layer has no plain weights, quantised by any library."""
     return any(True for _ in _quantised(model))
 
 
 def is_sharded(thing: Any) -> bool:
-    """Return whether other processes hold shards of the weights of a model, or of a level's
+    """Return whether the weights of a model, or of a level's model, are sharded over processes
     (`torch.distributed.tensor.DTensor`)."""
     model = thing if isinstance(thing, nn.Module) else getattr(thing, "model", None)
     weights = model.parameters() if isinstance(model, nn.Module) else ()
@@ -188,7 +188,7 @@ def is_sharded(thing: Any) -> bool:
 
 
 def _quantised(model: nn.Module) -> Iterator[int]:
-    """Yield the number of weights of each linear layer that has no plain ones."""
+    """Yield the number of weights of each linear layer without plain weights."""
     for module in model.modules():
         inputs, outputs = (getattr(module, f"{end}_features", None) for end in ("in", "out"))
         if isinstance(inputs, int) and isinstance(outputs, int):
@@ -205,12 +205,12 @@ def _distinct(things: Any) -> str:
     return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
 
 
-# ---- models that change behind their level -------------------------------------------------------
+# ---- changes of a level's model ------------------------------------------------------------------
 
-# Hooks of transformers record outputs that somebody asked for, and those of this package come and
-# go within a pass.
+# Hooks of transformers record requested outputs, and hooks of this package exist within a pass
+# only.
 _PASSING = ("transformers.", "polyspec_ext.")
-_SAMPLED = 4  # rows and columns of a packed matrix that are compared
+_SAMPLED = 4  # compared rows and columns of a packed matrix
 
 
 def require_no_autocast(device: torch.device, name: str) -> None:
@@ -224,18 +224,18 @@ def require_no_autocast(device: torch.device, name: str) -> None:
 
 
 class Unchanged:
-    """The modes, sizes and types of the model of the level `name` at the time that this is made.
+    """Modes, sizes and types of a level's model at construction, for comparison later.
 
     Args:
-        copied: passes run a copy of the model's modules, without its later hooks and modules, and
-            with copies of its linear weights. These are compared as well then.
+        copied: passes run a copy of the model's modules, without later hooks and modules, and with
+            copies of linear weights. Hooks, modules and weights are then compared as well.
     """
 
     def __init__(self, model: Any, name: str, *, copied: bool = False) -> None:
         self._model, self._name, self._device = model, name, device_of(model)
         self._copied = copied
         self._modules: list[nn.Module] = list(model.modules())
-        # Modules whose weights the passes do not look for again, and views of some of these.
+        # Modules with weights that passes do not look up again, and views of some weights.
         self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
         self._sampled: dict[torch.dtype, list[Tensor]] = {}
         for weight in self._bound_weights():
@@ -245,7 +245,7 @@ class Unchanged:
         self._before = self._facts()
 
     def require(self) -> None:
-        """Refuse a call of a changed model, and one under `torch.autocast`."""
+        """Refuse a call of a changed model, and a call under `torch.autocast`."""
         require_no_autocast(self._device, self._name)
         now = self._facts()
         if now == self._before:
@@ -295,14 +295,14 @@ class Unchanged:
 
 
 class HiddenStates:
-    """Where a `transformers` model computes its hidden states, read by hooks in the thread that
-    runs a pass: at the entries of its `count` decoder layers and behind the final norm."""
+    """Hidden states of a `transformers` model, read by hooks in the thread of a pass: at the inputs
+    of its `count` decoder layers and after the final norm."""
 
     def __init__(self, model: Any) -> None:
         config = model.config.get_text_config(decoder=True)
         body, self._layers = decoder_layers(model, int(config.num_hidden_layers))
-        # Either ends with the final norm: in some models the layers are a part of a part, in others
-        # the whole is never called. Where both are, the outer one ends last.
+        # Both end with the final norm: in some models the layers are nested deeper, in others the
+        # base model is never called. If both are called, the outer module ends last.
         self._bodies = [
             each for each in dict.fromkeys((body, model.base_model)) if each is not model
         ]
@@ -325,14 +325,14 @@ class HiddenStates:
 
     @contextmanager
     def taken(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Have passes of the model in this thread leave their states of `layers` in the dict: k in
-        [0, L] the state after k decoder layers, -1 the last one behind the final norm."""
+        """Record the states of `layers` in passes of the model in this thread, in the returned
+        dict: k in [0, L] the state after k decoder layers, -1 the state after the final norm."""
         states: dict[int, Tensor] = {}
         thread = threading.get_ident()
 
         def keeper(layer: int, read: Callable[..., Any]) -> Callable[..., None]:
             def hook(*arguments: Any) -> None:
-                if threading.get_ident() == thread:  # others may run the same model
+                if threading.get_ident() == thread:  # other threads may run the model
                     states[layer] = read(*arguments[1:])
 
             return hook
@@ -355,8 +355,8 @@ class HiddenStates:
 
 
 def decoder_layers(model: nn.Module, count: int) -> tuple[nn.Module, Sequence[nn.Module]]:
-    """Return the decoder layers, the first list of `count` modules, as many as the configuration
-    says, and the module that has them; the model and none where there is no such list."""
+    """Return the module that has the decoder layers, and the layers: the first list of `count`
+    modules (the configuration's number); without a matching list, the model and no layers."""
     for module in model.modules():
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == count:
@@ -384,8 +384,8 @@ def gather(states: Tensor, rows: Tensor) -> Tensor:
 
 @contextmanager
 def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
-    """Give `head` the hidden states of `rows` alone (see `gather`), since logits of all tokens
-    would be large; None: of all. What a model does to its logits still happens to them."""
+    """Pass only the hidden states of `rows` to `head` (see `gather`), because logits of all tokens
+    would be large; None: all states. The model's processing of its logits still applies."""
     if rows is None:
         yield
         return
@@ -393,8 +393,8 @@ def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
     thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        # Once: a hook that an interrupt has left behind must not change later passes. And here:
-        # chains of other threads may run the same model.
+        # Once, because a hook left by an interrupt must not change later passes; and in this
+        # thread, because chains of other threads may run the same model.
         if not wanted or threading.get_ident() != thread:
             return arguments
         return (gather(arguments[0], wanted.pop()), *arguments[1:])
@@ -409,48 +409,48 @@ def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
             handle.remove()
 
 
-# ---- passes behind a cache -----------------------------------------------------------------------
+# ---- passes with a cache -------------------------------------------------------------------------
 
-# How far a row of logits may be from its reference, as a fraction of its own spread: this, or a
-# few times what the model's own rounding does to it when another row is read beside it, which is
-# much where activations are quantised by the pass. A wrong mask or position does more.
+# Maximum difference of a row of logits from its reference, as a fraction of its spread: the
+# tolerance, or a few times the model's rounding difference when a batch has another row, which is
+# large where a pass quantises activations. A wrong mask or position causes more.
 _TOLERANCE, _TOLERANCE_HALF = 0.02, 0.1
 _TIMES, _MOST = 4.0, 0.3
-# Quantised layers may round activations to 8 bits, where a difference in the last bit of a float
-# moves a value by a whole step. Few passes see that, so embeddings are moved by this part of
-# themselves, in so many rows: enough for some values to take such a step, and nothing to a float.
-# So few rows do not show the worst: a model of 1.5B parameters was refused for 1.3 times as much.
+# Quantised layers may round activations to 8 bits, where a last-bit difference of a float moves a
+# value by a whole step. Few passes show that, so embeddings are changed by this fraction, in so
+# many rows: enough to move some values by a step, negligible in floats. So few rows do not show the
+# maximum: a model of 1.5B parameters was refused for 1.3 times as much.
 _NUDGE, _NUDGED, _MARGIN = 1e-4, 4, 2.0
-# Logits so far below the largest do not matter, and those of masked ids are not finite.
+# Logits so far below the largest do not matter, and logits of masked ids are not finite.
 _REACH = 60.0
 
-_SHORTEST = 14  # tokens; the context of a model that is not probed is shorter
+_SHORTEST = 14  # tokens; a model with a shorter context is not probed
 
 
 class Step(NamedTuple):
-    """A pass: row b appends ``counts[b]`` tokens, and then keeps ``kept[b]`` in all."""
+    """A pass: row b appends ``counts[b]`` tokens, and is then truncated to ``kept[b]`` tokens."""
 
     counts: tuple[int, ...]
     kept: tuple[int, ...]
 
 
 class Probe:
-    """Compare cached passes of a level with one pass of its model over the whole text.
+    """Comparison of a level's cached passes with a single pass of its model over the whole text.
 
-    A model may take every argument that a level passes and still place tokens by their slot, take
-    causality from the shape of its keys, or fail when several tokens are read behind a cache. So a
-    level is tried once, when it is made, with the calls that a chain makes: a prompt, passes of
-    several tokens, rollbacks, rows of different lengths of which some wait, and a tree. That is at
-    most twelve passes over two rows of a few tokens, in a cache apart, and one more of a model with
-    quantised layers; on every rank of a sharded model alike.
+    A model may accept every argument that a level passes and still take positions from cache slots,
+    causality from the shape of its keys, or fail when several tokens follow cached tokens. So a new
+    level is tried once with the calls of a chain: a prompt, passes of several tokens, rollbacks,
+    rows of different lengths with some idle, and a tree. That is at most twelve passes over two
+    rows of a few tokens, in a separate cache, and another pass of a model with quantised layers; on
+    every rank of a sharded model alike.
 
-    Not covered: what a model does only behind longer texts, but for what its configuration says of
-    that (`switch_of`).
+    Not covered: behaviour that occurs only in longer texts, except as the configuration states it
+    (`switch_of`).
 
     Args:
-        level: a `HuggingFaceLevel`, whose cache is replaced meanwhile.
-        new_cache: an empty cache of so many rows and tokens, that keeps every token.
-        longest: tokens that the model's context holds; None: any number.
+        level: a `HuggingFaceLevel`; its cache is replaced during the probe.
+        new_cache: returns an empty cache for a number of rows and tokens, which keeps every token.
+        longest: the model's context in tokens; None: no limit.
     """
 
     def __init__(
@@ -463,7 +463,7 @@ class Probe:
         self._tolerance, self._ids = 0.0, 1
 
     def single(self) -> str | None:
-        """Return why one prompt cannot be continued; None: it can."""
+        """Return why a single prompt cannot be continued; None: it can."""
         return self._checked(lambda: self._worst((6,), [Step((5,), (9,)), Step((5,), (14,))]))
 
     def ragged(self) -> str | None:
@@ -477,8 +477,8 @@ class Probe:
         return self._checked(self._worst_of_tree)
 
     def prepared(self) -> str | None:
-        """Return what the inputs of the model's own `prepare_inputs_for_generation` change in a
-        pass over ids alone; None: nothing."""
+        """Return how inputs of the model's `prepare_inputs_for_generation` change the logits of a
+        pass over ids alone; None: no change."""
         from transformers import GenerationMixin
 
         model, name = self._level.model, "prepare_inputs_for_generation"
@@ -512,14 +512,14 @@ class Probe:
             self._level.adopt(before)
 
     def _worst(self, prompts: tuple[int, ...], steps: Sequence[Step]) -> float:
-        """Return the largest difference of any row of logits behind a token that was kept."""
+        """Return the maximum difference of rows of logits after kept tokens."""
         level = self._level
         rows, text = len(prompts), self._text.tolist()
         level.adopt(self._new_cache(rows, len(text)))
         even = len(set(prompts)) == 1
         level.append(self._padded([text[:n] for n in prompts]), None if even else prompts)
         have, worst = list(prompts), 0.0
-        # What is rolled back is another text, so that it shows if it stays.
+        # Tokens to be rolled back are wrong, so that it shows if they stay.
         wrong = [(token + 1) % self._ids for token in text]
         keep = 2
         for counts, kept in steps:
@@ -540,8 +540,8 @@ class Probe:
         return worst
 
     def _worst_of_tree(self) -> float:
-        """Compare two rows of different lengths, a tree in which the text itself is one path
-        between others, and a pass behind that path."""
+        """Return the maximum difference in two rows of different lengths, for a tree with the text
+        among its paths, and for a pass after this path."""
         level, text, prompts = self._level, self._text.tolist(), (6, 3)
         level.adopt(self._new_cache(2, len(text)))
         level.append(self._padded([text[:n] for n in prompts]), prompts)
@@ -566,8 +566,7 @@ class Probe:
         return worst
 
     def _refer(self) -> None:
-        """Find a text, the model's logits behind each of its tokens, and how much they may
-        differ."""
+        """Choose a text, and compute the model's logits after each token and their tolerance."""
         level, length = self._level, max(self._head + 4, _SHORTEST)
         self._ids = ids_of(level.model, level.vocab_size)
         text = self._text = text_of(length, self._ids)
@@ -594,27 +593,27 @@ class Probe:
 
 
 def _nudge(module: object, inputs: object, states: Tensor) -> Tensor:
-    # Each row in another way.
+    # Each row differently.
     size = max(_NUDGE, torch.finfo(states.dtype).eps)
     waves = torch.arange(states.numel(), device=states.device).sin().view_as(states)
     return (states * (1 + size * waves)).to(states.dtype)
 
 
 def failure(differ: Callable[[], tuple[float, float]]) -> str | None:
-    """Return what is wrong with a model whose logits differ by the first number, where at most the
-    second is right, or that raises something; None: nothing."""
+    """Return why a model fails: `differ`, which returns a difference of logits and the allowed
+    maximum, exceeds it or raises an exception; None: the model passes."""
     try:
         worst, most = differ()
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # whatever a model may raise
+    except Exception as error:  # models may raise any exception
         return f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return None if worst <= most else f"a relative difference of {worst:.2g}, above {most:.2g}"
 
 
 def require_continued(found: str | None, model: Any, name: str) -> None:
-    """Refuse a model that does not continue a text behind a cache as it should, as `failure` has
-    found."""
+    """Refuse a model that does not continue a cached text correctly; `found` is the result of
+    `failure`."""
     if found is not None:
         raise ValueError(
             f"{name}: expected passes behind a cache that was rolled back to give the logits of "
@@ -624,12 +623,12 @@ def require_continued(found: str | None, model: Any, name: str) -> None:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return the difference of logits of this type that rounding explains."""
+    """Return the maximum difference of logits of a dtype that rounding explains."""
     return _TOLERANCE if dtype == torch.float32 else _TOLERANCE_HALF
 
 
 def ids_of(model: Any, vocab_size: int) -> int:
-    """Return the number below which ids are known to the model's embeddings and to its head."""
+    """Return the exclusive upper bound of ids that both embeddings and head of a model have."""
     return min(getattr(model.get_input_embeddings(), "num_embeddings", vocab_size), vocab_size)
 
 
@@ -641,7 +640,7 @@ def text_of(length: int, ids: int) -> Tensor:
 def relative_difference(given: Tensor, wanted: Tensor) -> float:
     """Compare two rows of logits ``[V]``, up to a constant, relative to the spread of `wanted`.
 
-    Returns 0 where `wanted` is not a distribution (NaN, +inf): the request then says so.
+    Returns 0 if `wanted` is not a distribution (NaN, +inf): the request then reports it.
     """
 
     def centred(row: Tensor) -> Tensor:
@@ -653,21 +652,21 @@ def relative_difference(given: Tensor, wanted: Tensor) -> float:
     if not bool(wanted.isfinite().all()):
         return 0.0
     distance = float((given - wanted).norm())
-    # Rows of equal logits tell nothing; what is left of them is rounding.
+    # Centred rows of equal logits have only rounding errors, hence the lower bound.
     return float("inf") if distance != distance else distance / max(float(wanted.norm()), 1e-4)
 
 
-# Rotary embeddings whose frequencies are the same for a text of any length.
+# Rotary embeddings with the same frequencies for texts of any length.
 _STATIC_ROPE = ("default", "linear", "llama3", "mrope", "proportional", "yarn")
 
 
 def switch_of(config: Any) -> tuple[int, str] | None:
-    """Return the tokens up to which every pass of a model has the same rotary frequencies, and the
-    reason; None: any number.
+    """Return the maximum text length at which every pass of a model has the same rotary
+    frequencies, and the reason; None: no limit.
 
-    Beyond, a pass rotates its keys otherwise than the cached ones: `generate` of such models drops
-    the cache and reads the text again, or answers as no single pass would. Embeddings may differ by
-    kind of layer.
+    Beyond, a pass rotates its keys differently from the cached keys: `generate` of affected models
+    drops the cache and reads the text again, or answers as no single pass would. Embeddings may
+    differ by kind of layer.
     """
     found: list[tuple[int, str]] = []
     for name in ("rope_parameters", "rope_scaling"):
@@ -681,7 +680,7 @@ def switch_of(config: Any) -> tuple[int, str] | None:
             if named is None:
                 named = getattr(config, "original_max_position_embeddings", None)
             if named is None or "dynamic" in kind:
-                # A pass that is shorter than this resets frequencies that a longer one has left.
+                # A shorter pass resets frequencies that a longer pass has set.
                 named = int(config.max_position_embeddings) - 1
             found.append((int(named), f"{kind} embeddings change beyond them"))
     return min(found, default=None)

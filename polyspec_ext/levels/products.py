@@ -1,11 +1,11 @@
-"""Linear layers with weights that are packed for their products, and copies of a model's modules
-that have them in place of the plain ones.
+"""Linear layers with packed weights, and copies of a model's modules with packed layers instead of
+plain layers.
 
-A verification reads a few tokens at once, which should cost what one token costs: the weights pass
-through the processor once either way. Through weights laid out as torch keeps them it does not;
-through packed ones it nearly does. On x86 the product is this package's (`polyspec_ext.ops.dense`)
-in float32 and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights stay as they are,
-and torch multiplies.
+A verification reads a few tokens at once, which should cost as much as a single token: the
+processor reads the weights once either way. With torch's layout of weights it costs more, with
+packed weights nearly the same. On x86 the product is this package's (`polyspec_ext.ops.dense`) in
+float32 and bfloat16; everything else on the CPU is oneDNN's. On CUDA weights are not packed, and
+torch multiplies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ..ops.decoder import Matrix
 
 _PAGE = 2 << 20
 _ALIGNMENT = 64
-_CHUNK = 64 << 20  # what tensors are cut from; untouched pages take no memory
+_CHUNK = 64 << 20  # bytes of an allocation for several tensors; untouched pages take no memory
 _lock = threading.Lock()
-# The latest chunk, which lives as long as its tensors, and where its free bytes begin.
+# The latest chunk, alive as long as its tensors, and the offset of its free bytes.
 _chunk: weakref.ref[mmap.mmap] | None = None
 _free = 0
 
@@ -38,16 +38,16 @@ _free = 0
 def in_huge_pages(packed: Tensor) -> Tensor:
     """Copy `packed`, uint8 ``[n]`` on the CPU, n > 0, to a multiple of 64 bytes in huge pages.
 
-    A product that waits for its weights also waits for the addresses of their pages; 2 MiB at a
-    time it hardly does. The system is asked for such pages and gives them where it has them. Copies
-    made one after the other lie beside each other.
+    A product that waits for its weights also waits for the addresses of their pages, but hardly
+    with pages of 2 MiB. The system provides huge pages where it has them. Successive copies are
+    adjacent in memory.
     """
     global _chunk, _free
     size = packed.numel()
     with _lock:
         memory = None if _chunk is None else _chunk()
         if memory is None or size > len(memory) - _free:
-            # One page more than asked for, since the first one begins anywhere.
+            # An additional page, since the first may begin at any address.
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             memory = mmap.mmap(-1, max(size, _CHUNK) + _PAGE, flags=flags)
             with contextlib.suppress(OSError):  # a system without huge pages
@@ -63,20 +63,20 @@ def in_huge_pages(packed: Tensor) -> Tensor:
 
 
 class RowProduct(nn.Module):
-    """``x W^T + b`` of a matrix that is laid out for it, ``[.., in]`` to ``[.., out]``."""
+    """``x W^T + b`` with a suitable layout of W, ``[.., in]`` to ``[.., out]``."""
 
     in_features: int
     out_features: int
     bias: Tensor | None
-    late = False  # the bias is added to the product after it was rounded
+    late = False  # whether the bias is added to the rounded product
 
     def product(self, x: Tensor) -> Tensor:
         """Multiply ``[M, in]`` to ``[M, out]``, without `late_bias`."""
         raise NotImplementedError
 
     def matrices(self) -> Sequence[Matrix]:
-        """Return the weights as `ops.decoder` multiplies with them, one below the other; none
-        where it does not."""
+        """Return the weights as matrices of `ops.decoder`, by ranges of rows; empty: not supported
+        there."""
         return ()
 
     @property
@@ -94,11 +94,11 @@ class RowProduct(nn.Module):
 
 
 class PackedLinear(RowProduct):
-    """``x W^T + b`` with the weights of `layers` one below the other. The weights are copies, and
-    take their memory again.
+    """``x W^T + b`` with the stacked weights of `layers`. The weights are copies, which take
+    additional memory.
 
     Attributes:
-        dtype: of the weights, and so of inputs and outputs.
+        dtype: data type of weights, inputs and outputs.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -107,14 +107,13 @@ class PackedLinear(RowProduct):
         self.out_features = sum(layer.out_features for layer in layers)
         self.in_features = layers[0].in_features
         self.register_buffer("bias", stacked_bias(layers))
-        # No buffer: the model has it already.
+        # No buffer: the model has the weight already.
         self._plain = [layers[0].weight.detach()] if len(layers) == 1 else []
         self._pack(torch.cat([layer.weight.detach() for layer in layers]))
 
     @property
     def weight(self) -> Tensor:
-        """Return the weights as the only layer has them, which some models ask for their type, or
-        multiply with themselves."""
+        """Weight of the only layer; some models read its dtype, or multiply with it themselves."""
         if not self._plain:
             raise AttributeError(f"{type(self).__name__} of several layers has no weight")
         return self._plain[0]
@@ -124,10 +123,10 @@ class PackedLinear(RowProduct):
 
 
 class OneDnnLinear(PackedLinear):
-    """By oneDNN's matrix kernels."""
+    """A `PackedLinear` by oneDNN's matrix kernels."""
 
     def _pack(self, weight: Tensor) -> None:
-        # The count of rows that it is packed for is a hint; any number is multiplied right.
+        # The number of rows to pack for is a hint; any number of rows is multiplied correctly.
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 4)
 
     def product(self, x: Tensor) -> Tensor:
@@ -138,7 +137,7 @@ class OneDnnLinear(PackedLinear):
 
 
 class DenseLinear(PackedLinear):
-    """By `polyspec_ext.ops.dense`: a row's product is the same whatever stands beside it."""
+    """A `PackedLinear` by `polyspec_ext.ops.dense`, without effects between rows."""
 
     packed: Tensor
 
@@ -154,8 +153,8 @@ class DenseLinear(PackedLinear):
 
 
 class CudaLinear(RowProduct):
-    """By torch's product on CUDA. The weights of several `layers` become views of one matrix, so
-    that they take no more memory, and a change of any is seen here."""
+    """A `RowProduct` by torch on CUDA. The weights of several `layers` become views of a common
+    matrix, without additional memory, and later changes of a layer's weights take effect here."""
 
     weight: Tensor
 
@@ -188,15 +187,15 @@ def _as_one_matrix(layers: Sequence[nn.Linear]) -> Tensor:
 
 
 def pack_linear(layers: Sequence[nn.Linear]) -> RowProduct:
-    """Return `layers`, which are packable, as one."""
+    """Return packable `layers` as a single product."""
     if layers[0].weight.device.type == "cuda":
         return CudaLinear(layers)
     return (DenseLinear if _prefers_dense(layers[0].weight.dtype) else OneDnnLinear)(layers)
 
 
 def is_packable(module: nn.Module) -> bool:
-    """Return whether a module is a plain linear layer in a dtype that is multiplied: on the CPU, or
-    on CUDA, where it is packed for the layers that are fused."""
+    """Return whether a module is a plain linear layer with a supported dtype: on the CPU, or on
+    CUDA, where only fused layers use it."""
     if not is_plain(module):
         return False
     weight: Tensor = module.weight  # type: ignore[assignment]
@@ -216,32 +215,32 @@ def is_packable(module: nn.Module) -> bool:
 
 
 def _prefers_dense(dtype: torch.dtype) -> bool:
-    # Whether this package's product is faster than oneDNN's, or the only one.
+    # Whether this package's product is faster than oneDNN's, or the only product.
     x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     return x86 and dtype in (torch.float32, torch.bfloat16)
 
 
 class QuantizedLinear(RowProduct):
-    """``x W^T + b`` with whole numbers as weights. On the CPU by an operator of this package: a
-    row's product is the same whatever stands beside it."""
+    """``x W^T + b`` with integer weights. On the CPU by a block-invariant operator of this package:
+    rows do not affect each other."""
 
     late = True
 
 
 # ---- copies of models ----------------------------------------------------------------------------
 
-# Projections of one and the same input: one product with their weights one below the other.
+# Projections of the same input: a single product with stacked weights.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
 class Merged:
-    """Sibling projections as one product. The model calls them one by one, with the same tensor:
-    the first call multiplies, the others take their part."""
+    """Sibling projections as a single product. The model calls them in turn, with the same tensor:
+    the first call multiplies, the others return their slices of the product."""
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
         self.linear, self.sizes = linear, list(sizes)
-        # An input and the parts of its product, always replaced together: another thread may run
-        # the same model between any two steps of this one.
+        # An input and the slices of its product, always replaced together, because another thread
+        # may run the same model at any time.
         self.latest: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def part(self, x: Tensor, index: int) -> Tensor:
@@ -267,8 +266,8 @@ class Part(nn.Module):
 
 
 class TrimmedHead(nn.Module):
-    """The rows, in `linear`, of an output head of `vocab_size` ids that belong to `drawn`,
-    ``[outputs of linear]`` int64, increasing."""
+    """An output head of `vocab_size` ids reduced to the ids `drawn`, ``[outputs of linear]`` int64,
+    increasing; `linear` has their rows."""
 
     drawn: Tensor
 
@@ -283,8 +282,8 @@ class TrimmedHead(nn.Module):
 
 
 def without_wrapper(model: Any) -> Any:
-    """Return the model of `transformers` that one of `peft` wraps, whose layers have the adapters;
-    `model` itself where it is none, or adds tokens to the prompt."""
+    """Return the model of `transformers` inside a model of `peft`, with the adapters in its layers;
+    `model` itself if it is no `peft` model, or adds tokens to the prompt."""
     config = getattr(model, "active_peft_config", None)
     if config is None or getattr(config, "is_prompt_learning", False):
         return model
@@ -292,7 +291,7 @@ def without_wrapper(model: Any) -> Any:
 
 
 def with_adapters(model: nn.Module) -> bool:
-    """Return whether layers of `peft` stand in for some of the model's."""
+    """Return whether layers of `peft` replace some of the model's layers."""
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
@@ -310,15 +309,15 @@ def hooked(module: nn.Module) -> bool:
 
 
 def stacked_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
-    """Return the biases of layers that all have one, or all have none, one behind the other."""
+    """Return the joined biases of layers, which all have a bias; None: none has."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
     return torch.cat(biases) if biases else None
 
 
 def shallow(module: Any) -> Any:
-    """Return the module with new tables of the same parameters, buffers, children and hooks. (A
-    hook of one is none of the other's: transformers hangs some on a model when it is first asked
-    for hidden states, which would record each of them twice.)"""
+    """Return the module with new tables of the same parameters, buffers, children and hooks. (Later
+    hooks are not shared: transformers adds hooks to a model when hidden states are first requested,
+    and shared hooks would record each state twice.)"""
     made = copy.copy(module)
     for name, table in vars(module).items():
         if isinstance(table, dict) and name.startswith("_"):
@@ -333,8 +332,8 @@ def replaced(
     merge: bool = True,
 ) -> Any:
     """Return a copy of `module` with ``make([layer])`` for every layer that is `wanted`; with
-    `merge`, ``make(siblings)`` for projections of one input, whose outputs follow each other. The
-    copy shares every parameter and buffer that is not replaced."""
+    `merge`, ``make(siblings)`` for projections of the same input, with concatenated outputs. The
+    copy shares all other parameters and buffers."""
     made: dict[int, nn.Module] = {}  # by id, since a module may be at several paths
 
     def copied(module: Any) -> nn.Module:

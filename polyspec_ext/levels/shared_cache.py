@@ -1,14 +1,14 @@
-"""One cache for a target and its quantised or pruned copies.
+"""A common cache of a target and its quantised or pruned copies.
 
-A copy's keys and values are nearly the target's, so it need not keep its own: it reads the target's
-for the tokens that the target has read, and writes its own behind them, which the target's next
-pass overwrites. There is no second prefill and half the memory, and the copy's distribution comes
-closer to the target's. The answer stays exact, since the distribution that the copy hands up is
-still the one it samples from.
+A copy's keys and values are nearly the target's, so it reads the target's for tokens that the
+target has read, and writes its keys and values after them, where the target's next pass overwrites
+them. This saves a second prefill and half the memory, and the copy's distribution comes closer to
+the target's. The answer stays exact, because the level above verifies against the distribution that
+the copy samples from.
 
-Every level keeps count of its own tokens. Of any token's key and value, those of the level highest
-in the chain that has read it stand: a level never writes below the length of one above it, and
-skips tokens which that one has already read.
+Every level counts its tokens separately. The cache has each token's key and value by the level
+highest in the chain that has read the token: a level never writes below the length of a level
+above, and skips tokens that a level above has read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def require_same_shape(model: Any, other: Any, name: str) -> None:
 
 
 def _facts(config: Any) -> dict[str, Any]:
-    """Return what two configurations must share for one to read the other's keys."""
+    """Return properties that must be equal for configurations to share keys."""
     heads = config.num_attention_heads
     return {
         "key and value heads": getattr(config, "num_key_value_heads", None) or heads,
@@ -60,16 +60,16 @@ def _facts(config: Any) -> dict[str, Any]:
 
 
 class Shared:
-    """The cache that several levels share, and who has written what.
+    """The shared cache of several levels, and which tokens they have written.
 
     Attributes:
-        record: what the owner has read, by row, while a member has not begun; None: not kept.
-        early: what the owner has read for a member that began first, by row; its own prefill finds
-            it done.
+        record: tokens that the owner has read, by row, until all members began; None: not kept.
+        early: tokens that the owner has read for a member that began first, by row; the owner's
+            prefill skips them.
     """
 
     def __init__(self, owner: Any) -> None:
-        # A level holds its part, so that copies which nobody has any more are none's members.
+        # Weak references: a level keeps its member alive, so that discarded copies are no members.
         self._members: list[weakref.ref[Member]] = []
         self.record: list[list[int]] | None = None
         self.early: list[list[int]] | None = None
@@ -78,7 +78,7 @@ class Shared:
 
     @property
     def members(self) -> list[Member]:
-        """The levels, the owner (highest in the chain) first."""
+        """Members by level, the owner (highest in the chain) first."""
         return [member for one in self._members if (member := one()) is not None]
 
     def add(self, member: Member) -> int:
@@ -88,8 +88,8 @@ class Shared:
         return rank
 
     def forget(self, rows: int | None = None) -> None:
-        """Forget what an earlier batch has left: each level has to begin anew, with so many rows
-        (None: as many as before)."""
+        """Reset for a new batch of `rows` rows (None: as many as before): each level has to begin
+        again."""
         rows = len(self.owner.lengths) if rows is None else rows
         self.record = self.early = None
         self.selected = []
@@ -111,7 +111,7 @@ class Shared:
         return hidden
 
     def select(self, member: Member, rows: list[int]) -> None:
-        """Move the rows of all at the first member's call; the others' calls come after."""
+        """Select rows of all members at the first member's call; later calls only check."""
         if member.moves == len(self.selected):
             self.selected.append(rows)
             if rows != list(range(len(member.lengths))):
@@ -130,11 +130,11 @@ class Shared:
 
 
 class Member:
-    """How far one of the levels that share a cache has read, by row.
+    """Tokens that a level of a shared cache has read, by row.
 
     Attributes:
-        lengths: tokens that the level has read, as its chain counts them.
-        ready: it has been prefilled in this batch.
+        lengths: number of tokens that the level has read, as its chain counts them.
+        ready: whether it has been prefilled in this batch.
     """
 
     def __init__(self, shared: Shared, level: Any) -> None:
@@ -163,25 +163,25 @@ class Member:
 
     @property
     def stays(self) -> bool:
-        """Whether the lengths can stay on the device: the host need not note which tokens the owner
-        reads, as it must for a member that has yet to begin."""
+        """Whether the lengths can stay on the device: the host need not record the tokens that the
+        owner reads, as it must until all members have begun."""
         return self.ready and self.shared.record is None
 
     @property
     def on_device(self) -> Tensor:
-        """``[B]`` int64, the lengths while the host does not know them."""
+        """Lengths ``[B]`` int64, while the host does not know them."""
         return self._memory[: len(self._lengths)]
 
     def reserve_span(self) -> tuple[list[Tensor], tuple[bool, ...]]:
-        """Begin a round whose passes leave the lengths on the device. Returns the tensors that they
-        use there, and which levels above take part."""
+        """Begin a round with lengths on the device. Returns the tensors of lengths that its passes
+        use, and by level from the top whether it is ready."""
         members = [*self.above, self]
         for member in members:
             member.upload()
         return [member.on_device for member in members], tuple(member.ready for member in members)
 
     def upload(self) -> None:
-        """Copy the lengths to the device, unless it knows them."""
+        """Copy the lengths to the device, unless they are there."""
         count, device = len(self._lengths), self.level.device
         if len(self._memory) < count or self._memory.device != device:
             self._uploaded = False
@@ -192,16 +192,16 @@ class Member:
             self._uploaded = True
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Set the lengths that the device knows already."""
+        """Set the host's lengths to the device's."""
         self._lengths = [int(n) for n in lengths]
 
     def held(self) -> list[int]:
-        """Count by row the leading tokens whose keys and values levels above have written."""
+        """Count by row the leading tokens with keys and values of levels above."""
         above = [m.lengths for m in self.above if m.ready]
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Begin a batch, or join the one that another member has begun with the same tokens."""
+        """Begin a batch, or join a batch that another member has begun with the same tokens."""
         shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
         width = tokens.shape[1]
         limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
@@ -212,7 +212,7 @@ class Member:
             if early is None or not _agree(early, rows):
                 hidden = shared.begin(prompts, limits, rows)
                 done = limits
-            else:  # a member that was first has had the owner read it
+            else:  # the owner has read for a member that began first
                 done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
             if shared.record is not None:
                 shared.record = rows
@@ -235,7 +235,7 @@ class Member:
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
-        """Count the tokens of rows that have joined the cache, the owner's call first."""
+        """Set the lengths of rows that have joined the cache; call the owner first."""
         shared = self.shared
         if rows is None:
             rows = range(len(lengths))
@@ -264,9 +264,9 @@ class Member:
         done: list[int],
         layers: tuple[int, ...],
     ) -> Hidden:
-        """Fill the rows to `limits` tokens, of which `done` are in the cache; `tokens` are those
-        from `begin` on. Hidden states are of this level: for them it reads what another has read
-        as well."""
+        """Extend the rows to `limits` tokens, of which `done` are in the cache; `tokens` start at
+        `begin`. Hidden states are of this level: for them it also reads tokens that another level
+        has read."""
         at = begin if layers else done
         rest = [n - d for n, d in zip(limits, at, strict=True)]
         hidden: Hidden = {}
@@ -288,7 +288,7 @@ class Member:
             )
         tokens, keep, parents, layers = block.tokens, block.keep, block.parents, block.hidden_layers
         width, cache = tokens.shape[1], self.level.cache
-        # What comes in tensors is read on the device only.
+        # Counts in tensors are read on the device only.
         blind = block.counts is not None and block.counts.host is None
         members = [self, *(m for m in self.above if m.ready)]
         have, *above = [m.on_device if blind else torch.tensor(m.lengths) for m in members]
@@ -299,14 +299,13 @@ class Member:
         )
         start = end = have.clone()
         skipped: Tensor | None = None
-        # Hidden states of tokens that a level above has read are that level's, if it has them.
+        # Tokens that a level above has read have its hidden states, if it returns them.
         alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
         if above:
             held = torch.stack(above).amax(0)
             skip = torch.minimum((held - have).clamp_min(0), counts)
-            # Logits that stand behind a token need a query there even where a level above has read
-            # it, and so do hidden states that no such level has. Its key and value are put back
-            # afterwards.
+            # Logits after a token need its query even if a level above has read it, and so do
+            # hidden states that no level above returns. Its key and value are restored afterwards.
             asked = torch.where(first < counts, torch.minimum(skip, first), skip)
             if alone:
                 asked = torch.zeros_like(skip)
@@ -316,14 +315,14 @@ class Member:
                 skipped = asked
                 wide = width if blind else max(int(counts.max()), 1)
                 tokens = _shift(tokens, asked, wide)
-                # What is skipped lies in front of the tree, and so of its later passes.
+                # Skipped tokens come before the tree, and so before its later passes.
                 if parents is not None and parents.shape[1] == width:
                     parents = _shift(parents, asked, wide) - asked[:, None].to(parents)
-        # (A chain asks for logits behind the token that a level above has emitted last, or later
-        # ones, and no level has read its own last token: where the host is blind only hidden states
-        # may have a token read again.)
+        # (A chain needs logits after the last token that a level above has emitted, or later, and
+        # no level has read its last token: with lengths on the device, only hidden states may need
+        # a token to be read again.)
         again = bool(above) and alone if blind else not start.equal(end)
-        # What the host knows of all these.
+        # With the host's values, if known.
         base, rest, behind = (RowCounts.read(x, not blind) for x in (start, counts, first))
         cache.rows.place(base)
         shifted = replace(
@@ -348,8 +347,8 @@ class Member:
     def keep_path(
         self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        """Keep a path of a tree, which lies behind what any level above has read: only keys of this
-        level move. Where a level above has read the path since, its keys lie there."""
+        """Keep a path of a tree, which follows the tokens that levels above have read: only keys of
+        this level move. If a level above has read the path since, its keys are there already."""
         if self.rank:
             front = RowCounts.of(begin)
             above = [m for m in self.above if m.ready]
@@ -366,7 +365,7 @@ class Member:
         return self.rollback(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Cut this level's count alone: what another has written stays."""
+        """Truncate this level's lengths only: tokens that other levels have written stay."""
         kept = RowCounts.of(lengths)
         if kept.host is None:
             have = self.on_device
@@ -385,18 +384,18 @@ class Member:
 
 @contextmanager
 def _put_back(cache: Any, start: Tensor, end: Tensor, width: int) -> Iterator[None]:
-    """Have a level write slots ``[start[b], end[b])``, at most `width` of them, which belong to
-    levels above it, and put their keys and values back. The host need not know which they are."""
+    """Let a level write slots ``[start[b], end[b])`` of levels above, at most `width` of them, and
+    restore their keys and values. The slots may be known to the device only."""
     if width == 0:
         yield
         return
-    # Behind the end the last one again, whose value is the same; of an empty row any.
+    # Beyond the end the last slot again, with the same value; in an empty row any slot.
     slots = start[:, None] + torch.arange(width, device=start.device)
     slots = torch.minimum(slots, end[:, None] - 1).clamp_min(0)[:, None, :, None]
     saved = (start < end)[:, None, None, None]
 
     def states() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        # Asked for anew behind a pass, which may have had the cache grow.
+        # Evaluated again after a pass, because the cache may have grown.
         for x in (x for layer in cache.layers for x in (layer.keys, layer.values)):
             index = slots.to(x.device).expand(-1, x.shape[1], -1, x.shape[3])
             yield x, index, x.gather(2, index)
@@ -410,14 +409,14 @@ def _put_back(cache: Any, start: Tensor, end: Tensor, width: int) -> Iterator[No
 
 
 def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
-    # As far as both go.
+    # Up to the shorter of both rows.
     return len(early) == len(rows) and all(
         a[: len(b)] == b[: len(a)] for a, b in zip(early, rows, strict=True)
     )
 
 
 def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> bool:
-    # Rows have ids that the level does not know as 0.
+    # Rows have 0 for ids that the level does not know.
     known = [[token if token < vocab_size else 0 for token in past] for past in record]
     return len(known) == len(rows) and all(
         row[: len(past)] == past for past, row in zip(known, rows, strict=True)

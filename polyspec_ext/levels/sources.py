@@ -1,4 +1,4 @@
-"""Models and tokenizers of what users name: a directory, an id on the hub, or a GGUF file."""
+"""Load models and tokenizers from a directory, an id on the hub, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ import torch
 from .. import arguments, progress
 from ..files import begins, is_gguf, path_of
 
-# What is to be done with a file that is none of a model, by how its name ends.
+# Advice for files that are no models, by the end of their names.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
 _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _CONFIGS = ("config.json", "adapter_config.json")
 _POINTER = b"version https://git-lfs"
-COPIES = ("w4", "w8")  # a copy of 4 or 8 bits: of the target, or of what follows behind a colon
+COPIES = ("w4", "w8")  # words of 4-bit and 8-bit copies, of the target or of a model after a colon
 
 
 def is_copy(place: object) -> bool:
-    """Return whether a chain's element is the quantised copy of a model, as ``w4:DIR``."""
+    """Return whether a chain's element is the quantised copy of a named model, as ``w4:DIR``."""
     return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in COPIES))
 
 
 def original(place: str | Path) -> str | Path:
-    """Return the source of the model, which has the copy's tokenizer: `place` without ``w4:``."""
+    """Return the source of the copied model, which has the tokenizer: `place` without ``w4:``."""
     return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
 
 
 def copy_prefix(place: object) -> str:
-    """Return ``w4:`` or ``w8:`` if `place` is such a copy, else an empty string."""
+    """Return ``w4:`` or ``w8:`` if `place` names a copy, else an empty string."""
     return str(place).partition(":")[0] + ":" if is_copy(place) else ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is loaded from."""
+    """A location to load a model from."""
 
     place: str  # a directory, an id or a GGUF file
     file: Path | None = None  # the (first) GGUF file; None: a checkpoint of transformers' format
 
     @property
     def is_adapter(self) -> bool:
-        """Whether it is the directory of an adapter (LoRA), without the model that it adapts."""
+        """Whether it is the directory of an adapter (LoRA), without the adapted model."""
         folder = Path(self.place)
         return folder.is_dir() and not (folder / "config.json").is_file()
 
     @property
     def in_blocks(self) -> bool:
-        """Whether it is a GGUF file with blocks of weights that levels multiply as they are."""
+        """Whether it is a GGUF file with blocks of weights that levels multiply directly."""
         if self.file is None:
             return False
         from .gguf import GgufFile, has_blocks
@@ -82,7 +82,7 @@ class Source:
             ("unexpected_keys", "no weights {}, which the model does not read, given some"),
             ("mismatched_keys", "weights of the model's shapes, given others: {}"),
         ):
-            # transformers names one tensor, or one and its two shapes.
+            # transformers lists tensor names, or names with two shapes.
             names = sorted(map(str, about.get(key) or ()))
             if key == "unexpected_keys":
                 names = [name for name in names if not _is_of_head(name, names)]
@@ -93,8 +93,8 @@ class Source:
 
 
 def _is_of_head(name: str, names: Sequence[str]) -> bool:
-    # Of multi-token heads (`drafters.MTP`): apart, or a layer more with a product of embedding and
-    # state.
+    # Weights of multi-token heads (`drafters.MTP`): separate, or an additional layer with a product
+    # of embedding and state.
     layer = re.match(r".*\blayers\.\d+\.", name)
     return bool(re.match(r"(.+\.)?mtp(_layers)?\.", name)) or (
         layer is not None and f"{layer[0]}eh_proj.weight" in names
@@ -103,22 +103,22 @@ def _is_of_head(name: str, names: Sequence[str]) -> bool:
 
 @contextmanager
 def found(name: str, place: str | Path) -> Iterator[Source]:
-    """Resolve `place` as `transformers` takes it, whose errors become one that says `name`."""
+    """Resolve `place` as `transformers` does; errors become a ValueError that says `name`."""
     source = model_source(name, place)
     try:
         yield source
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # broken files raise whatever their bytes lead to
+    except Exception as error:  # broken files may raise any exception
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise _no_model(name, place, first) from error
 
 
 def model_source(name: str, place: str | Path) -> Source:
-    """Return the source at `place`: a directory with a model, a GGUF file, or what may be an id.
+    """Return the source at `place`: a model's directory, a GGUF file, or a possible id.
 
     Raises:
-        ValueError: it is none of these; says `name`.
+        ValueError: `place` is no source of a model; says `name`.
     """
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         HFValidationError,
@@ -127,7 +127,7 @@ def model_source(name: str, place: str | Path) -> Source:
 
     text, path = str(place), path_of(place)
     if path.is_dir():
-        # An adapter's directory says itself which model it adapts.
+        # An adapter's directory names the model that it adapts.
         if not any((path / config).is_file() for config in _CONFIGS):
             raise ValueError(
                 f"{name}: expected a directory with a config.json, as save_pretrained writes it, "
@@ -147,7 +147,7 @@ def model_source(name: str, place: str | Path) -> Source:
         local = isinstance(place, Path) or path.exists()
     except HFValidationError:
         local = True
-    # The name of a file can be an id as well, which no model has.
+    # The name of a file can be a valid id as well, which no model has.
     if local or path.suffix.lower() in (*_FILES, ".gguf"):
         what = "a file" if path.exists() else "not there"
         raise ValueError(
@@ -179,16 +179,16 @@ def _require_weights(name: str, file: Path) -> None:
 
 @functools.cache
 def _on_the_hub(model_id: str) -> str:
-    """Return what to load an id from: the id, or where the hub cannot be reached the folder of its
-    cached files, since `transformers` would try for minutes."""
+    """Return the id to load, or the folder of its cached files if the hub cannot be reached,
+    because `transformers` would try for minutes."""
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
         hub.file_exists(model_id, _CONFIGS[0])
-    except HfHubHTTPError:  # the hub answered, and so it will `transformers`
+    except HfHubHTTPError:  # the hub has answered, and will answer `transformers`
         return model_id
-    except Exception:  # of the HTTP client, of which releases of the hub have several
+    except Exception:  # of the HTTP client, which depends on the hub's release
         for name in _CONFIGS:
             file = hub.try_to_load_from_cache(model_id, name)
             if isinstance(file, str):
@@ -210,22 +210,21 @@ def load_model(
     """Load the model of an id, directory or GGUF file, in eval mode.
 
     Args:
-        place: a directory with a config.json; a GGUF file, for which the package gguf is needed
-            (of a model that was split any one, with the others beside it); or else a model id, for
-            which `transformers` looks in its cache and may ask the network. What can only be a path
-            (a `Path`, a string with more than one slash, a dot or a tilde in front) never gets that
-            far.
-        dtype: one, its name, or "auto" for the checkpoint's. None: float32 on the CPU, where half
-            precision is slow, and "auto" elsewhere.
+        place: a directory with a config.json; a GGUF file, which needs the package gguf (of a split
+            model any file, with the others beside it); or else a model id, which `transformers`
+            looks up in its cache and may request from the network. A path by its form (a `Path`, a
+            string with two or more slashes, or a dot or a tilde first) is never looked up as an id.
+        dtype: a data type, its name, or "auto" for the checkpoint's. None: float32 on the CPU,
+            where half precision is slow, and "auto" elsewhere.
         device: None: the CPU.
-        blocks: multiply with the blocks of a GGUF file as they lie, where that can be done
-            (`levels.gguf`), in float32 by default. False: dequantise them.
-        name: of `place`, for messages.
+        blocks: multiply directly with the blocks of a GGUF file, where possible (`levels.gguf`), in
+            float32 by default. False: dequantise them.
+        name: name of `place`, for messages.
 
     Raises:
-        TypeError: `dtype` or `device` is none.
-        ValueError: no model there, one whose weights are not all there and all read, or a data type
-            or device that the operators do not read.
+        TypeError: `dtype` is no data type, or `device` no device.
+        ValueError: no model at `place`, missing or unread weights, or a data type or device that
+            the operators do not read.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -254,12 +253,12 @@ def load_model(
 
 
 def tokenizer_at(place: str | Path, local: bool = False) -> Any:
-    """Load the tokenizer beside a model's weights, or in its GGUF file. With `local`, the network
-    is never asked.
+    """Load the tokenizer beside a model's weights, or in its GGUF file. With `local`, never use the
+    network.
 
     Raises:
-        ValueError: none that loads, or, of a folder without one's files, only what transformers
-            makes of the configuration's name: special tokens, with which no text can be read.
+        ValueError: no tokenizer loads, or it has special tokens alone, as transformers constructs
+            it from the configuration of a folder without a tokenizer's files.
     """
     from transformers import AutoTokenizer
 
@@ -284,7 +283,7 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _in_file(file: Path, *_: int) -> Any:
-    # It takes seconds to make.
+    # Cached, since construction takes seconds.
     from .gguf import GgufFile, tokenizer_of
 
     return tokenizer_of(GgufFile(file))

@@ -1,11 +1,11 @@
-"""Models whose state cannot be cut at a token, as levels: recurrent ones, hybrids of recurrent
-layers and attention (Qwen3-Next, Granite 4, Nemotron-H, LFM2), and attention with an index of its
-keys (DeepSeek V3.2).
+"""Levels of models with a state that cannot be truncated at a token: recurrent models, hybrids of
+recurrent layers and attention (Qwen3-Next, Granite 4, Nemotron-H, LFM2), and attention with an
+index of its keys (DeepSeek V3.2).
 
-A level keeps copies of the state (checkpoints) in front of its latest passes, and the inputs of the
-functions that computed recurrent states in them. A rollback restores the newest checkpoint that is
-short enough and advances it by the tokens that stay, with these inputs alone. Where the functions
-are others, these tokens are read again with the next pass.
+A level keeps copies of the state (checkpoints) before its latest passes, and the inputs of the
+functions that computed recurrent states. A rollback restores the newest checkpoint that is short
+enough and advances it by the remaining tokens, with the recorded inputs alone. Without known
+functions, the next pass reads the remaining tokens again.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ if TYPE_CHECKING:
 _OVERWRITTEN = ("conv_states", "recurrent_states")
 # States that modules of RecurrentGemma keep as attributes; passes replace them by new tensors.
 _IN_MODULES = frozenset(("conv1d_state", "recurrent_states"))
-# Copies of a row at the ends of prompts, and of answers that a server saves.
+# Maximum copies of a row, at the ends of prompts and of answers that a server saves.
 _PINNED = 3
 
 
 class SavedState(NamedTuple):
     """A copy of a row's state, which no pass overwrites."""
 
-    length: int  # tokens that were read
-    layers: list[dict[str, Any]]  # what each layer of the cache holds, by attribute
+    length: int  # number of tokens read
+    layers: list[dict[str, Any]]  # attributes of each layer of the cache
 
 
 @dataclass(slots=True)
@@ -70,10 +70,10 @@ class _Pass:
     """A pass over a row.
 
     Attributes:
-        before: the state in front of it.
-        end: tokens that were read behind it.
-        calls: that computed its recurrent states; None: not recorded.
-        after: layers behind it, whose recurrent states later passes overwrite.
+        before: the state before the pass.
+        end: row length in tokens after the pass.
+        calls: calls that computed recurrent states; None: not recorded.
+        after: attributes of the layers after the pass; later passes overwrite recurrent states.
     """
 
     before: SavedState
@@ -83,25 +83,25 @@ class _Pass:
 
 
 def modules_with_states(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that keep a state between passes themselves, beside the cache."""
+    """Return the modules that keep a state outside of the cache between passes."""
     return [module for module in model.modules() if not _IN_MODULES.isdisjoint(vars(module))]
 
 
 class RowState:
-    """The state of one row, whose rollbacks may return to so many of its latest passes, in an empty
-    cache and `modules_with_states`.
+    """The state of a row in an empty cache and `modules_with_states`, with rollbacks to the latest
+    `checkpoints` passes.
 
     Attributes:
-        length: tokens that `past` has read.
-        told: leading tokens whose hidden states were returned.
-        passes: the latest, oldest first.
-        pinned: at the ends of the latest prompts and where a text was saved, oldest first.
+        length: number of tokens that `past` has read.
+        told: number of leading tokens with returned hidden states.
+        passes: the latest passes, oldest first.
+        pinned: copies at the ends of the latest prompts and of saved texts, oldest first.
     """
 
     def __init__(self, past: Any, checkpoints: int, modules: Sequence[nn.Module] = ()) -> None:
         self.past, self.length, self.told = past, 0, 0
         self._modules = modules
-        # The modules' states, as a layer of the cache has its states.
+        # States of the modules, in the form of a cache layer.
         self._beside = [
             SimpleNamespace(**dict.fromkeys(_IN_MODULES.intersection(vars(module))))
             for module in modules
@@ -121,13 +121,13 @@ class RowState:
         return SavedState(self.length, [_copied(vars(layer)) for layer in self._layers])
 
     def begin_pass(self) -> None:
-        """Keep a copy of the state as it is, for the next rollbacks."""
+        """Store a checkpoint for rollbacks, and load the row's states into the modules."""
         self.passes.append(_Pass(self._copy()))
         for module, states in zip(self._modules, self._beside, strict=True):
             vars(module).update(vars(states))
 
     def end_pass(self, count: int, calls: list[Call] | None) -> None:
-        """Note a pass over `count` tokens, and the calls of it that were recorded."""
+        """Record a pass over `count` tokens, with its recorded calls."""
         for module, states in zip(self._modules, self._beside, strict=True):
             vars(states).update({name: vars(module)[name] for name in vars(states)})
         self.length += count
@@ -137,20 +137,20 @@ class RowState:
             latest.after = [_copied(vars(layer), ()) for layer in self._layers]
 
     def pin(self) -> None:
-        """Keep a copy of the state as it is, however many passes follow."""
+        """Keep a copy of the current state, independent of later passes."""
         if self.length and all(state.length != self.length for state in self.pinned):
             self.pinned.append(self._copy())
 
     def restore(self, state: SavedState) -> None:
-        """Return to a copy, which stays as it is."""
+        """Restore a copy of the state, which stays unchanged."""
         self.length = state.length
         for layer, kept in zip(self._layers, state.layers, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(kept))
 
     def rollback(self, length: int) -> bool:
-        """Keep at most `length` tokens. Returns whether it advanced to them; else they are those of
-        the newest checkpoint."""
+        """Keep at most `length` tokens. Returns whether a checkpoint was advanced to `length`; else
+        a shortened row has the tokens of the newest checkpoint."""
         self.told = min(self.told, length)
         if length >= self.length:
             return False
@@ -165,7 +165,7 @@ class RowState:
         states = [self._empty, *pinned, *(one.before for one in self.passes)]
         newest = max(states, key=lambda state: state.length)
         self.restore(newest)
-        if latest is not None and latest.before is newest:  # the next pass makes it again
+        if latest is not None and latest.before is newest:  # the next pass stores it again
             self.passes.pop()
         return False
 
@@ -189,16 +189,16 @@ class RowState:
 
 
 def _cut(layer: Any) -> None:
-    layer.crop(0)  # what only rollbacks into the latest pass want
+    layer.crop(0)  # needed only by rollbacks into the latest pass
     for number, states in getattr(layer, "conv_states", {}).items():
         if states is not None:
-            # Some models write over these in passes of one token, and want their full width.
+            # Some models overwrite the states in single-token passes, and need the full width.
             missing = layer.conv_kernel_size[number] - states.shape[-1]
             layer.conv_states[number] = F.pad(states, (max(missing, 0), 0)).clone()
 
 
 def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
-    """Return the attributes of a layer, with copies of what passes overwrite."""
+    """Return the attributes of a layer, with copies of tensors that passes overwrite."""
     kept = dict(values)
     for name, value in kept.items():
         if isinstance(value, dict):
@@ -216,14 +216,14 @@ def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -
 
 
 class _Inputs(NamedTuple):
-    """Names of the arguments ``[B, T, ...]`` by token, and of the state in front of them."""
+    """Names of the arguments ``[B, T, ...]`` by token, and of the initial state."""
 
     by_token: tuple[str, ...]
     state: str
 
 
 _DELTA_RULE = _Inputs(("query", "key", "value", "g", "beta"), "initial_state")
-# By their names in modeling modules. Each returns its output and the state behind all tokens.
+# By name in modeling modules. Each returns its output and the state after all tokens.
 _FUNCTIONS = {
     "torch_chunk_gated_delta_rule": _DELTA_RULE,
     "chunk_kimi_delta_attention": _DELTA_RULE,
@@ -232,14 +232,14 @@ _FUNCTIONS = {
 
 
 class Call(NamedTuple):
-    """A call of such a function, with its arguments by name."""
+    """A call of a function of `_FUNCTIONS`, with its arguments by name."""
 
     function: Callable[..., Any]
     inputs: _Inputs
     arguments: dict[str, Any]
 
     def state(self, count: int, before: Tensor | None) -> Tensor:
-        """Return the state behind the first `count` tokens and the state `before` them."""
+        """Return the state after the first `count` tokens, from the initial state `before`."""
         some = {name: self.arguments[name][:, :count] for name in self.inputs.by_token}
         arguments = {**self.arguments, **some, self.inputs.state: before}
         state: Tensor = self.function(**arguments)[1]
@@ -254,8 +254,8 @@ _recorder = _Recorder()
 
 
 def watch(model: nn.Module) -> None:
-    """Wrap these functions in the modules of a model's classes, each once. A wrapped function is
-    itself but inside `recorded`."""
+    """Wrap the functions of `_FUNCTIONS` in the modules of a model's classes, each once. A wrapped
+    function behaves differently only inside `recorded`."""
     modules = {sys.modules[type(module).__module__] for module in model.modules()}
     for module in modules:
         for name, inputs in _FUNCTIONS.items():
@@ -280,7 +280,7 @@ def _watched(function: Callable[..., Any], inputs: _Inputs) -> Callable[..., Any
 
 @contextmanager
 def recorded() -> Iterator[list[Call]]:
-    """Have watched functions that this thread calls leave their calls in the list, in order."""
+    """Record this thread's calls of watched functions in the returned list, in order."""
     calls: list[Call] = []
     _recorder.calls = calls
     try:
@@ -289,43 +289,43 @@ def recorded() -> Iterator[list[Call]]:
         _recorder.calls = None
 
 
-# So many tokens are read again within the next pass; more in a pass before it, with a checkpoint
-# behind them, so that steady rejections do not have the same tokens read again and again.
+# Maximum tokens to read again within the next pass; more are read in a pass before it, with a
+# checkpoint after them, so that steady rejections do not read the same tokens again and again.
 _RIDE = 8
-# Tokens of a pass whose inputs are recorded at most: those of prompts would take much memory.
+# Maximum tokens of a pass with recorded inputs: inputs of prompts would take much memory.
 _RECORDED = 64
-# What a level tries in turn: whether it advances, and whether it reads token by token.
+# Modes to try in turn: whether rollbacks advance, and whether the level reads token by token.
 _WAYS = ((True, False), (False, False), (False, True))
 
 
 class StatefulLevel(ModelLevel):
-    """A `transformers` causal language model with a state that cannot be cut. Each row of a batch
-    has its cache and its passes.
+    """A `transformers` causal language model with a state that cannot be truncated. Each row of a
+    batch has a separate cache and separate passes.
 
     Args:
         model: in eval mode.
         name: for messages and statistics; None: the model's name or class.
-        pack: as of `HuggingFaceLevel`.
-        checkpoints: copies of a row's state that are kept. A rollback by more passes reads more
-            tokens again.
-        advance: rollbacks advance a checkpoint by the tokens that stay, where the model's functions
-            allow it, for which passes of up to 64 tokens have their inputs kept; else these tokens
-            are read again.
-        prefill_chunk: tokens that one pass reads at most.
+        pack: as in `HuggingFaceLevel`.
+        checkpoints: number of copies of a row's state. A rollback by more passes reads more tokens
+            again.
+        advance: rollbacks advance a checkpoint by the remaining tokens, where the model's functions
+            allow it; for this, the inputs of passes of up to 64 tokens are kept. Else the remaining
+            tokens are read again.
+        prefill_chunk: maximum tokens per pass.
 
     Attributes:
-        stepwise: the model drops its state in passes of several tokens, so that every token behind
-            the first pass is a pass. Such a level can draft, and gains nothing as a target.
-        advances: rollbacks do so.
-        num_advanced: rollbacks that did so.
-        num_replayed: tokens that were read again behind checkpoints.
+        stepwise: the model drops its state in passes of several tokens, so that every token after
+            the first pass is a pass. A stepwise level can draft, and gains nothing as a target.
+        advances: whether rollbacks advance checkpoints.
+        num_advanced: number of rollbacks that advanced a checkpoint.
+        num_replayed: number of tokens read again after checkpoints.
         output_head: the module from the last states to logits, packed where the passes are.
 
     Raises:
-        TypeError: not a causal language model, or an argument is none of the above.
+        TypeError: not a causal language model, or an argument of another type.
         ValueError: in training mode or under `torch.autocast`, weights on the meta device, logits
-            that the operators do not read, or the logits behind a restored state are not those of
-            one pass over the text. The message names the level.
+            that the operators do not read, or logits after a restored state that differ from a
+            single pass over the text. The message names the level.
     """
 
     supports_batches = True
@@ -405,8 +405,8 @@ class StatefulLevel(ModelLevel):
     def _pass(
         self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...]
     ) -> tuple[Tensor, Hidden]:
-        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` behind the last, and
-        hidden states ``[1, T, H]``."""
+        """Append tokens ``[1, T]`` to a row; return the logits ``[keep, V]`` after the last `keep`
+        tokens, and hidden states ``[1, T, H]`` by layer."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if self._placed:  # some models count from 0 in every pass
             places = torch.arange(row.length, row.length + tokens.shape[1], device=tokens.device)
@@ -431,7 +431,7 @@ class StatefulLevel(ModelLevel):
     def _append(
         self, row: RowState, tokens: Tensor, keep: int, layers: tuple[int, ...] = ()
     ) -> tuple[Tensor, Hidden]:
-        """Append tokens ``[1, T]`` in as many passes as that takes; return the same of all."""
+        """Append tokens ``[1, T]`` in as many passes as needed; return the results of `_pass`."""
         total = tokens.shape[1]
         ends = list(range(self.prefill_chunk, total, self.prefill_chunk))
         if row.length and total - keep > _RIDE:
@@ -489,7 +489,7 @@ class StatefulLevel(ModelLevel):
         batch, width = tokens.shape
         logits = torch.empty(batch, keep, 0)
         hidden: dict[int, Tensor] = {}
-        # States of these tokens were returned before they were rolled back.
+        # Hidden states of skipped tokens were returned before a rollback.
         skipped = [max(0, row.told - row.length) for row in self._rows]
         rows = zip(self._rows, tokens, counts, first, strict=True)
         for number, (row, ids, count, begin) in enumerate(rows):
@@ -556,7 +556,7 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> SavedState | None:
-        """Return a copy of a row's first `end` tokens; None where it has no checkpoint there."""
+        """Return a copy of a row's first `end` tokens; None: no checkpoint at this length."""
         kept = self._rows[row]
         if begin == 0 and kept.length == end:
             kept.pin()
@@ -571,8 +571,8 @@ class StatefulLevel(ModelLevel):
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Compare a text in passes that are rolled back with one pass (`levels.models`): with
-        checkpoints that advance, then with others, then token by token."""
+        """Compare passes with rollbacks to a single pass over a text (`levels.models`): with
+        checkpoints that advance, then without, then token by token."""
         known = ids_of(self.model, self.vocab_size)
         text = text_of(24, known)[None].to(self.device)
         wrong = (text + 1) % known
@@ -587,7 +587,7 @@ class StatefulLevel(ModelLevel):
                 ids = torch.cat([text[:, begin:end], wrong[:, end : end + 3]], 1)
                 keep = ids.shape[1] - (at - begin)
                 logits.append(self.forward(InputBlock(ids, keep)).logits[0, : end - at])
-                if end == 13:  # rollbacks over two passes, and again into one
+                if end == 13:  # roll back over two passes, then into a pass
                     self.read(wrong[:, :2], [2])
                     self.rollback([end + 1])
                 self.rollback([end])

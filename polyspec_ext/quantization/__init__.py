@@ -1,5 +1,5 @@
-"""Cheaper copies of models, as levels below them: 4-bit ones, `quantize_w4`, kept by `save_w4` and
-`load_w4`; 8-bit ones, `quantize_w8`; and `trim`, with fewer ids."""
+"""Cheaper copies of models, for levels below them: 4-bit (`quantize_w4`, stored by `save_w4` and
+`load_w4`), 8-bit (`quantize_w8`), and with fewer ids (`trim`)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from .weights import (
 
 __all__ = ["load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
 
-# Between a weight in one dtype and in another.
+# Tolerances of a weight between dtypes.
 _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
-# Part of what a pass of the copy reads that a head must be to be quantised unasked.
+# Minimum share of a head in the bytes that a pass of the copy reads, to quantise it by default.
 _HEAD = 0.1
 _Q8_0 = 8  # the type's number in GGUF files
-_GROUPS = (128, 64, 32)  # of copies that are kept unasked
+_GROUPS = (128, 64, 32)  # of copies by `stored_w4`
 
 
 @torch.inference_mode()
@@ -54,28 +54,28 @@ def quantize_w4(
 ) -> Any:
     """Copy a causal language model with 4-bit weights in its linear layers.
 
-    It shares all else with `model`, as its embeddings, and reads a quarter of the bytes of bfloat16
-    (``Level(copy, shares_cache_with=model)`` shares the cache as well). `ops.int4.product`
+    The copy shares all else with `model`, as its embeddings, and reads a quarter of the bytes of
+    bfloat16 (``Level(copy, shares_cache_with=model)`` shares the cache as well). `ops.int4.product`
     multiplies.
 
     Args:
-        model: a Hugging Face model in eval mode; it is not touched.
-        group_size: 32, 64, 128 or 256 inputs with one scale and zero. Layers whose inputs are no
-            multiple of it stay as they are.
-        calibration: texts or lists of token ids, a hundred or so of the kind that will be decoded:
-            errors are pushed into the weights that are correlated with them on these (GPTQ). None:
-            every weight is rounded to the nearest, which takes a fraction of the time and loses
-            more.
-        head: quantise the output head too. Embeddings that are tied to it stay as they are for
-            look-ups. None: where it would else be a tenth or more of what a pass of the copy reads,
-            and its inputs are a multiple of `group_size`.
+        model: a Hugging Face model in eval mode; it is not changed.
+        group_size: number of inputs with a common scale and zero: 32, 64, 128 or 256. Layers are
+            not quantised if their number of inputs is no multiple of it.
+        calibration: about a hundred texts or lists of token ids, of the kind that will be decoded:
+            each rounding error is compensated in weights that are correlated with it on the texts
+            (GPTQ). None: every weight is rounded to the nearest, which takes a fraction of the time
+            and loses more.
+        head: quantise the output head too; look-ups of tied embeddings stay unquantised. None: if
+            it would else be a tenth or more of the bytes that a pass of the copy reads, and its
+            inputs are a multiple of `group_size`.
 
     Returns:
         The copy, on the device of `model`.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or nothing can be quantised; the
-            message names the argument.
+        TypeError, ValueError: an argument of another type or out of range, or nothing can be
+            quantised; the message names the argument.
     """
     arguments.model("model", model)
     if arguments.integer("group_size", group_size) not in GROUPS:
@@ -98,23 +98,23 @@ def quantize_w4(
 
 @torch.inference_mode()
 def quantize_w8(model: Any, head: bool | None = None) -> Any:
-    """Copy a causal language model on the CPU with 8-bit weights in its linear layers, each
-    rounded to the nearest in groups of 32 inputs with one float16 scale: blocks of GGUF's type
-    Q8_0, which `ops.blocks.product` multiplies.
+    """Copy a causal language model on the CPU with 8-bit weights in its linear layers, each rounded
+    to the nearest in groups of 32 inputs with a float16 scale: blocks of GGUF's type Q8_0, which
+    `ops.blocks.product` multiplies.
 
-    It shares all else with `model`, as its embeddings, and reads 8.5 bits a weight: about half the
-    bytes of bfloat16 and twice those of `quantize_w4`, whose error is some ten times as large.
+    The copy shares all else with `model`, as embeddings, and reads 8.5 bits a weight: about half
+    the bytes of bfloat16 and twice the bytes of `quantize_w4`, with about a tenth of its error.
 
     Args:
-        model: a Hugging Face model in eval mode on the CPU; it is not touched.
-        head: as of `quantize_w4`.
+        model: a Hugging Face model in eval mode on the CPU; it is not changed.
+        head: as in `quantize_w4`.
 
     Returns:
-        The copy. It is made in seconds, and nothing keeps it.
+        The copy. It takes seconds, and is not stored.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or nothing can be quantised; the
-            message names the argument.
+        TypeError, ValueError: an argument of another type or out of range, or nothing can be
+            quantised; the message names the argument.
     """
     arguments.model("model", model)
     if model.device.type != "cpu":
@@ -129,7 +129,7 @@ def quantize_w8(model: Any, head: bool | None = None) -> Any:
 
 
 def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, nn.Linear]:
-    """Return the layers to quantise to so many bits (see `quantize_w4`)."""
+    """Return the layers to quantise to `bits` bits, by name (see `quantize_w4`)."""
     if head is not None and not isinstance(head, bool):
         raise TypeError(f"head: expected True, False or None, given {arguments.shown(head)}")
     layers = quantisable(model, group, head=True)
@@ -161,26 +161,26 @@ def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, n
 
 def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     """Copy a causal language model with logits of its `size` most frequent ids only (FR-Spec, arXiv
-    2502.14856), for the lowest level of a chain. Where the head is most of what a pass reads, as in
-    small models of large vocabularies, that makes drafting cheaper.
+    2502.14856), for the lowest level of a chain. Where a pass reads mostly the head, as in small
+    models of large vocabularies, that makes drafting cheaper.
 
-    The copy reads every id and draws those alone. What it hands up is the distribution over them
-    that it has drawn from, so the chain stays exact. A token of another id is never drafted.
+    The copy reads every id and draws the `size` ids alone. The level above verifies against the
+    distribution that the copy draws from, so the chain stays exact. Other ids are never drafted.
 
     Args:
-        model: a Hugging Face model in eval mode, also one of `quantize_w4` or of a GGUF file; it is
-            not touched.
-        texts: texts or lists of token ids, of the kind that will be decoded, whose ids are counted.
-            Of ids that are as frequent the lower is taken, and ids that end a text come first.
-            None: the lowest ids, which in vocabularies of byte pairs are about the most frequent.
-        size: ids, from 1 to as many as the model has.
+        model: a Hugging Face model in eval mode, also a copy by `quantize_w4` or the model of a
+            GGUF file; it is not changed.
+        texts: texts or lists of token ids, of the kind that will be decoded, to count ids in. Ids
+            that end a text come first; of equally frequent ids the lower. None: the lowest ids,
+            which in vocabularies of byte pairs are about the most frequent.
+        size: number of ids, from 1 to the model's.
 
     Returns:
         The copy; it shares all weights but the head's with `model`.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or the head is no linear layer; the
-            message names the argument.
+        TypeError, ValueError: an argument of another type or out of range, or the head is no linear
+            layer; the message names the argument.
     """
     arguments.model("model", model)
     head = model.get_output_embeddings()
@@ -193,7 +193,7 @@ def trim(model: Any, texts: Sequence[Any] | None, size: int) -> Any:
     if texts is not None:
         for row in token_ids(model, texts, "texts"):
             counts += torch.bincount(row, minlength=vocab_size)
-    ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1 stands for none
+    ends = [id for id in eos_ids(model) if 0 <= id < vocab_size]  # -1: no id
     counts[ends] = torch.iinfo(torch.int64).max
     drawn = counts.argsort(descending=True, stable=True)[:size].sort().values
     return _with_head(model, head, drawn)
@@ -216,7 +216,7 @@ def _with_head(model: Any, head: Any, drawn: torch.Tensor) -> Any:
 
 
 def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
-    """Return a head with these rows alone; None: of a kind that is not known here."""
+    """Return a head with the rows `drawn` alone; None: an unknown kind of head."""
     bias = getattr(head, "bias", None)
     bias = None if bias is None else bias.detach()[drawn.to(bias.device)]
     if isinstance(head, BlockLinear):
@@ -234,19 +234,19 @@ def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
 
 
 def save_w4(copy: Any, folder: str | Path) -> None:
-    """Keep the 4-bit weights of a copy of `quantize_w4` on the CPU in a directory
-    (`int4.safetensors`), for `load_w4`. What the copy shares with its model is not written.
+    """Store the 4-bit weights of a CPU copy by `quantize_w4` in a directory (`int4.safetensors`),
+    for `load_w4`. Weights shared with its model are not written.
 
-    Two values lie in a byte, the even input in the low nibble; scales and zeros are bfloat16. A few
-    of the model's own weights are written beside them, by which `load_w4` knows it.
+    A byte has two values, the even input in the low nibble; scales and zeros are bfloat16. A few of
+    the model's weights are written as well, by which `load_w4` recognises the model.
 
     Args:
-        copy: of `quantize_w4`.
-        folder: made where it is not there.
+        copy: a copy by `quantize_w4`.
+        folder: created if missing.
 
     Raises:
         TypeError: `copy` is no model, or `folder` no path.
-        ValueError: the model has no such weights, or there is a file in the place of `folder`.
+        ValueError: the model has no 4-bit weights, or `folder` is a file.
     """
     arguments.model("copy", copy)
     place = arguments.path("folder", folder)
@@ -262,19 +262,19 @@ def save_w4(copy: Any, folder: str | Path) -> None:
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
-    """Load the copy that `save_w4` kept, over the model that it was made of.
+    """Load the copy that `save_w4` has stored, over its model.
 
     Args:
-        model: as `quantize_w4` was given it.
-        folder: as `save_w4` was given it.
+        model: the model that `quantize_w4` has copied.
+        folder: the folder of `save_w4`.
 
     Returns:
         The copy, as `quantize_w4` returned it.
 
     Raises:
         TypeError: `model` is no model, or `folder` no path.
-        FileNotFoundError: nothing was kept there.
-        ValueError: the file holds something else, or is of a model of other layers or weights; the
+        FileNotFoundError: `folder` has no stored copy.
+        ValueError: the file has other contents, or is of a model of other layers or weights; the
             message names the file and the field.
     """
     arguments.model("model", model)
@@ -307,7 +307,7 @@ def load_w4(model: Any, folder: str | Path) -> Any:
 
 
 def copy_of(word: str, model: Any, name: str = "model") -> Any:
-    """Make or load the copy that a word of `levels.sources.COPIES` stands for; see `stored_w4`."""
+    """Create or load the copy for a word of `levels.sources.COPIES`; see `stored_w4`."""
     if word == "w4":
         return stored_w4(model, name)
     try:
@@ -317,12 +317,12 @@ def copy_of(word: str, model: Any, name: str = "model") -> Any:
 
 
 def stored_w4(model: Any, name: str = "model") -> Any:
-    """Make or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or in
-    the largest groups for which no fewer layers can be quantised.
+    """Create or load the 4-bit copy of a model, rounded to the nearest in groups of 128 inputs, or
+    in the largest groups for which no fewer layers can be quantised.
 
-    On the CPU it is kept in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
-    model's shapes and weights; where nothing can be written it is made anew. `name` is the model's,
-    for messages.
+    On the CPU it is stored in ``polyspec_ext/w4`` of the user's cache folder, by a digest of the
+    model's shapes and weights; if nothing can be written there, every call creates it. `name` is
+    the model's, for messages.
     """
     layers = {group: quantisable(model, group, head=True) for group in _GROUPS}
     group = max(_GROUPS, key=lambda each: (len(layers[each]), each))
@@ -335,12 +335,12 @@ def stored_w4(model: Any, name: str = "model") -> Any:
     if cache is not None:
         digest = hashlib.sha256(str(group).encode())
         for path, layer in layers[group].items():
-            # All of it: a model that was trained further may differ in a few rows alone.
+            # All weights: a model that was trained further may differ in a few rows alone.
             weight = layer.weight.detach().cpu().contiguous()
             check = zlib.crc32(weight.view(torch.uint8).numpy().data)
             digest.update(f"{path} {tuple(weight.shape)} {weight.dtype} {check}".encode())
         folder = cache / "w4" / digest.hexdigest()[:16]
-        # A file that another release wrote, or that is not whole, is made again.
+        # A file of another release or an incomplete file is replaced.
         with contextlib.suppress(OSError, ValueError):
             return load_w4(model, folder)
     progress.note(f"{name}: rounding its weights to 4 bits, once")

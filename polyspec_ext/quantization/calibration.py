@@ -1,4 +1,4 @@
-"""What a model's linear layers are given on texts: the Hessians of their squared errors."""
+"""Hessians of the squared errors of a model's linear layers, from their inputs on texts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..levels import tokenizer_at
 from ..levels.models import decoder_layers
 
 _MEMORY = 2 << 30
-_ROWS = 1024  # inputs that are added at a time, at least: a sum is read and written once for them
+_ROWS = 1024  # minimum inputs per addition, which reads and writes a whole sum
 _COLUMNS = 1024
 
 
 def token_ids(model: Any, calibration: Sequence[Any], name: str = "calibration") -> list[Tensor]:
-    """Return texts, or token ids of each text, as int64 tensors; texts are read by the tokenizer
-    that lies beside the model's weights."""
+    """Return texts, or token ids of each text, as int64 tensors; the tokenizer beside the model's
+    weights reads texts."""
     calibration = arguments.listed(name, calibration, "texts or of token ids")
     texts = [text for text in calibration if isinstance(text, str)]
     if texts:
@@ -48,18 +48,18 @@ def token_ids(model: Any, calibration: Sequence[Any], name: str = "calibration")
 
 
 class Hessians:
-    """``X^T X`` of the inputs X of linear layers on texts, by the layer's name; layers that are
-    given the same tensor share one.
+    """``X^T X`` of the inputs X of linear layers on texts, by the layer's name; layers with the
+    same input tensor share a Hessian.
 
-    They are found out for as many decoder layers at a time as `memory` has room for, when one of
-    them is asked for, and forgotten with the next ones: those of a model would be several times as
-    large as it is. What a decoder layer has given for each text is kept meanwhile, so that no
+    They are computed on request, for as many decoder layers at a time as `memory` has room for, and
+    dropped with the next request beyond them: the Hessians of a whole model would be several times
+    its size. The outputs of the last decoder layer on each text are kept meanwhile, so that no
     layer reads a text twice.
 
     Args:
-        layers: of the model, in its order.
+        layers: linear layers by name, in the model's order.
         texts: int64 tensors of token ids.
-        memory: bytes of Hessians at a time.
+        memory: maximum bytes of Hessians at a time.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Hessians:
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         _, self._blocks = decoder_layers(model, count)
         self._spans = _spans(self._blocks, layers, memory)
-        self._outputs: list[Any] = []  # by text: of the last decoder layer that has read them
-        self._read = 0  # decoder layers that have
+        self._outputs: list[Any] = []  # by text: output of the last decoder layer that has run
+        self._read = 0  # number of decoder layers that have run
         self._sums: dict[str, Tensor] = {}
-        self._shared: dict[str, str] = {}  # layer -> the one that counts for it
+        self._shared: dict[str, str] = {}  # layer -> layer with its sum
         self._last: tuple[str, Tensor] | None = None  # layer and input
-        self._rows: dict[str, list[Tensor]] = {}  # inputs that are not added yet
+        self._rows: dict[str, list[Tensor]] = {}  # inputs that are not in the sums yet
 
     def of(self, name: str) -> Tensor:
         """Return the Hessian of a layer, ``[K, K]`` float32. KeyError: no text reached the
@@ -92,7 +92,7 @@ class Hessians:
     @torch.inference_mode()
     def _run(self, end: int, layers: Mapping[str, nn.Linear]) -> None:
         """Run the texts through the decoder layers below `end`, or through the rest of the model if
-        these are its last."""
+        `end` is their number."""
         self._last, self._rows = None, {}
         outputs: list[Any] = []
         hooks = [
@@ -101,19 +101,19 @@ class Hessians:
         ]
 
         def stop(module: nn.Module, inputs: Any, *output: Any) -> None:
-            outputs.extend(output)  # none in front of a module
+            outputs.extend(output)  # empty before a module
             raise _Stopped
 
         head = self._model.get_output_embeddings()
         if end < len(self._blocks):
             hooks.append(self._blocks[end - 1].register_forward_hook(stop))
-        elif head is not None:  # what it would give is nobody's either
+        elif head is not None:  # its output is unused, too
             hooks.append(head.register_forward_pre_hook(stop))
         done = self._blocks[: self._read]
-        before = [vars(block).get("forward") for block in done]  # accelerate puts its own there
+        before = [vars(block).get("forward") for block in done]  # accelerate replaces forward
         try:
             for at, ids in enumerate(progress.bar(self._texts, desc="calibration", leave=False)):
-                for block in done:  # what they give but the last is nobody's
+                for block in done:  # only the last layer's output is used
                     block.forward = lambda *_, at=at, **__: self._outputs[at]
                 with contextlib.suppress(_Stopped):
                     self._model(input_ids=ids[None].to(self._model.device), use_cache=False)
@@ -128,7 +128,7 @@ class Hessians:
         self._outputs, self._read = outputs, end
 
     def _note(self, name: str, x: Tensor) -> None:
-        """Layer `name` is given `x`."""
+        """Record `x` as an input of layer `name`."""
         last = self._last
         if last is not None and last[1] is x and self._shared.get(name, last[0]) == last[0]:
             self._shared[name] = last[0]
@@ -160,8 +160,8 @@ class Hessians:
         width = rows.shape[1]
         if name not in self._sums:
             self._sums[name] = torch.zeros(width, width, device=rows.device)
-        # The matrix is symmetric: from the diagonal on will do until `end`. (Sums in bfloat16 take
-        # no longer, but leave some Hessians without a Cholesky factor.)
+        # The matrix is symmetric: until `_end`, the entries from the diagonal on suffice. (Sums in
+        # bfloat16 take no longer, but leave some Hessians without a Cholesky factor.)
         with processor.bfloat16_factors() if exact else contextlib.nullcontext():
             for at in range(0, width, _COLUMNS):
                 own = rows[:, at : at + _COLUMNS]
@@ -169,14 +169,14 @@ class Hessians:
 
 
 class _Stopped(Exception):
-    """The last decoder layer that is wanted has run."""
+    """Stop of a pass after the last required decoder layer."""
 
 
 def _spans(
     blocks: Sequence[nn.Module], layers: Mapping[str, nn.Linear], memory: int
 ) -> list[tuple[int, dict[str, nn.Linear]]]:
-    """Decoder layers that are calibrated together: the number of the one behind the last, and the
-    linear layers. What lies outside of them goes with the last."""
+    """Return groups of decoder layers that are calibrated together: the number after the last
+    layer, and the linear layers by name. Linear layers elsewhere are in the last group."""
     own = {id(part): at for at, block in enumerate(blocks) for part in block.modules()}
     last = len(blocks) - 1
     spans: list[tuple[int, dict[str, nn.Linear]]] = []

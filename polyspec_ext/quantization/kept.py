@@ -1,9 +1,9 @@
-"""The file that a 4-bit copy is kept in, `int4.safetensors`: written, and read with every field
-checked before anything is made of it.
+"""Write and read the file of a 4-bit copy, `int4.safetensors`; reading checks every field before
+anything is constructed from it.
 
 A layer has four tensors: `values`, two to a byte, the even input in the low nibble; `scales` and
-`zeros` of its groups; and a `sample` of the model's own weights, which tells it from others. The
-file's metadata has a CRC-32 of every tensor with its name, so that a damaged file is refused.
+`zeros` of its groups; and a `sample` of the model's weights, to recognise the model. The file's
+metadata has a CRC-32 of every tensor with its name, so that a damaged file is refused.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .weights import SAMPLE, Int4Weights
 
 FILE, FORMAT = "int4.safetensors", "polyspec-int4-4"
 
-_GROUPS = {str(group): group for group in GROUPS}  # as the file's metadata has them
-# Bytes at the most: of the header's length, of what it says of all layers, and of a tensor but for
-# the layer's name.
+_GROUPS = {str(group): group for group in GROUPS}  # by text in the file's metadata
+# Bytes: of the header's length field; at most, of the header's text common to all layers, and of
+# its text about a tensor but for the layer's name.
 _LENGTH, _HEADER, _ENTRY = 8, 128, 192
 _DTYPES = {"values": "U8", "scales": "BF16", "zeros": "BF16", "sample": "F32"}
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
-        group: inputs with one scale and zero.
-        shapes, samples: of each layer, by its name in the model.
+        group: inputs with a common scale and zero.
+        shapes, samples: by the layer's name in the model.
     """
 
     group: int
     shapes: dict[str, tuple[int, int]]
     samples: dict[str, Tensor]
-    _parts: dict[str, tuple[Tensor, ...]]  # as they are in the file
+    _parts: dict[str, tuple[Tensor, ...]]  # values, scales and zeros as in the file
 
     def take(self, name: str) -> Int4Weights:
-        """Take the weights of a layer out of the file's tensors."""
+        """Remove and return the weights of a layer."""
         pairs, scales, zeros = self._parts.pop(name)
         values = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
         return Int4Weights(values, scales.float(), zeros.float())
@@ -56,11 +56,11 @@ class Kept:
 def write(
     place: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
 ) -> None:
-    """Keep the weights of the layers in `samples`, at least one, all of one group size. They are
-    taken and written one by one: together, a number to a byte, they would be as large as half the
-    model (the writer of the safetensors package wants all of them at once). The file appears when
-    it is whole: others may write or read it meanwhile."""
-    # Where each tensor lies is known behind the last: the header is filled up with spaces.
+    """Write the weights of the layers in `samples`, at least one, all with the same group size.
+    They are taken and written layer by layer: together, a byte for each value, they would be half
+    the model's size (the writer of the safetensors package needs all of them at once). The file
+    appears when it is complete: other processes may write or read it meanwhile."""
+    # Offsets are known after the last tensor: the header is padded with spaces.
     room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
     header: dict[str, Any] = {}
     sums: dict[str, str] = {}
@@ -93,8 +93,8 @@ def _sum(name: str, content: Any) -> str:
 
 
 def read(place: Path) -> Kept:
-    """Return what `write` kept. ValueError: the file is damaged, or holds something else or numbers
-    that are not finite; names the field."""
+    """Read a file of `write`. ValueError: the file is damaged, has other contents, or numbers that
+    are not finite; names the field."""
     try:
         with safe_open(place, "pt") as file:
             return _read(file, f"folder: {place}")
@@ -113,7 +113,7 @@ def _read(file: Any, name: str) -> Kept:
         raise ValueError(
             f"{name}: group: expected one of {', '.join(_GROUPS)}, given {about.get('group')!r:.40}"
         )
-    # The header alone, so that nothing is read which does not fit.
+    # Only the header, so that unsuitable tensors are not read.
     shapes: dict[str, dict[str, list[int]]] = {}
     for key in file.keys():  # noqa: SIM118
         layer, _, part = key.rpartition(".")

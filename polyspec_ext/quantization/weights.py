@@ -1,5 +1,5 @@
-"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA; and copies
-of models that have them.
+"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA, and copies
+of models that use the layers.
 
 Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
 inputs (polyspec/int4.hpp).
@@ -19,7 +19,7 @@ from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, re
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
 
-SAMPLE = 32  # weights of a layer by which its model is told from others
+SAMPLE = 32  # weights of a layer, to recognise its model
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Int4Weights:
 
     @property
     def group(self) -> int:
-        """Inputs with one scale and zero."""
+        """Number of inputs with a common scale and zero."""
         return self.values.shape[1] // self.scales.shape[1]
 
     @property
@@ -55,7 +55,7 @@ class Int4Weights:
 
 
 def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
-    """Join matrices one below the other."""
+    """Stack matrices by rows."""
     if len(matrices) == 1:
         return matrices[0]
     return Int4Weights(*map(torch.cat, zip(*(each.tensors for each in matrices), strict=True)))
@@ -74,7 +74,7 @@ class Int4Linear(QuantizedLinear):
         self.register_buffer("bias", bias)
 
     def weights(self) -> Int4Weights:
-        """Return the weights that it was made from."""
+        """Return the unpacked weights."""
         return Int4Weights(
             *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
         )
@@ -88,7 +88,7 @@ class Int4Linear(QuantizedLinear):
 
 
 class CudaInt4Linear(QuantizedLinear):
-    """The same on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
+    """An `Int4Linear` on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
 
     packed: Tensor
 
@@ -108,8 +108,8 @@ class CudaInt4Linear(QuantizedLinear):
 
 
 def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:
-    """Return the linear layers of `model` that 4-bit weights can stand for, by name: plain ones
-    whose inputs are whole groups, the output head among them with `head`. A layer at several
+    """Return the linear layers of `model` that 4-bit weights can replace, by name: plain layers
+    with a multiple of `group` inputs, with `head` including the output head. A layer at several
     paths has its first name."""
     output = model.get_output_embeddings()
     return {
@@ -120,14 +120,14 @@ def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Line
 
 
 def head_of(model: Any) -> str | None:
-    """Return the name of the output head; None: it is none of the model's modules."""
+    """Return the name of the output head; None: it is no module of the model."""
     head = model.get_output_embeddings()
     return next((name for name, module in model.named_modules() if module is head), None)
 
 
 def sample_of(layer: nn.Linear) -> Tensor:
     """Return some of a layer's weights, evenly spread, ``[32]`` float32: the same, to rounding, in
-    whatever dtype a checkpoint is loaded."""
+    any dtype that a checkpoint is loaded in."""
     weight = layer.weight.detach().flatten()
     indices = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
     return weight[indices.to(weight.device)].float().cpu()
@@ -136,13 +136,13 @@ def sample_of(layer: nn.Linear) -> Tensor:
 def with_weights(model: Any, names: Collection[str], weights: Callable[[str], Int4Weights]) -> Any:
     """Return a copy of `model` that multiplies with 4-bit weights and shares all else with it.
 
-    Projections of one input are one product. The copy's `sampled_weights` are `sample_of` the
-    layers, by name.
+    Projections of the same input are a single product. The copy's `sampled_weights` are `sample_of`
+    the layers, by name.
 
     Args:
-        names: of the layers, as `quantisable` has them.
-        weights: by name; called once for each, and packed before the next call, so that they need
-            not all be in memory.
+        names: names of the layers, as in `quantisable`.
+        weights: function of a name; called once for each, and packed before the next product's
+            calls, so that not all weights need be in memory.
     """
     layers = {name: model.get_submodule(name) for name in names}
     known = {id(layer): name for name, layer in layers.items()}
@@ -160,8 +160,7 @@ def with_weights(model: Any, names: Collection[str], weights: Callable[[str], In
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
-    """Yield the 4-bit weights of a copy on the CPU, by the names that the layers have in its
-    model."""
+    """Yield the 4-bit weights of a copy on the CPU, with the layers' names in its model."""
     for name, module in model.named_modules():
         if isinstance(module, Int4Linear):
             yield name, module.weights()
@@ -172,20 +171,20 @@ def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
 # ---- rounding ------------------------------------------------------------------------------------
 
 
-INPUTS_8_BITS = 32  # with one scale
-DAMPING = 0.01  # of the Hessian's diagonal, in its mean
-_ROWS = 1 << 14  # whose errors are in memory at once
+INPUTS_8_BITS = 32  # inputs with a common scale
+DAMPING = 0.01  # added to the Hessian's diagonal, as a share of its mean
+_ROWS = 1 << 14  # rows with errors in memory at once
 
 
 def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
-    """Round ``weight [N, K]``, each number by itself."""
+    """Round ``weight [N, K]``, each number independently."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
 
 
 def to_8_bits(weight: Tensor) -> Tensor:
     """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
-    inputs a float16 scale, the largest magnitude over 127, and whole numbers of it to the
-    nearest."""
+    inputs a float16 scale, the largest magnitude over 127, and the nearest integer multiples of it.
+    """
     made = []
     for rows in weight.detach().cpu().split(_ROWS):
         groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
@@ -200,13 +199,13 @@ def to_8_bits(weight: Tensor) -> Tensor:
 
 
 def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
-    """Round ``weight [N, K]`` column by column, and push each rounding error into the later columns
-    that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1). Groups
-    of the largest inputs come first, as most columns are left for their errors then.
+    """Round ``weight [N, K]`` column by column, and compensate each rounding error in the later
+    columns that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1).
+    Groups of the largest inputs come first, while most columns are left to compensate their errors.
 
-    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, whose column j has no error
-    before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for column j,
-    and no inverse of H is needed.
+    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, and column j of ``E L`` has
+    no error before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for
+    column j, and no inverse of H is needed.
 
     Args:
         hessian: H, ``[K, K]`` float32, symmetric: the inputs' ``X^T X`` up to a factor.
@@ -236,10 +235,10 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
     made = []
     for begin in reversed(range(0, given.shape[1], group)):
         own = slice(begin, begin + group)
-        # Row j: how an error of column j is made good by the columns before it.
+        # Row j: compensation of an error of column j in the columns before it.
         feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
         rest = given[:, own] + owed[:, own] @ feedback
-        # The range of a group is that of its weights as they are by now.
+        # The range of a group is the range of its compensated weights.
         _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
         scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
         columns = rest.T.contiguous()
@@ -252,6 +251,6 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
             columns[j] = value
         made.append((rounded.T.cpu(), scales, zeros))
         errors = given[:, own] - columns.T
-        with processor.bfloat16_factors():  # an error's 256th part is not worth more
+        with processor.bfloat16_factors():  # 8 bits of an error suffice
             owed[:, :begin].addmm_(errors, factor[own, :begin])
     return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))
