@@ -209,8 +209,8 @@ class BatchedDrafter(Protocol):
     def capabilities(self) -> DrafterCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> object:
-        """Begin a batch. `prompts` are without their last token, which is read with the first
-        draft. Results of `prefill` and `read` are ignored."""
+        """Forget everything and begin a batch. `prompts` are without their last token, which is
+        read with the first draft. Results of `prefill` and `read` are ignored."""
         ...
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> object:

@@ -213,7 +213,7 @@ def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -
 def names_in(file: Path) -> set[str]:
     """Return the names of a file's tensors; a ``.safetensors`` file's tensors are not read."""
     names: set[str] = set()
-    read_file(file, names.add)  # returns None: no tensor is read
+    read_file(file, names.add)  # `add` returns None: no tensor is wanted
     return names
 
 

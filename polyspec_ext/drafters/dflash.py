@@ -356,7 +356,7 @@ class DFlashConfig(HeadConfig):
 
     Attributes:
         layer: shape and number of the layers; `vocab_size` is the target's.
-        hidden_layers: the target's hidden states that the network reads; k: after k layers.
+        hidden_layers: the target's states that the network reads; k is the state after k layers.
         target_hidden_size: width of these states.
         block_size: tokens of a block, including the last token of the text.
         mask_token_id: id of the other tokens.

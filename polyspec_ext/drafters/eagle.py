@@ -406,8 +406,8 @@ class Reader:
             )
 
     def require_all_read(self, fixed: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
-        """Refuse a key with an effect that was not read. Further allowed: the values `fixed`, as
-        `_FIXED`, and the keys `ignored`, as `_IGNORED`."""
+        """Refuse a key with an effect that was not read. Allowed are also the values `fixed`,
+        beside `_FIXED`, and the keys `ignored`, beside `_IGNORED`."""
         known = {**_FIXED, **fixed}
         for config, read in self._sources:
             for key, value in config.items():

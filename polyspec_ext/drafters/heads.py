@@ -6,8 +6,8 @@ read that token. After each pass of the target its states replace the states of 
 with the head's states are dropped when a draft ends.
 
 A verifier with states of another width, or without the layers that the head reads (a smaller model
-between the target and the head), provides no states: after tokens that it accepted the head reads
-its previous states, until another verifier has read the tokens.
+between the target and the head), provides no states: for tokens that it accepted the head reads
+pairs with the head's states, until another verifier has read the tokens.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HeadNetwork(nn.Module):
         return made
 
     def fused(self) -> LayerOperators | None:
-        """Return the layers of a packed copy as operators; None: unknown layer classes."""
+        """Return the layers of a packed copy as operators; None: layers of unknown classes."""
         return None
 
     def through_layers(

@@ -37,7 +37,7 @@ from .base import (
 )
 
 DEEPEST = 32  # maximum tokens of each of several paths; rule "block" verifies no more
-BEAM = 0.5  # temperature up to which likeliest paths accept more (docs/drafters/paths.md)
+BEAM = 0.5  # temperature up to which a beam's accepted paths are longer (docs/drafters/paths.md)
 
 
 def forwarded(method: str) -> Callable[..., Any]:
@@ -133,7 +133,7 @@ class DraftModel:
 
     @property
     def one_at_a_time(self) -> str:
-        """Reason for the level's lack of batches."""
+        """Reason why the level takes no batches."""
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
     prefill = forwarded("prefill")

@@ -55,7 +55,7 @@ class ProposalDrafter:
 
     @property
     def one_at_a_time(self) -> str:
-        """Reason for the lack of batches."""
+        """Reason why the drafter takes no batches."""
         return f"{type(self.drafter).__name__} has no `fork` and serves one at a time"
 
     @property

@@ -106,7 +106,7 @@ class SwitchingDrafter:
 
     @property
     def one_at_a_time(self) -> str:
-        """Reason for the lack of batches."""
+        """Reason why a member takes no batches."""
         alone: Any = next(one for one in self.members if not one.capabilities.batches)
         return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
 

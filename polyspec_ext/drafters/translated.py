@@ -140,7 +140,7 @@ class TranslatedLevel:
 
     @property
     def one_at_a_time(self) -> Any:
-        """Reason for the model's lack of batches, or None."""
+        """Reason why the model takes no batches, or None."""
         return getattr(self._level, "one_at_a_time", None)
 
     @property
@@ -375,7 +375,7 @@ class RetokenizedDrafter:
 
     @property
     def one_at_a_time(self) -> Any:
-        """Reason for the model's lack of batches, or None."""
+        """Reason why the model takes no batches, or None."""
         return self._level.one_at_a_time
 
     prefill = forwarded("prefill")
