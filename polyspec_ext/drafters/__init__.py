@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens at the bottom of a chain."""
+"""Drafters: the lowest level of a chain, which proposes tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ register_word("prompt-lookup", PromptLookup)
 register_word("suffix", SuffixMatch)
 register_word("ngram", NGramTable)
 
-# What most chains do without: heads of published checkpoints, and a choice of drafters.
+# Imported when first used: heads of published checkpoints, and a choice of drafters.
 _LATER = {
     "DFlash": "dflash", "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features",
     "MTP": "mtp", "Medusa": "features", "SwitchingDrafter": "switching",

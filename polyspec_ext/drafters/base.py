@@ -1,4 +1,4 @@
-"""The drafter's contract: from the committed tokens to a block for the level above to verify."""
+"""The drafter's contract: from committed tokens to a block that the level above verifies."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..tensors import RowCounts, RowParameters
 if TYPE_CHECKING:
     from ..sampling import RequestProcessors
 
-LONGEST = 256  # tokens of a pass that is captured; longer ones have work to hide the launches
+LONGEST = 256  # maximum tokens of a captured pass; longer passes hide the launches
 Outputs = tuple[torch.Tensor | None, ...]
 
 
 class HiddenStates(NamedTuple):
-    """Verifier hidden states since the last draft; with the first draft those of the prompt. Every
-    token but the last has one, unless its verifiers lack the width or the layers that the drafter
-    reads. The target's state replaces a lower level's, and a later state an earlier one.
+    """Verifier hidden states since the last draft; with the first draft the prompt's. Every token
+    but the last has a state, unless its verifiers lack the width or the layers that the drafter
+    reads. The target's state replaces a lower level's, and a later state an earlier.
 
     Attributes:
-        layers: ``[B, W, H]`` by layer; the state behind token ``positions[b] + j`` of row b. Empty
-            if there are none.
+        layers: ``[B, W, H]`` by layer; the state after token ``positions[b] + j`` of row b. Empty:
+            no states.
         positions: ``[B]`` int64, absolute position of each row's first token.
         counts: ``[B]`` int64, tokens of each row; on the device of the state rows.
     """
@@ -37,7 +37,7 @@ class HiddenStates(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """Nodes that the level above reads, and those that the drafter reads itself, at most."""
+    """Maximum numbers of nodes that the level above verifies, and that the drafter reads."""
 
     nodes: int
     read: int
@@ -48,18 +48,18 @@ class DrafterCapabilities(LevelCapabilities):
     """Capabilities of a drafter, and the hidden states that it reads.
 
     Attributes:
-        batches, reads_apart, keeps_lengths: as of a level.
-        device_lengths: it drafts in the batch at hand where the host knows no counts and lengths.
-        trees: its blocks are trees, a chain one of a single path; the level above it must read
-            them.
-        keeps_paths: it has read the nodes of its trees but for the deepest, in their order, and has
-            `keep_path`, as a level. That is called behind the verification of a tree in place of
-            `rollback`; it counts all nodes but the last of a path as read.
-        hidden_layers: layers of the verifiers whose hidden states it reads.
+        batches, reads_apart, keeps_lengths: as for a level.
+        device_lengths: can draft the current batch without counts and lengths on the host.
+        trees: blocks are trees, a chain being a tree with a single path; the level above must read
+            trees.
+        keeps_paths: the drafter reads the nodes of its trees except the deepest, in order, and has
+            `keep_path`, as a level, called instead of `rollback` after the verification of a tree.
+            It counts all nodes of a path but the last as read.
+        hidden_layers: layers of the verifiers with the hidden states that the drafter reads.
         hidden_size: width of these states; None: any.
-        tree_size: from the levels asked for to the size of a row's tree; None: it may depend on
-            more.
-        one_pass: a draft is one pass, however many tokens it has.
+        tree_size: maps the number of tree levels to the size of a row's tree; None: it may
+            depend on more.
+        one_pass: a draft is a single pass for any number of tokens.
     """
 
     batches: bool = True
@@ -77,7 +77,7 @@ class RowBuffer(NamedTuple):
 
 
 class CapturedPasses(Protocol):
-    """Runs passes by CUDA graphs while the host follows (`runtime.graphs.Passes`)."""
+    """Passes by CUDA graphs, with lengths known to the host (`runtime.graphs.Passes`)."""
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
         """Return the output of ``level.forward``."""
@@ -94,44 +94,44 @@ class CapturedPasses(Protocol):
         """Return ``run(*inputs)``, valid until the next call of the kind.
 
         Args:
-            kind: of the call, for a message.
-            form: what else `run` depends on, such as numbers that it has closed over.
-            reserve: as `DeviceLengths.reserve_span`, for texts of so many tokens.
-            inputs: ``[B, ..]``, copied to a fixed address; of two dimensions and more with columns
-                of zeros, or of earlier calls, up to one of few widths.
+            kind: kind of the call, for messages.
+            form: further dependencies of `run`, for example numbers in its closure.
+            reserve: as `DeviceLengths.reserve_span`; its argument is the longest row in tokens.
+            inputs: ``[B, ..]``, copied to a fixed address; with two or more dimensions padded to a
+                standard width, with columns of zeros or of earlier calls.
         """
         ...
 
 
 @dataclass(slots=True)
 class DraftInput:
-    """Inputs of a draft. Rows without a part in the step have 0 `counts` and `lengths`. The next
-    step may write over the tensors.
+    """Inputs of a draft. Inactive rows have 0 `counts` and `lengths`. The next step may overwrite
+    the tensors.
 
     Attributes:
         tokens: ``[B, T]`` int64 on the drafter's device, the unread tokens of each text, at the
-            front of each row; always with the last one. A drafter that reads hidden states gets
-            those behind the last token whose state an earlier draft had, or from the first whose
-            state is replaced.
-        counts: ``[B]``, tokens of each row.
-        lengths: ``[B]``, tokens to draft, or the levels of a tree; fewer are fine where their
-            number does not depend on the values of sampled tokens (contract C2).
-        most: the largest of `lengths`, as a host number.
+            front of its row, including the last. For a drafter that reads hidden states: the tokens
+            after the last token with a state in an earlier draft, or from the first token with a
+            replaced state.
+        counts: ``[B]``, number of tokens of each row.
+        lengths: ``[B]``, number of tokens to draft, or of levels of a tree; fewer are allowed if
+            the number does not depend on the values of sampled tokens (contract C2).
+        most: maximum of `lengths`, as a host number.
         positions: ``[B]`` int64, absolute position of the first token to draft.
-        rounds: ``[B]`` int64, drafting rounds of each row so far; key the draws (contract C3).
+        rounds: ``[B]`` int64, previous drafting rounds of each row, a key of draws (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
-        parameters: of the rows; a sampled token must be drawn from the distribution they give.
-        wants_rows: the level above reads the rows of logits; False where every row is greedy.
+        parameters: the rows' sampling parameters, which define the distribution of draft tokens.
+        wants_rows: the level above reads the rows of logits; False if every row is greedy.
         requests: number of each row's request, for messages.
-        rows: logits and statistics of an earlier block of the batch, to be written again where the
-            new ones fit: captured graphs need fixed addresses.
-        eos: ids that end each row's text: drafting past one is wasted work. None: the host must not
-            wait for the tokens while they are drafted.
-        processors: change logits first, and `text` gives the ``[N]`` int64 tokens of a row.
-        hidden: new states of the verifiers. Rows without a part get them again. None: the drafter
-            reads none.
+        rows: logits and statistics of an earlier block of the batch, to be overwritten if the new
+            sizes fit: captured graphs need fixed addresses.
+        eos: ids that end each row's text; tokens after them are wasted work. None: the host must
+            not wait for draft tokens.
+        processors: change logits first; `text` returns the ``[N]`` int64 tokens of a row.
+        hidden: new states of the verifiers. Inactive rows get them again. None: the drafter reads
+            no states.
         vocab_size: ids of the level above, and so of draft tokens, are below it.
-        passes: run passes by CUDA graphs; None: they run as they are.
+        passes: run passes by CUDA graphs; None: eagerly.
     """
 
     tokens: torch.Tensor
@@ -158,21 +158,21 @@ class DraftBlock:
     """Tokens for the level above to verify.
 
     Attributes:
-        tokens: ``[B, N]`` int64; -1 where a row of logits had no distribution.
-        counts: ``[B]`` int64, tokens of each row, at most what was asked for; None: as many as were
-            asked for, or up to an EOS.
-        status: ``[B, N]`` int32, status bits of `ps.sample`; None: nothing was drawn.
-        rows: ``[B, at least N, Vd]``, the row that each token was drawn from, before temperature
-            and filters, with the statistics of `ps.sample`. They must stay until the drafter's next
-            block. None: every proposal is deterministic, or the level above reads none.
-        parents: ``[B, N]`` int64, the index of each token's parent, below its index, -1 for the
-            root; the nodes of one parent in the order in which they are tried. None: a chain. Of a
-            tree `counts` are its nodes, and `rows` ``[B, N+1, Vd]``: row 0 is what the children of
-            the root were drawn from, each independently of the others, and row i+1 those of node
-            i; `status` is None. A drafter drafts trees or chains, as its capabilities say: what
-            rule a row is verified by must not depend on its neighbours (contract C3).
-        drawn: ``[B, N+1]`` bool, of a tree with `rows`: whether the children behind each were drawn
-            from it; elsewhere they are deterministic. None: all were.
+        tokens: ``[B, N]`` int64; -1 if a row of logits had no distribution.
+        counts: ``[B]`` int64, number of tokens of each row, at most `DraftInput.lengths`; None:
+            equal to these, or up to an EOS.
+        status: ``[B, N]`` int32, status bits of `ps.sample`; None: no draws.
+        rows: ``[B, at least N, Vd]``, the row of logits that each token was drawn from, before
+            temperature and filters, with the statistics of `ps.sample`; valid until the drafter's
+            next block. None: every proposal is deterministic, or the level above reads no rows.
+        parents: ``[B, N]`` int64, index of each token's parent, below the token's index, -1 for the
+            root; nodes with the same parent in the order of verification. None: a chain. For a tree
+            `counts` are numbers of nodes, and `rows` ``[B, N+1, Vd]``: children of the root are
+            drawn from row 0, independently of each other, and children of node i from row i+1;
+            `status` is None. A drafter drafts either trees or chains, by its capabilities: the rule
+            that verifies a row must not depend on other rows (contract C3).
+        drawn: ``[B, N+1]`` bool, for a tree with `rows`: whether the children were drawn from the
+            row; else they are deterministic. None: all were drawn.
     """
 
     tokens: torch.Tensor
@@ -189,12 +189,12 @@ class BatchedDrafter(Protocol):
 
     Attributes:
         name: for messages and statistics.
-        vocab_size: ids that it draws are below it. Those that it reads are, too, unless it has an
-            `input_vocab_size`; others come as 0.
+        vocab_size: drawn ids are below it, and so are ids read unless the drafter has an
+            `input_vocab_size`; higher ids are passed as 0.
         max_length: longest context; None: no limit.
-        device: of tokens and logits.
+        device: device of tokens and logits.
         capabilities: stated, not probed by the caller.
-        num_forward_passes: of models, while drafting, over all requests.
+        num_forward_passes: forward passes of models while drafting, over all requests.
     """
 
     name: str
@@ -209,8 +209,8 @@ class BatchedDrafter(Protocol):
     def capabilities(self) -> DrafterCapabilities: ...
 
     def prefill(self, prompts: PromptBatch) -> object:
-        """Forget everything; a batch begins. `prompts` are without their last token, which is read
-        with the first draft. Results of this and of `read` are ignored."""
+        """Forget everything and begin a batch. `prompts` are without their last token, which is
+        read with the first draft. Results of `prefill` and `read` are ignored."""
         ...
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> object:
@@ -218,15 +218,15 @@ class BatchedDrafter(Protocol):
         ...
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """Draft one block for every row with a part."""
+        """Draft a block for every active row."""
         ...
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        """Keep the first ``lengths[b]`` tokens of row b. Returns how many are kept."""
+        """Keep the first ``lengths[b]`` tokens of row b. Returns the kept numbers of tokens."""
         ...
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
+        """Keep these rows, in this order."""
         ...
 
 
@@ -235,21 +235,21 @@ class BatchedDrafter(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """Inputs of a drafter of one text. One object lives as long as its request and is updated
+    """Inputs of a drafter of a single text. A request has one object for its lifetime, updated
     between calls.
 
     Attributes:
-        tokens: prompt, committed and pending tokens, oldest first. Read it, never change it.
-        valid: the first `valid` tokens are those of the previous call and its proposal, if that
-            was a chain; what a drafter remembers of later ones is void. 0 on the first call of a
-            request: forget everything.
-        sampling: the request's parameters. A proposal with logits must be drawn from the
-            distribution they give.
-        seed: keys the draws, with the absolute position, `level` and `round` (contract C3).
+        tokens: prompt, committed and pending tokens, oldest first. Read-only.
+        valid: the first `valid` tokens are unchanged since the previous call, including its
+            proposal if that was a chain; state for later tokens is void. 0 on the first call of a
+            request: all state is void.
+        sampling: the request's parameters, which define the distribution that a proposal with
+            logits must be drawn from.
+        seed: a key of draws, with the absolute position, `level` and `round` (contract C3).
         level: the drafter's number in the chain, n (papers: M_n).
-        round: counts the drafting rounds of the request.
-        eos: ids that end the text; drafting past one is wasted work.
-        request: its number in the batch, for messages.
+        round: number of the request's previous drafting rounds.
+        eos: ids that end the text; tokens after them are wasted work.
+        request: number of the request in the batch, for messages.
     """
 
     tokens: list[int]
@@ -267,19 +267,18 @@ class Proposal:
     """Tokens for the level above to verify.
 
     Attributes:
-        tokens: at most the k asked for, a sequence or a tensor ``[n]``; of a tree any number, its
-            paths at most k long. Fewer, or none, is fine where the number does not depend on the
-            values of sampled tokens (contract C2); nothing sampled may be dropped.
+        tokens: at most k tokens, a sequence or a tensor ``[n]``; for a tree any number, with paths
+            of at most k. Fewer, or none, are allowed if the number does not depend on the values of
+            sampled tokens (contract C2); no sampled token may be dropped.
         logits: ``[1, len(tokens), Vd]``, the row each token was drawn from, before temperature and
             filters, with Vd at most the vocabulary of the level above; read until the next call of
-            `propose`, of this drafter or a fork of it. None: the proposal is deterministic, its
-            distribution one-hot. Calls may differ in this, and in dtype and width. Of a tree
-            ``[1, len(tokens) + 1, Vd]``, as `DraftBlock.rows`; without, siblings differ.
-        parents: of a tree, which a drafter with ``trees = True`` may propose: the index of each
-            token's parent, as of `DraftBlock`. None: a chain.
+            `propose`, of this drafter or a fork. None: the proposal is deterministic, its
+            distribution one-hot. Calls may differ in this, and in dtype and width. For a tree
+            ``[1, len(tokens) + 1, Vd]``, as `DraftBlock.rows`; without logits, siblings differ.
+        parents: for a tree, which a drafter with ``trees = True`` may propose: the index of each
+            token's parent, as in `DraftBlock`. None: a chain.
         statistics: ``[1, rows of logits, 2]`` int64, the row statistics that `ps.sample` returned
-            beside the tokens, which saves the verifier from reading the rows again. None: it reads
-            them.
+            with the tokens. None: the verifier reads the rows again.
     """
 
     tokens: Sequence[int] | torch.Tensor
@@ -290,13 +289,13 @@ class Proposal:
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Anything that proposes tokens for one text. Optional attributes: `name`,
-    `num_forward_passes`, ``trees = True`` where its proposals may be trees, and ``fork()``, which
-    returns another of the same kind for another request: without it a chain with this drafter
-    takes one prompt at a time."""
+    """A drafter of a single text, as users write it. Optional attributes: `name`,
+    `num_forward_passes`, ``trees = True`` if its proposals may be trees, and ``fork()``, which
+    returns a drafter of the same kind for another request: without it a chain with this drafter
+    runs a single prompt at a time."""
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """Propose at most `k` >= 1 tokens to follow ``context.tokens``, or a tree of at most `k`
+        """Propose at most `k` >= 1 tokens after ``context.tokens``, or a tree of at most `k`
         levels."""
         ...
 
@@ -304,17 +303,17 @@ class Drafter(Protocol):
 def processed(
     logits: torch.Tensor, inputs: DraftInput, left: Sequence[int], drafted: torch.Tensor
 ) -> torch.Tensor:
-    """Return the logits ``[B, n, V]`` behind the processors, of the rows that draw another token;
-    they follow the tokens `drafted`, ``[B, n, N]``."""
+    """Apply the request's processors to the logits ``[B, n, V]`` after the draft tokens `drafted`,
+    ``[B, n, N]``, in rows with tokens `left` to draw."""
     assert inputs.text is not None
     assert inputs.processors is not None
-    out = logits.to(torch.float32, copy=True)  # what processors return, whatever the dtype
+    out = logits.to(torch.float32, copy=True)  # the dtype of processors' results
     for b, more in enumerate(left):
         for j, tokens in enumerate(drafted[b] if more else ()):
             prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
             changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
-            # Where every id of a smaller vocabulary is forbidden, the draft is drawn as without
-            # processors (out has these logits), and the level above rejects it.
+            # If every id of a smaller vocabulary is forbidden, the token is drawn without
+            # processors (from the logits in `out`), and the level above rejects it.
             if not bool(changed.isneginf().all()):
                 out[b, at] = changed
     return out

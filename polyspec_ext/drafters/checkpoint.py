@@ -1,5 +1,5 @@
-"""Published heads: tensors of a checkpoint, read without running code that lies in it, and the
-target that they are loaded for."""
+"""Published heads: reading a checkpoint's tensors without running its code, and the target of a
+head."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def serves_heads(thing: object) -> bool:
 
 
 class Target:
-    """A level or its model, as far as heads ask for it.
+    """The target of a head: a level or its model.
 
     Attributes:
-        level: None where a model was passed.
+        level: the level; None: a model was passed.
         text: configuration of the model's decoder.
         pack: whether heads run on packed weights, as the level does.
     """
@@ -65,7 +65,7 @@ class Target:
         exact: Collection[str] = (),
     ) -> _Network:
         """Load `tensors` of the checkpoint `name` into the module that `make` returns, on the
-        model's device and in its dtype, or in `dtype`; those of the names `exact` in float32."""
+        model's device and in its dtype, or in `dtype`; tensors named in `exact` in float32."""
         dtype = arguments.dtype("dtype", dtype) or self.model.dtype
         with torch.device("meta"):
             network = make()
@@ -103,7 +103,7 @@ def _require_tensor(name: str, tensor: Tensor | None, like: Tensor) -> None:
 
 
 def count_of(names: Iterable[str], begin: str) -> int:
-    """Return how many of ``{begin}0.``, ``{begin}1.`` and so on begin a name, without a gap."""
+    """Count the prefixes ``{begin}0.``, ``{begin}1.``, ... of names, up to the first gap."""
     rests = (name.removeprefix(begin) for name in names if name.startswith(begin))
     numbers = {rest.partition(".")[0] for rest in rests}
     return next(number for number in itertools.count() if str(number) not in numbers)
@@ -113,7 +113,7 @@ def count_of(names: Iterable[str], begin: str) -> int:
 
 
 def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> Path:
-    """Return a directory, or that of a download from the hub by its id."""
+    """Return a directory, or the directory of a download from the hub by its id."""
     folder = arguments.path("place", place)
     if folder.is_dir():
         return folder
@@ -130,7 +130,7 @@ def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> 
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a directory, which must hold a JSON object."""
+    """Read the config.json of a directory, which must be a JSON object."""
     return _read_json(folder / "config.json")
 
 
@@ -145,7 +145,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of a directory's tensors: one, or those beside it that an index names."""
+    """Return the files of a directory's tensors: a single file, or the files of an index."""
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return [folder / name]
@@ -174,7 +174,7 @@ def _shards(index: Path) -> list[str]:
 def read_folder(
     folder: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> dict[str, Tensor]:
-    """Read the tensors of a directory whose names are `wanted`, by name, to the CPU."""
+    """Read a directory's tensors with `wanted` names, by name, to the CPU."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors.update(read_file(file, wanted))
@@ -182,8 +182,8 @@ def read_folder(
 
 
 def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -> dict[str, Tensor]:
-    """Read the tensors of a ``.safetensors`` file, or of one that `torch.save` wrote, whose names
-    are `wanted`. The latter may hold Python objects that run code when they are read: such a file
+    """Read the tensors with `wanted` names from a file, ``.safetensors`` or of `torch.save`. The
+    latter may contain Python objects that run code when they are read: a file with Python objects
     is refused."""
     if file.suffix == ".safetensors":
         try:
@@ -199,7 +199,7 @@ def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -
             f"{file}: expected a checkpoint of tensors only, given one with Python objects in it, "
             f"which may run code when it is read; refused: {reason}"
         ) from error
-    except Exception as error:  # a broken pickle raises whatever its bytes lead to
+    except Exception as error:  # a broken pickle may raise any exception
         raise ValueError(
             f"{file}: expected a checkpoint as torch.save writes it: {error}"
         ) from error
@@ -213,19 +213,19 @@ def read_file(file: Path, wanted: Callable[[str], object] = lambda name: True) -
 def names_in(file: Path) -> set[str]:
     """Return the names of a file's tensors; a ``.safetensors`` file's tensors are not read."""
     names: set[str] = set()
-    read_file(file, names.add)  # which wants none
+    read_file(file, names.add)  # `add` returns None: no tensor is wanted
     return names
 
 
-# ---- which directories hold a head ---------------------------------------------------------------
+# ---- directories with a head ---------------------------------------------------------------------
 
 
 HEADS = {"eagle": "EAGLE", "dflash": "DFlash"}  # kinds of directories with a head
 
 
 def head_kind(place: str | Path) -> str | None:
-    """Return the kind of head, of `HEADS`, that a directory holds by its configuration, or by that
-    of a Llama of one layer and the product that fuses states; None: no head."""
+    """Return the kind in `HEADS` of a directory's head, by its configuration, or by a Llama's with
+    a single layer and the tensor of the product that fuses states; None: no head."""
     folder = Path(place)
     if not (folder / "config.json").is_file():
         return None
@@ -246,8 +246,8 @@ def head_kind(place: str | Path) -> str | None:
 
 
 def head_of(thing: Any) -> tuple[str, str] | None:
-    """Return the kind and the directory or id of a head, if a chain's element is one: the kind and
-    a colon in front of either, or a directory that holds one."""
+    """Return the kind and the directory or id of a head, if a chain's element is "KIND:" and a
+    directory or id, or the directory of a head; None: no head."""
     if not isinstance(thing, str | Path):
         return None
     kind, _, place = str(thing).partition(":")
@@ -258,6 +258,6 @@ def head_of(thing: Any) -> tuple[str, str] | None:
 
 
 def architectures(config: Mapping[str, Any]) -> list[Any]:
-    """Return the architectures that a configuration names."""
+    """Return the architectures in a configuration."""
     names = config.get("architectures")
     return names if isinstance(names, list) else []

@@ -1,14 +1,14 @@
-"""Drafters of blocks: a few layers that draft all tokens of a block in one pass (DFlash), and those
-whose tokens also depend on the one before in the block (DSpark).
+"""Drafters of blocks: a few layers that draft all tokens of a block in one pass (DFlash), possibly
+with a dependence of each token on the token before it in the block (DSpark).
 
-The network keeps keys and values of a context: the target's hidden states of every token but the
-last, each at its token's position. A pass reads the last token and mask tokens behind it, which see
-the context and each other. Their keys and values leave the cache before the next draft. The states
-of a block are drawn from one by one, each independently of the others. With a Markov head
-(arXiv 2607.05147) the logits of a token have a bias by the token before it.
+The cache has keys and values of a context: the target's hidden states of every token but the last,
+each at its token's position. A pass reads the last token and mask tokens after it, which see the
+context and each other; their keys and values leave the cache before the next draft. Tokens are
+drawn in turn from the block's states, independently of each other. With a Markov head (arXiv
+2607.05147) the logits of a token have a bias by the token before it.
 
-A token without states of the target, which a model of another width has accepted, has the keys and
-values of a pass over that token, until the target's states replace them.
+A token without states of the target, accepted by a model of another width, has the keys and values
+of a pass over the token, until the target's states replace them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _NAMES = (
 
 
 class DFlashNetwork(RotaryNetwork):
-    """The layers, those of Qwen3, whose attention also sees keys and values of a context. Arguments
-    are those of `RotaryNetwork`."""
+    """Layers as in Qwen3, with attention also over keys and values of a context. Arguments: as for
+    `RotaryNetwork`."""
 
     config: DFlashConfig
 
@@ -85,7 +85,7 @@ class DFlashNetwork(RotaryNetwork):
         return [*super().drawn_weights, *more]
 
     def remember(self, features: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield keys and values of every layer, ``[B, Hkv, T, D]``, for tokens with the target's
+        """Yield keys and values ``[B, Hkv, T, D]`` of every layer, for tokens with the target's
         states ``[B, T, feature_size]`` at `positions` ``[B or 1, T]``."""
         states = self.hidden_norm(self.fc(features))
         cos, _, sin = self.rotation(states, positions)
@@ -98,8 +98,8 @@ class DFlashNetwork(RotaryNetwork):
             yield keys, values.transpose(1, 2)
 
     def forward(self, embeds: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Return the states of the tokens of blocks, ``[B, T, H]``, as the output head reads them:
-        of embeddings at positions ``[B or 1, T]``, with attention over them and the context."""
+        """Return the states of blocks of tokens, ``[B, T, H]``, as the output head reads them, from
+        embeddings at positions ``[B or 1, T]``, with attention over the block and the context."""
         cos, _, sin = self.rotation(embeds, positions)
         states, rotation = embeds, (cos[:, None], sin[:, None])
         for layer in self.layers:
@@ -109,7 +109,7 @@ class DFlashNetwork(RotaryNetwork):
 
 
 class MarkovHead(nn.Module):
-    """The bias of a token's logits by the token before: of a low rank."""
+    """Low-rank bias of a token's logits by the token before."""
 
     def __init__(self, vocab_size: int, rank: int, drawn: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class MarkovHead(nn.Module):
 def load_dflash(
     place: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
 ) -> DFlashPasses:
-    """Load the drafter that lies in a directory."""
+    """Load the drafter in a directory."""
     return DFlashPasses(*load_network(place, target, dtype, parse, DFlashNetwork, _NAMES))
 
 
@@ -132,8 +132,7 @@ def load_dflash(
 
 
 class DFlashPasses(HeadPasses):
-    """A network, what it borrows from the target, and the context of a batch. Arguments are those
-    of `HeadPasses`."""
+    """Passes of a network, with the cached context of a batch. Arguments: as for `HeadPasses`."""
 
     network: DFlashNetwork
     config: DFlashConfig
@@ -143,12 +142,12 @@ class DFlashPasses(HeadPasses):
         super().begin(batch, capacity + self.config.block_size)
 
     def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
-        # The masks of a block lie behind the longest text.
+        # The mask tokens of a block follow the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 
     def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
-        """Append ``counts[b]`` tokens of the context with a verifier's states, ``[B, W,
-        feature_size]``."""
+        """Append ``counts[b]`` tokens to the context of row b, with a verifier's states
+        ``[B, W, feature_size]``. Returns zeros ``[B, 1, H]``."""
         states, batch = features.to(self.device, self.dtype), len(features)
         if max(counts.host or (1,)) > 0:
             if self.passes is None or states.shape[1] > LONGEST:
@@ -169,14 +168,14 @@ class DFlashPasses(HeadPasses):
         return positions
 
     def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append tokens ``[B, 1]`` of the context that have no verifier's states."""
+        """Append tokens ``[B, 1]`` without a verifier's states to the context."""
         found = self._read(tokens, counts)
         self.features.appended(counts)
         return found
 
     def block(self, anchors: Tensor, count: int) -> Tensor:
-        """Return the logits ``[B, count, Vd]`` of the first tokens of a block behind `anchors`,
-        ``[B, 1]``; the block leaves the cache with the next call of `keep`."""
+        """Return the logits ``[B, count, Vd]`` of the first tokens of a block after `anchors`,
+        ``[B, 1]``; the block leaves the cache with the next `keep`."""
         if self.passes is None:
             return self._block(anchors, count)
         width = [self.config.block_size] * len(anchors)
@@ -187,12 +186,12 @@ class DFlashPasses(HeadPasses):
         masks = anchors.new_full((1, 1), config.mask_token_id)
         masks = masks.expand(len(anchors), config.block_size - 1)
         first = not config.from_anchor
-        # All masks, however many tokens are wanted: a token's logits depend on them.
+        # All mask tokens for any `count`: a token's logits depend on them.
         states = self._read(torch.cat([anchors, masks], 1), None)
         return self.logits(states[:, first : first + count])
 
     def bias(self, tokens: Tensor) -> Tensor:
-        """Return what the token before adds to the logits, ``[B, 1, Vd]``."""
+        """Return the bias of the logits by the token before, ``[B, 1, Vd]``."""
         bias: Tensor = self._runs.markov_head(tokens)
         return bias * self.config.logit_scale
 
@@ -212,7 +211,7 @@ class DFlashPasses(HeadPasses):
         cache = self.features.cache
         positions = self._prepare(tokens.shape[1], counts)
         attention = partial(attend, cache, self._masks(positions))
-        # What a target does with its embeddings beside reading them is not for blocks.
+        # Blocks use only the lookup of a target's embeddings, no further steps such as scaling.
         weight: Any = getattr(self._embed, "weight", None)
         plain = isinstance(weight, Tensor)
         embeds = F.embedding(tokens, weight) if plain else self._embed(tokens)
@@ -222,7 +221,7 @@ class DFlashPasses(HeadPasses):
 
     def _masks(self, positions: Tensor) -> list[Tensor | None]:
         """Return the additive mask of each layer, for tokens at `positions`; None: every token sees
-        all that the cache has."""
+        all slots."""
         config, rows = self.config, self.features.cache.rows
         width = positions.shape[1]
         kinds = list(zip(config.windows, config.causal, strict=True))
@@ -243,9 +242,9 @@ class DFlashPasses(HeadPasses):
 
 
 class DFlash(HeadDrafter):
-    """A DFlash or DSpark drafter (arXiv 2602.06036, 2607.05147), which drafts a block of tokens in
-    one pass, as the drafter of a chain. Of a longer window it drafts as many as its block has.
-    Arguments are those of `HeadDrafter`; it drafts no trees."""
+    """A DFlash or DSpark drafter (arXiv 2602.06036, 2607.05147) as a chain's drafter. It drafts a
+    block of tokens in one pass, and in a longer window no more than a block has. Arguments: as
+    for `HeadDrafter`, without trees."""
 
     kind = "dflash"
     _head: DFlashPasses
@@ -259,11 +258,11 @@ class DFlash(HeadDrafter):
         dtype: torch.dtype | None = None,
         name: str | None = None,
     ) -> DFlash:
-        """Load a published drafter. Arguments and errors are those of `Eagle.from_pretrained`.
+        """Load a published drafter. Arguments and errors: as for `Eagle.from_pretrained`.
 
         Args:
-            place: a directory as z-lab, DeepSeek (DSpark) or speculators (dflash, dspark) publish
-                it: config.json, and model.safetensors or pytorch_model.bin. Or its id on the
+            place: a directory in the format of z-lab, DeepSeek (DSpark) or speculators (dflash,
+                dspark): config.json, and model.safetensors or pytorch_model.bin; or an id on the
                 Hugging Face hub.
         """
         arguments.dtype("dtype", dtype)
@@ -273,7 +272,7 @@ class DFlash(HeadDrafter):
 
     @property
     def config(self) -> DFlashConfig:
-        """Configuration of the drafter."""
+        """The drafter's configuration."""
         return self._head.config
 
     @property
@@ -288,13 +287,13 @@ class DFlash(HeadDrafter):
 
         def extend(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             if counts.host is not None:
-                # Nothing is in front of a text of one token.
+                # A text of a single token has no context.
                 both = zip(counts.host, inputs.positions.tolist(), strict=True)
                 counts = RowCounts([count if end > 1 else 0 for count, end in both])
             return head.extend(tokens, states, counts)
 
         def follow(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-            # The context has the token in front of the one that pairs of a head have.
+            # The context appends token t, while pair t of a head has token t + 1.
             begin = inputs.positions.to(device) - inputs.counts.on(device)
             at = (features.cache.lengths - begin).clamp(0, ids.shape[1] - 1)
             return self._follow(ids.gather(1, at[:, None]), states, counts)
@@ -308,7 +307,7 @@ class DFlash(HeadDrafter):
         self.num_forward_passes += 1
         short = most < inputs.most
         if short:
-            # The level above reads a row for each token that it asked for.
+            # The level above reads a row of logits for each token of its window.
             held = row_buffer(inputs.rows, inputs.most, rows) if inputs.wants_rows else None
             lengths = inputs.lengths.less(0, most)
             inputs = dataclasses.replace(inputs, lengths=lengths, most=most, rows=held)
@@ -332,17 +331,17 @@ class DFlash(HeadDrafter):
 
 _SPECULATORS = ("dflash", "dspark")
 _ASSISTANT = "muse_glimmer_assistant"
-_DEFAULTS = {"qwen3": Qwen3Config, "llama": LlamaConfig}  # of keys that a configuration leaves out
+_DEFAULTS = {"qwen3": Qwen3Config, "llama": LlamaConfig}  # for keys missing in a configuration
 _SLIDING = "sliding_attention"
-_FLAT_BLOCK, _BLOCK = 16, 8  # tokens, of configurations that do not say
-_RANK = 256  # of a dspark of speculators that does not say
-_MOST = 256  # tokens of a block
-# Values that the network has whatever the configuration says, so that it must say them.
+_FLAT_BLOCK, _BLOCK = 16, 8  # default block sizes in tokens
+_RANK = 256  # default rank of speculators' dspark
+_MOST = 256  # maximum tokens of a block
+# Values that the network assumes: a configuration may have no others.
 _FIXED = {
     "markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False,
     "use_aux_hidden_state": True,
 }  # fmt: skip
-# Keys that no number of a draft depends on: of training, and of the confidence head.
+# Keys without an effect on drafts: of training, and of the confidence head.
 _IGNORED = (
     "_attn_implementation", "auf", "ce_loss_alpha", "confidence_head_alpha",
     "confidence_head_with_markov", "emb_dim", "enable_confidence_head", "gru_hidden_dim",
@@ -353,22 +352,22 @@ _IGNORED = (
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig(HeadConfig):
-    """A drafter of blocks.
+    """The configuration of a drafter of blocks.
 
     Attributes:
-        layer: shape of its layers and their number; `vocab_size` is the target's.
-        hidden_layers: of the target, whose states it reads; k is the state after k layers.
+        layer: shape and number of the layers; `vocab_size` is the target's.
+        hidden_layers: the target's states that the network reads; k is the state after k layers.
         target_hidden_size: width of these states.
-        block_size: tokens of a block, the last token of the text among them.
-        mask_token_id: of the others.
+        block_size: tokens of a block, including the last token of the text.
+        mask_token_id: id of the other tokens.
         from_anchor: the first token is drafted from the state of the text's last token, else from
-            that of the first mask.
-        windows: of each layer, how many positions a token sees back, with its position; None: all.
-        causal: of each layer, whether a token sees only those in front of it in the block.
-        draft_vocab_size: ids that the checkpoint's output head draws; None: all of the target's.
-        markov_rank: inner width of the Markov head; 0: none.
+            the state of the first mask token.
+        windows: by layer, number of positions back that a token sees, with its position; None: all.
+        causal: by layer, whether a token sees no later tokens of the block.
+        draft_vocab_size: number of ids of the checkpoint's output head; None: the target's.
+        markov_rank: rank of the Markov head; 0: no such head.
         embedding_scale, logit_scale: factors of embeddings and logits.
-        logit_cap: bound of the logits, by a hyperbolic tangent; None: none.
+        logit_cap: bound of the logits, by a hyperbolic tangent; None: no bound.
     """
 
     layer: LlamaConfig
@@ -387,15 +386,15 @@ class DFlashConfig(HeadConfig):
 
     @property
     def num_drafts(self) -> int:
-        """Tokens that a block drafts."""
+        """Number of draft tokens of a block."""
         return self.block_size - (not self.from_anchor)
 
 
 def parse(
     config: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
 ) -> DFlashConfig:
-    """Read the config.json of the checkpoint `name` with tensors of these names, for a target of so
-    many decoder layers; a key that does not fit is named."""
+    """Read the config.json of the checkpoint `name`, with the names of its tensors, for a target of
+    `target_layers` decoder layers. An error names the invalid key."""
     top = Reader(name, config)
     kind = top.of("speculators_model_type")
     if kind not in (None, *_SPECULATORS):
@@ -416,7 +415,7 @@ def parse(
     windows = _windows(both, shape.num_hidden_layers)
     if flat:
         key = "target_layer_ids"
-        # What a format has behind the last layer, in front of its norm or behind it, differs.
+        # Formats differ in the state after the last layer: before or after the final norm.
         numbers = both.layers(key, both.of(key), target_layers - 2)
         hidden_layers = tuple(number + 1 for number in numbers)
         if both.size("num_target_layers") not in (None, target_layers):
@@ -435,7 +434,7 @@ def parse(
         both.size("block_size", _MOST) or (_FLAT_BLOCK if flat else _BLOCK),
         _mask_id(both, shape.vocab_size),
         both.flag("sample_from_anchor", spark),
-        # (A distance there, its end included.)
+        # (An assistant's window is a distance, its end included.)
         tuple(window and window + assistant for window in windows),
         _causal(both, windows, flat, assistant),
         draft_vocab_size=both.size("draft_vocab_size", arguments.SIZE_MAX),
@@ -454,8 +453,8 @@ def parse(
 
 
 def _with_defaults(reader: Reader, given: Mapping[str, Any], required: Collection[str]) -> Any:
-    """Return a layer's configuration with the defaults of its class, but for `required` keys:
-    formats may write what differs from these alone."""
+    """Return a layer's configuration with the defaults of its class, except for `required` keys:
+    formats may write only other values."""
     kind = reader.of("model_type") or "qwen3"
     if kind != _ASSISTANT and kind not in _DEFAULTS:
         raise reader.error("model_type", f"one of {', '.join((*_DEFAULTS, _ASSISTANT))}", kind)

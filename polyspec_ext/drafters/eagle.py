@@ -1,4 +1,4 @@
-"""EAGLE heads (`heads`): their network, and published checkpoints of it."""
+"""EAGLE heads (`heads`): the network, and published checkpoints."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ __all__ = ["Eagle", "EagleConfig", "EagleNetwork", "HeadPasses"]
 
 
 class EagleNetwork(RotaryNetwork):
-    """The layers of a head (EAGLE-3's `midlayer` is `layers.0`). The first one has no norm in front
-    of its attention in EAGLE-1, and in EAGLE-3 reads embedding and state side by side. Arguments
-    are those of `RotaryNetwork`."""
+    """The layers of a head (EAGLE-3's `midlayer` is `layers.0`). In EAGLE-1 the first layer has no
+    norm before its attention; in EAGLE-3 it reads embedding and state, concatenated. Arguments: as
+    for `RotaryNetwork`."""
 
     config: EagleConfig
 
@@ -85,7 +85,7 @@ class EagleNetwork(RotaryNetwork):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, attention: Attention
     ) -> Tensor:
-        """Return the state behind each token, ``[B, T, H]``, before the final norm of EAGLE-3, as
+        """Return the state after each token, ``[B, T, H]``, before the final norm of EAGLE-3, as
         `read` does, at positions ``[B or 1, T or 1]`` and with attention over all pairs."""
         cos, _, sin = self.rotation(states, positions)
         rotation = cos[:, None], sin[:, None]
@@ -129,13 +129,13 @@ class EagleNetwork(RotaryNetwork):
 def load_head(
     place: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
 ) -> HeadPasses:
-    """Load the head that lies in a directory."""
+    """Load the head in a directory."""
     return HeadPasses(*load_network(place, target, dtype, parse, EagleNetwork))
 
 
 class Eagle(HeadDrafter):
     """An EAGLE-1, EAGLE-2 or EAGLE-3 head (arXiv 2401.15077, 2406.16858, 2503.01840) as the drafter
-    of a chain. Arguments are those of `HeadDrafter`."""
+    of a chain. Arguments: as for `HeadDrafter`."""
 
     kind = "eagle"
 
@@ -152,20 +152,20 @@ class Eagle(HeadDrafter):
         """Load a published head.
 
         Args:
-            place: a directory as SafeAILab (SpecForge) or speculators publish it: config.json, and
-                model.safetensors or pytorch_model.bin. Or its id on the Hugging Face hub.
-            target: that the head was trained for: it gives embeddings and output head where the
-                checkpoint has none. Below a level with packed weights the head runs on packed ones
-                too, whose memory is taken again, but for the output head that both share.
-            tree: see `Eagle`.
-            dtype: of the head; None: the target's.
+            place: a directory in the format of SafeAILab (SpecForge) or speculators: config.json,
+                and model.safetensors or pytorch_model.bin; or an id on the Hugging Face hub.
+            target: the level or model that the head was trained for, used for embeddings and output
+                head missing in the checkpoint. Below a level with packed weights the head runs on
+                packed copies too, in additional memory, except for a shared output head.
+            tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
+            dtype: dtype of the head; None: the target's.
             name: for messages; None: the directory's name.
 
         Raises:
-            TypeError: an argument is none of these.
-            ValueError: no such directory, a checkpoint with code in it, tensors that are missing,
-                unknown or of another shape, a head for another target; names what was expected and
-                what came.
+            TypeError: an argument is of another type.
+            ValueError: the directory is missing, the checkpoint has code in it, tensors are
+                missing, unknown or of another shape, or the head is for another target; the message
+                names the expected and the actual value.
         """
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
@@ -175,7 +175,7 @@ class Eagle(HeadDrafter):
 
     @property
     def config(self) -> EagleConfig:
-        """Configuration of the head."""
+        """The head's configuration."""
         config = self._head.config
         assert isinstance(config, EagleConfig)
         return config
@@ -184,26 +184,26 @@ class Eagle(HeadDrafter):
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
-# Of a layer's configuration: sizes, and what else its shape and rotary positions depend on.
+# Keys of a layer's configuration: sizes, and others that determine shapes and rotary positions.
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size",
 )  # fmt: skip
 _POSITIVE = ("rms_norm_eps", "rope_theta")
 _LAYER = (*SIZES, *_POSITIVE, "hidden_act", "rope_scaling", "rope_parameters")
-_LONG = ("max_position_embeddings", "vocab_size")  # no width of a product beside another
-_SIZE_MAX = 2**20  # of a width: the size of a product of two fits torch's numbers
+_LONG = ("max_position_embeddings", "vocab_size")  # at most one dimension of a product
+_SIZE_MAX = 2**20  # of a width: the size of a product of two fits torch's integers
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 _LAST = -1  # the last hidden state of a model, after its final norm
-_AUX_LAYERS = 3  # unless the configuration says otherwise
-# Behaviour that is the network's whatever the configuration says, so that it must say that.
+_AUX_LAYERS = 3  # the default of a configuration
+# Values that the network assumes: a configuration may have no others.
 _FIXED = {"partial_rotary_factor": 1.0}
 _FIXED_3 = {
     "use_input_layernorm_in_first_layer": True, "use_last_layernorm": True,
     "parallel_draft_step": 1,
 }  # fmt: skip
-# Keys that no number of a draft depends on.
+# Keys without an effect on drafts.
 _IGNORED = (
     "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype", "eos_token_id",
     "initializer_range", "model_type", "_name_or_path", "pad_token_id", "pretraining_tp",
@@ -211,31 +211,31 @@ _IGNORED = (
     "transformers_version", "use_cache",
 )  # fmt: skip
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-# Names of tensors that differ between the formats.
+# Prefixes of tensors' names by format, and the network's.
 _NAMES = (("midlayer.", "layers.0."), ("fusion_fc.", "fc."), ("transformer.", "layers.0."))
-# Tensors that are for training only, or follow from others.
+# Tensors for training only, or derived from others.
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 _UNUSED_END = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig(HeadConfig):
-    """An EAGLE head.
+    """The configuration of an EAGLE head.
 
     Attributes:
         version: 1 (EAGLE-1 and EAGLE-2) or 3.
-        layer: shape of its layers and their number; `vocab_size` is the target's.
+        layer: shape and number of the layers; `vocab_size` is the target's.
         target_hidden_size: width of the target's hidden states.
-        hidden_layers: of the target, whose states the head reads; k is the state after k layers,
-            -1 the last one, after the final norm.
-        draft_vocab_size: ids that the checkpoint's output head knows; None: all of the target's.
-        fuse: whether `fc` brings the target's states to the head's width (EAGLE-3), before the
+        hidden_layers: the target's hidden states that the head reads; k is the state after k
+            layers, -1 the last state, after the final norm.
+        draft_vocab_size: number of ids of the checkpoint's output head; None: the target's.
+        fuse: whether `fc` projects the target's states to the head's width (EAGLE-3), before the
             first step of a draft only.
-        fc_bias, qkv_bias, output_bias: which products have one.
-        norm_before_fc: one norm over all of the target's states, side by side; `fc_norm`: one over
-            each of them (EAGLE-3.1). Never both.
+        fc_bias, qkv_bias, output_bias: whether these products have a bias.
+        norm_before_fc: norm the target's concatenated states; `fc_norm`: norm each state
+            (EAGLE-3.1). Never both.
         norm_before_residual: the first layer's residual is the normed state.
-        norm_output: the state that the next step reads is the one behind the final norm.
+        norm_output: the next step reads the state after the final norm.
     """
 
     version: int
@@ -259,13 +259,13 @@ class EagleConfig(HeadConfig):
 def parse(
     config: Mapping[str, Any], tensors: Collection[str], target_layers: int, name: str
 ) -> EagleConfig:
-    """Read the config.json of the checkpoint `name`; a key that does not fit is named.
+    """Read the config.json of the checkpoint `name`. An error names the invalid key.
 
     Args:
-        tensors: names, which tell EAGLE-3 from EAGLE-1 where the configuration is that of a plain
-            Llama.
-        target_layers: decoder layers of the target; EAGLE-3 heads that do not name their layers
-            read the states that enter layers 2, n // 2 and n - 3.
+        tensors: names of the tensors, which distinguish EAGLE-3 from EAGLE-1 if the configuration
+            is a plain Llama's.
+        target_layers: n, decoder layers of the target. The default of EAGLE-3 heads is to read the
+            inputs of layers 2, n // 2 and n - 3.
     """
     top = Reader(name, config)
     kind = top.of("speculators_model_type")
@@ -275,7 +275,7 @@ def parse(
     layer = top if published else top.nested("transformer_layer_config")
     layer.read_full_attention()
     layer.refuse_tied(tensors)
-    # speculators writes only what differs from a Llama's defaults.
+    # speculators writes only values other than a Llama's defaults.
     count = checkpoint.count_of(tensors, "layers.")
     shape = layer.shape(REQUIRED if published else (), count)
     bias = layer.flag("attention_bias", False)
@@ -309,7 +309,7 @@ def parse(
         fuse=fuse,
         norm_before_fc=both.flag("norm_before_fc", False),
         fc_norm=both.flag("fc_norm", False),
-        # speculators' heads have been trained with it where they do not say.
+        # speculators' heads without this key were trained with it.
         norm_before_residual=both.flag("norm_before_residual", not published),
         norm_output=both.flag("norm_output", False),
         **biases,
@@ -332,14 +332,14 @@ def _aux_layers(reader: Reader, target_layers: int) -> tuple[int, ...]:
 
 
 class Reader:
-    """Keys of dictionaries of a configuration, each of the first dictionary that has it."""
+    """Keys of a configuration's dictionaries; the first dictionary with a key has precedence."""
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
         self.name = name
-        self._sources = [(config, set[str]())]  # dictionaries, and the keys that were read
+        self._sources = [(config, set[str]())]  # dictionaries, and their keys read
 
     def before(self, other: Reader) -> Reader:
-        """Return a reader of these dictionaries first, then of another's."""
+        """Return a reader of this reader's dictionaries, then of another's."""
         both = Reader(self.name, {})
         both._sources = self._sources + other._sources
         return both
@@ -387,7 +387,7 @@ class Reader:
         return float(value)
 
     def layers(self, key: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
-        """Take numbers of the target's layers, up to `most`, and `count` of them where it says."""
+        """Check and return layer numbers in [0, most] of the target; `count` of them, or any."""
         layers = tuple(given) if isinstance(given, list | tuple) else ()
         whole = all(type(one) is int and 0 <= one <= most for one in layers)
         if not layers or not whole or (count or len(layers)) != len(layers):
@@ -396,7 +396,7 @@ class Reader:
         return layers
 
     def refuse_tied(self, tensors: Collection[str]) -> None:
-        """Refuse embeddings that are the output head as well."""
+        """Refuse embeddings that are also the output head."""
         tied = self.of("tie_word_embeddings") and "embed_tokens.weight" in tensors
         if tied and "lm_head.weight" not in tensors:
             raise self.error(
@@ -406,8 +406,8 @@ class Reader:
             )
 
     def require_all_read(self, fixed: Mapping[str, Any], ignored: Collection[str] = ()) -> None:
-        """Refuse a key that says something and was not read; `fixed` are values that it may have
-        beside those of every head, and no number of a draft depends on keys that are `ignored`."""
+        """Refuse a key with an effect that was not read. Allowed are also the values `fixed`,
+        beside `_FIXED`, and the keys `ignored`, beside `_IGNORED`."""
         known = {**_FIXED, **fixed}
         for config, read in self._sources:
             for key, value in config.items():
@@ -418,16 +418,16 @@ class Reader:
                     raise self.error(key, "no such key, which is not followed", value)
 
     def read_full_attention(self) -> None:
-        """Read the keys of a sliding window where they mean that there is none."""
+        """Mark keys of a sliding window as read if they mean full attention."""
         ((config, read),) = self._sources
-        # Qwen's configurations have a width that is not in use.
+        # Qwen's configurations have an unused window.
         if config.get("use_sliding_window") is False:
             read |= {"sliding_window", "max_window_layers"}
         if set(config.get("layer_types") or ()) <= {"full_attention"}:
             read.add("layer_types")
 
     def shape(self, required: Collection[str], layers: int) -> LlamaConfig:
-        """Read the shape of the layers, of which the file has so many."""
+        """Read the shape of the layers; the file has tensors of `layers` layers."""
         for key in SIZES:
             value = self.size(key, arguments.SIZE_MAX if key in _LONG else _SIZE_MAX)
             if value is None and key in required:
@@ -453,7 +453,7 @@ class Reader:
             shape = LlamaConfig(**values)
             if not LlamaRotaryEmbedding(shape).inv_freq.isfinite().all():
                 raise ValueError("rope_parameters: expected finite rotations")
-        # Of transformers' checks, which name the field; of its rotations, whatever they meet.
+        # Errors of transformers' checks, which name the field, or any error of its rotations.
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ValueError(
@@ -480,13 +480,13 @@ def load_network(
     kind: Callable[..., Any],
     names: Sequence[tuple[str, str | None]] = (),
 ) -> tuple[Any, Any, Tensor | None]:
-    """Load the network that lies in a directory. Returns the arguments of `HeadPasses`.
+    """Load the network in a directory. Returns the arguments of `HeadPasses`.
 
     Args:
-        parse: makes the configuration.
-        kind: makes the network, a `RotaryNetwork`.
-        names: beginnings of names of tensors beside those of all formats, and of the network's
-            names in their place; None: they are not read.
+        parse: returns the configuration, as `parse` of this module does.
+        kind: constructs the network, a `RotaryNetwork`.
+        names: further prefixes of tensors' names, as `_NAMES`, and the network's; None: not
+            read.
     """
     model = Target(target)
     folder = checkpoint.folder_of(place)
@@ -533,7 +533,7 @@ def _renamed(
 
 
 def _require_target(config: Any, text: Any, name: str) -> None:
-    """Refuse a head of another target than that with the decoder's configuration `text`."""
+    """Refuse a head for a target other than that with the decoder's configuration `text`."""
     if config.target_hidden_size != text.hidden_size:
         raise ValueError(
             f"{name}: expected a target with hidden states of {config.target_hidden_size} "
@@ -554,7 +554,7 @@ def _require_target(config: Any, text: Any, name: str) -> None:
 
 @torch.no_grad()
 def _in_order(ids: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    # Ascending, with the rows of `weights`, one for each, in the same order.
+    # Ascending; the rows of `weights`, a row for each id, are reordered alike.
     ids, order = ids.sort()
     if not torch.equal(order, torch.arange(len(order))):
         for weight in weights:
@@ -566,8 +566,8 @@ def _draft_ids(
     size: int | None, offsets: Tensor | None, mask: Tensor | None, vocab_size: int, name: str
 ) -> Tensor | None:
     """Return the target's ids of the `size` entries of the draft vocabulary; None: all. `offsets`
-    (d2t) are their distances from the entries, and `mask` (t2d) must say the same of the target's
-    `vocab_size` ids."""
+    (d2t) are ids minus entries, and `mask` (t2d), over the target's `vocab_size` ids, must be True
+    at the same ids."""
     ids = None
     if offsets is None:
         if size not in (None, vocab_size):

@@ -1,5 +1,5 @@
-"""Drafters that read a verifier's hidden states: a cache for those that remember what they read,
-and Medusa and Hydra heads, which remember nothing."""
+"""Drafters that read a verifier's hidden states: the cache of drafters with keys and values, and
+Medusa and Hydra heads, which have no cache."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 LAST = -1  # the last hidden state of a model, after its final norm
 _STEP = 256  # pairs per row that the cache grows by
 
-# Appends pairs: from tokens [B, W] int64, features [B, W, F] and the pairs of each row to the state
-# behind each row's last pair, [B, 1, H].
+# `Append` appends pairs: from tokens [B, W] int64, features [B, W, F] and the number of pairs of
+# each row to the state after each row's last pair, [B, 1, H].
 Pairs = Sequence[tuple[Tensor, Tensor]]  # keys and values [H, N, D] by layer
 Append = Callable[[Tensor, Tensor, RowCounts], Tensor]
 
 
 class FeatureCache:
-    """Keys and values of a drafter that reads pairs, in rounds with and without host
-    synchronisation alike.
+    """Key-value cache of a drafter that reads pairs of a hidden state and a token, in rounds with
+    and without host synchronisation.
 
-    Pair t of a row is the state behind token t and token t + 1; it lies in slot t. Pairs of a
-    verifier's states stay. Tokens that only a verifier without such states has read make pairs of
-    the drafter's states, which stay as well. Drafted pairs go when the next draft begins.
+    Pair t of a row is the state after token t and token t + 1, in slot t. Pairs with a verifier's
+    states are kept. Tokens read only by a verifier without matching states form pairs with the
+    drafter's states, also kept. Drafted pairs are removed when the next draft begins.
 
     Args:
-        config: of the drafter's decoder layers, as `RollbackCache` reads it.
-        feature_size: F, of a verifier's states that a pair is made of, side by side.
-        hidden_size: H, of the states that the drafter makes.
-        dtype, device: of keys, values and states.
+        config: configuration of the drafter's decoder layers, as `RollbackCache` reads it.
+        feature_size: F, total width of the verifier's states in a pair.
+        hidden_size: H, width of the drafter's states.
+        dtype, device: dtype and device of keys, values and states.
     """
 
     def __init__(
@@ -61,33 +61,33 @@ class FeatureCache:
         self._config, self.dtype, self.device = config, dtype, device
         self._feature_size, self._size = feature_size, hidden_size
         self._cache: RollbackCache | None = None
-        # Pairs of each row; behind a round without host synchronisation the device alone knows
-        # them, in memory that stays.
+        # Number of pairs of each row; after a round without host synchronisation only the device
+        # knows it, at a fixed address.
         self._pairs = RowCounts([])
         self._memory = torch.zeros(0, dtype=torch.int64, device=device)
-        self._states = torch.empty(0)  # [B, 1, H], behind each row's last pair, for the host
+        self._states = torch.empty(0)  # [B, 1, H], after each row's last pair, for the host
         self._zero = torch.zeros((), dtype=dtype, device=device)
 
     @property
     def cache(self) -> RollbackCache:
-        """Keys and values, for passes."""
+        """The cache of keys and values, for passes."""
         assert self._cache is not None, "prefill comes first"
         return self._cache
 
     @property
     def in_one_place(self) -> bool:
-        """Whether the pairs can stay on the device in the batch at hand."""
+        """Whether the numbers of pairs can stay on the device in the current batch."""
         return self._cache is not None and self._cache.in_one_place
 
     def begin(self, batch: int, capacity: int) -> None:
-        """Begin a batch of so many rows, without pairs."""
+        """Begin an empty batch of `batch` rows, the longest of `capacity` tokens."""
         self._pairs = RowCounts([0] * batch)
         self._states = torch.zeros(batch, 1, self._size, dtype=self.dtype, device=self.device)
         if self._cache is None or not self._cache.refit(batch):
             self._cache = self._empty(batch, capacity)
 
     def allocate(self, groups: int, width: int) -> None:
-        """Allocate the keys and values, ``[B, groups, C, width]``, ahead of the first pass."""
+        """Allocate keys and values, ``[B, groups, C, width]``, before the first pass."""
         for layer in self.cache.layers:
             self._hold(layer, groups, width, width)
 
@@ -110,7 +110,7 @@ class FeatureCache:
         )
 
     def admit(self, rows: Sequence[int]) -> None:
-        """Empty rows, and append rows without pairs where the numbers go on behind the last."""
+        """Empty these rows; append empty rows for numbers after the last row."""
         pairs = self._on_host()
         new = max(0, rows[-1] + 1 - len(pairs))
         left = [0 if row in rows else n for row, n in enumerate((*pairs, *[0] * new))]
@@ -125,7 +125,7 @@ class FeatureCache:
         return self.cache.save(row, begin, end)
 
     def fill(self, row: int, pairs: Sequence[Pairs]) -> None:
-        """Replace the pairs of a row by copies, one behind the other."""
+        """Replace the pairs of a row by concatenated copies."""
         count = sum(copy[0][0].shape[1] for copy in pairs)
         single = self._empty(1, count)
         for copy in pairs:
@@ -137,28 +137,28 @@ class FeatureCache:
         self._pairs = RowCounts(kept)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
+        """Keep these rows, in this order."""
         pairs = self._on_host()
         self._pairs = RowCounts([pairs[row] for row in rows])
         self._states = self._states[list(rows)]
         self.cache.select(rows)
 
     def _on_host(self) -> tuple[int, ...]:
-        # Waits for the device behind a round without host synchronisation.
+        # Waits for the device after a round without host synchronisation.
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
-            self.cache.rows.place(self._pairs)  # drafted ones may lie behind them
+            self.cache.rows.place(self._pairs)  # drafted pairs may follow
         assert self._pairs.host is not None
         return self._pairs.host
 
     def keep(self, pairs: Sequence[int] | Tensor) -> None:
-        """Keep the first ``pairs[b]`` >= 0 of row b, and none that were drafted. The host knows
-        how many, except in a round without host synchronisation (`reserve_span`)."""
+        """Keep the first ``pairs[b]`` >= 0 pairs of row b, and no drafted pairs. The host knows
+        the numbers, except in a round without host synchronisation (`reserve_span`)."""
         left = RowCounts.of(pairs)
         assert self._cache is not None, "prefill comes first"
         if left.host is None:
-            # The cache has them, and those that were drafted.
+            # The cache has these pairs and the drafted pairs.
             torch.minimum(self._memory, left.on(self.device), out=self._memory)
             self._cache.rows.place(self._pairs)
             return
@@ -166,8 +166,8 @@ class FeatureCache:
         self._cache.rollback(self._pairs)
 
     def rollback(self, lengths: Sequence[int] | Tensor) -> None:
-        """Keep the pairs of so many tokens: n tokens have n - 1. Lengths that the host does not
-        know are ignored, since the next draft says what to keep."""
+        """Keep the pairs of the first ``lengths[b]`` tokens of row b: n tokens have n - 1. Lengths
+        unknown to the host are ignored, since the next draft calls `keep`."""
         kept = RowCounts.of(lengths)
         if kept.host is not None:
             self.keep(kept.less(1))
@@ -184,11 +184,11 @@ class FeatureCache:
         self, tokens: int, more: Hashable = None, followed: bool = False
     ) -> Place | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
-        than `tokens`, drafted pairs among them. `more` is what passes depend on beside the
-        cache. `followed`: one call, behind which the cache is told its lengths."""
+        than `tokens`, drafted pairs included. `more`: further dependencies of the passes beside
+        the cache. `followed`: a single call, after which the caller notes the cache's lengths."""
         if followed:
             place = self.cache.reserve_span(tokens, more, [self._zero])
-            self.cache.rows.host = None  # or the call would have the numbers of this one
+            self.cache.rows.host = None  # or a graph would have this call's lengths as constants
             return place
         if self._pairs.host is not None:
             if self._memory.shape[0] != len(self._pairs):
@@ -202,25 +202,25 @@ class FeatureCache:
     def inputs(
         self, width: int, counts: RowCounts | None, masked: bool = True
     ) -> tuple[Tensor, Tensor | None]:
-        """Return positions and additive mask of a pass that appends the first ``counts[b]`` of
-        `width` pairs to row b (None: all), and prepare the cache. Not `masked`: the mask is None,
+        """Prepare the cache for a pass that appends the first ``counts[b]`` of `width` pairs to row
+        b (None: all), and return positions and additive mask. Not `masked`: the mask is None,
         since the pass looks up how many slots a pair sees."""
         cache = self.cache
         inputs = cache.inputs(width, counts, masked=masked)
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
-        if masked and mask is None and width > 1:  # causal, which a model would see to
+        if masked and mask is None and width > 1:  # causal, which a model implies
             slots = torch.arange(cache.rows.span, device=self.device)[None]
             mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
         return positions, mask
 
     def tree_inputs(self, width: int, depth: int, ancestors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same of one more level of a tree, which stays until the next call of `keep`.
+        """Prepare a pass over a tree level, whose pairs stay until `keep`; return as `inputs` does.
 
         Args:
-            width: nodes of the level, n.
-            depth: of the nodes; 1: children of the root.
-            ancestors: ``[B or 1, n, m]`` bool: which of the latest m pairs each node sees; the
-                last n of them are the nodes themselves.
+            width: n, nodes of the level.
+            depth: depth of the nodes; 1: children of the root.
+            ancestors: ``[B or 1, n, m]`` bool, which of the latest m pairs each node sees; the last
+                n are the nodes.
         """
         cache, nodes = self._cache, ancestors.shape[2]
         assert cache is not None, "inputs come first"
@@ -231,8 +231,8 @@ class FeatureCache:
             seen = cache_masks.tree_slots(begin, ancestors, rows.span)
             positions = torch.full((1, width), begin + depth - 1, device=self.device)
             return positions, cache_masks.additive(seen, self.dtype)
-        # Lengths by row, which the device may know alone. Few operators: of what each node sees a
-        # column for all slots in front of the tree, one for each node, and one for all behind.
+        # Lengths by row, possibly known to the device only. For few operators: a visibility column
+        # for all slots before the tree, a column for each node, and a column for all slots after.
         kept = (rows.lengths - nodes)[:, None]
         columns = F.pad(F.pad(ancestors, (1, 0), value=True), (0, 1), value=False)
         index = (torch.arange(1, rows.span + 1, device=self.device) - kept).clamp_(0, nodes + 1)
@@ -241,22 +241,22 @@ class FeatureCache:
         mask = torch.where(seen, self._zero, torch.finfo(self.dtype).min)
         return kept + (depth - 1), mask[:, None]
 
-    # ---- reading what is new ---------------------------------------------------------------------
+    # ---- reading new pairs -----------------------------------------------------------------------
 
     def read(
         self, inputs: DraftInput, layers: Sequence[int], extend: Append, follow: Append
     ) -> Tensor:
-        """Append all pairs that are new.
+        """Append all new pairs.
 
         Args:
-            inputs: of the draft.
-            layers: whose states, side by side, are a verifier's feature.
-            extend: appends pairs of a verifier's features.
-            follow: appends pairs of the drafter's states, F = H, one per row at a time. Not called
-                in rounds without host synchronisation, where every level has states.
+            inputs: inputs of the draft.
+            layers: layers of a verifier whose concatenated states are a feature.
+            extend: appends pairs with a verifier's features.
+            follow: appends pairs with the drafter's states, F = H, at most one per row and call.
+                Unused in rounds without host synchronisation, where every level has states.
 
         Returns:
-            ``[B, 1, H]``, the state behind each row's last pair.
+            ``[B, 1, H]``, the state after each row's last pair.
         """
         hidden = inputs.hidden
         assert hidden is not None
@@ -266,18 +266,18 @@ class FeatureCache:
             if len(apart) > 1:
                 on_host = inputs.counts.host is not None
                 features = torch.cat(apart, -1) if on_host else _side_by_side(apart)
-        else:  # of texts of one token
+        else:  # all texts have a single token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
-        # (The state rows' device is that of these.)
+        # (The counts of hidden states are on the state rows' device.)
         told = hidden.counts
         counts = inputs.counts.on(told.device)
         if inputs.counts.host is None:
-            # In front of these stand no more pairs than tokens, in rows without a part as well.
+            # Keep at most as many pairs as tokens before the new states, in inactive rows too.
             self.keep(RowCounts(None, hidden.positions))
-            # (No level has read the last token of a text that goes on.)
+            # (No level has read the last token of an unfinished text.)
             fresh, width = torch.minimum(told, counts), features.shape[1]
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
-        # (A state behind the last token is of no pair yet.)
+        # (The state after the last token is in no pair yet.)
         fresh = torch.minimum(told, counts - 1).clamp_min(0)
         ends = inputs.positions - 1  # pairs of each text
         kept = torch.where(told > 0, hidden.positions, ends)
@@ -285,8 +285,8 @@ class FeatureCache:
         self.keep(RowCounts.read(kept, True))
         # Tokens that no verifier with states has read.
         rest = (ends - fresh - self._pairs.on(ends.device)) * (counts > 0)
-        # A text of one token has no pair: the token is read behind a state of zeros, which stays
-        # until the next draft.
+        # A text of a single token has no pair: the token is read with a state of zeros, until the
+        # next draft.
         alone = ((ends == 0) & (counts > 0)).long()
         some = bool(alone.any())
         new = RowCounts.read(torch.maximum(fresh, alone), True)
@@ -319,7 +319,7 @@ class FeatureCache:
 
 
 def _side_by_side(apart: Sequence[Tensor]) -> Tensor:
-    """Return tensors beside each other along the last dimension; a view where they lie so."""
+    """Concatenate tensors along the last dimension; a view if they are adjacent in memory."""
     first, sizes = apart[0], [x.shape[2] for x in apart]
     if (first.storage_offset(), first.stride(1)) == (0, sum(sizes)):
         shape = (*first.shape[:2], sum(sizes))
@@ -329,7 +329,7 @@ def _side_by_side(apart: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(apart), -1)
 
 
-# ---- heads of one state --------------------------------------------------------------------------
+# ---- heads that read a single state --------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -346,12 +346,12 @@ class Block(nn.Module):
 
 
 class LastStateHeads(nn.Module):
-    """Heads that draft ``count`` tokens ahead, their tensors under the published names: as many as
-    the names of the checkpoint's `tensors` say, 0 where it has none of this kind."""
+    """Heads that draft ``count`` tokens ahead, with tensors under the published names. `count` is
+    the number of heads in the checkpoint's `tensors`, 0 if no name is of this kind."""
 
-    FILE: ClassVar[str]  # of the checkpoint
-    FIRST: ClassVar[str]  # a tensor of it, for messages
-    FORM: ClassVar[tuple[str, str] | None] = None  # a key of config.json, and its only value
+    FILE: ClassVar[str]  # name of the checkpoint's file
+    FIRST: ClassVar[str]  # name of a tensor in it, for messages
+    FORM: ClassVar[tuple[str, str] | None] = None  # a key of config.json and its required value
     count: int
 
     def __init__(self, tensors: Mapping[str, Tensor], target: Target) -> None:
@@ -359,8 +359,8 @@ class LastStateHeads(nn.Module):
         self.hidden_size, self.vocab_size = target.hidden_size, target.vocab_size
 
     def below(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return what the next head reads ``[B, n, S]`` behind tokens ``[B, n]``, from what the
-        head that drafted them read: for the first head the verifier's state."""
+        """Return the next head's inputs ``[B, n, S]`` after the drafted tokens ``[B, n]``, from the
+        inputs of the head that drafted them; the first head's is the verifier's state."""
         raise NotImplementedError
 
     def logits(self, states: Tensor, head: int) -> Tensor:
@@ -371,8 +371,8 @@ class LastStateHeads(nn.Module):
 
 
 class MedusaHeads(LastStateHeads):
-    """Head i: blocks x + silu(W x + b), then a product to the vocabulary. It says what follows the
-    token i + 1 places behind that of the state."""
+    """Medusa heads. Head i has blocks x + silu(W x + b) and a product to the vocabulary. It
+    predicts the token i + 2 positions after the token of the state."""
 
     FILE, FIRST = "medusa_lm_head.pt", "0.0.linear.weight"
 
@@ -397,8 +397,8 @@ class MedusaHeads(LastStateHeads):
 
 
 class HydraHeads(LastStateHeads):
-    """Head i reads the state and the embeddings of the i + 1 tokens behind it, side by side. Its
-    first block is R x + silu(W x), with the target's embeddings in x, and others x + silu(W x)."""
+    """Hydra heads. Head i reads x, the state and the target's embeddings of the i + 1 tokens after
+    it, concatenated. Its first block is R x + silu(W x), and the others are x + silu(W x)."""
 
     FILE, FIRST = "hydra_lm_head.pt", "hydra_lm_head.0.weight"
     FORM = ("hydra_head_arch", "mlp")
@@ -439,13 +439,13 @@ _Drafter = TypeVar("_Drafter", bound="LastStateDrafter")
 
 
 class LastStateDrafter:
-    """Heads that read one state of the verifier: the last hidden state behind the token before the
-    text's last one, which the verifier emitted from it. They draft trees of the likeliest tokens.
+    """Drafter with heads that read one state of the verifier: the last hidden state of the second
+    to last token, from which the verifier emitted the last. They draft trees of likeliest tokens.
 
     Args:
-        tree: no deeper than there are heads, or cut there.
-        pack: on the CPU, run the heads on packed weights (`levels.fused`), which take their
-            memory again; later changes of their linear weights are not seen.
+        tree: cut at a depth of the number of heads.
+        pack: on the CPU, run the heads on packed copies of their weights (`levels.fused`), in
+            additional memory of the same size; later changes of linear weights have no effect.
     """
 
     HEADS: ClassVar[type[LastStateHeads]]
@@ -459,10 +459,10 @@ class LastStateDrafter:
         self.vocab_size = heads.vocab_size
         self.max_length: int | None = None
         self.num_forward_passes = 0
-        self._passes: dict[int, int] = {}  # of a tree by its depth
+        self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make another over copies, for `copy` and `pickle`."""
+        """Return the type and its arguments, for `copy` and `pickle`."""
         return type(self), (self._heads, self.tree, self.name, self._pack)
 
     @classmethod
@@ -477,17 +477,17 @@ class LastStateDrafter:
         """Load published heads.
 
         Args:
-            place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and,
-                where there is one, config.json; or its id on the Hugging Face hub.
-            target: that they were trained for. Below a level with packed weights they run on
-                packed ones too, whose memory is taken again.
-            tree: `DynamicTree()` by default, or a `StaticTree`.
-            dtype: of the heads; None: the target's.
+            place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and
+                an optional config.json; or an id on the Hugging Face hub.
+            target: the level or model that the heads were trained for. Below a level with packed
+                weights the heads run on packed copies too, in additional memory.
+            tree: a `DynamicTree` or `StaticTree`; None: `DynamicTree()`.
+            dtype: dtype of the heads; None: the target's.
 
         Raises:
-            TypeError: an argument is none of these.
-            ValueError: no such file, one with code in it, heads of another form, or tensors that
-                are missing, unknown or of another shape; names them.
+            TypeError: an argument is of another type.
+            ValueError: the file is missing or has code in it, the heads are of another form, or
+                tensors are missing, unknown or of another shape; the message names them.
         """
         model = Target(target)
         arguments.instance("tree", tree, Tree)
@@ -516,7 +516,7 @@ class LastStateDrafter:
 
     @property
     def num_heads(self) -> int:
-        """Tokens that it drafts ahead."""
+        """Number of heads, and so of tokens drafted ahead."""
         return self._heads.count
 
     @property
@@ -538,7 +538,7 @@ class LastStateDrafter:
 
     def _nothing(self, *_: Any) -> None: ...
 
-    # It remembers nothing.
+    # The drafter has no cache.
     prefill = read = open = extend = admit = save = restore = select = note_lengths = _nothing
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
@@ -549,7 +549,7 @@ class LastStateDrafter:
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """Draft as `BatchedDrafter.draft`. A text of one token has no state, and gets no draft."""
+        """Draft as `BatchedDrafter.draft`. A text of a single token has no state and no draft."""
         heads, passes = self._runs, 0
         depth, entries = min(inputs.most, self.num_heads), inputs.vocab_size
 
@@ -589,10 +589,10 @@ class LastStateDrafter:
         return DraftBlock(nodes.tokens, nodes.counts, parents=nodes.parents)
 
     def _state(self, inputs: DraftInput) -> tuple[Tensor, Tensor]:
-        """Return the state behind the last token but one of each text, ``[B, 1, H]``, and whether
-        the verifier's is known, ``[B]`` bool."""
+        """Return the state of the second to last token of each text, ``[B, 1, H]``, zeros if
+        unknown, and whether it is known, ``[B]`` bool."""
         hidden, device, batch = inputs.hidden, self.device, len(inputs.tokens)
-        if hidden is None or not hidden.layers:  # of texts of one token
+        if hidden is None or not hidden.layers:  # all texts have a single token
             size = self._heads.hidden_size
             state = torch.zeros(batch, 1, size, dtype=self._dtype, device=device)
             return state, torch.zeros(batch, dtype=torch.bool, device=device)
@@ -605,15 +605,15 @@ class LastStateDrafter:
 
 
 class Medusa(LastStateDrafter):
-    """Medusa heads (arXiv 2401.10774) as the drafter of a chain. Its tree is no deeper than the
-    heads are many; Medusa's is a `StaticTree` of its paths. Their "typical acceptance" changes the
-    target's distribution; the tree verified by a chain's rule does not."""
+    """Medusa heads (arXiv 2401.10774) as the drafter of a chain. The depth of its tree is at most
+    the number of heads; Medusa's is a `StaticTree` of its paths. The paper's "typical acceptance"
+    changes the target's distribution; verification by a chain's rule does not."""
 
     HEADS = MedusaHeads
 
 
 class Hydra(LastStateDrafter):
     """Hydra heads (arXiv 2402.05109), mlp form, as the drafter of a chain: like Medusa's, but each
-    also reads the tokens drafted before. Its tree is no deeper than the heads are many."""
+    also reads the tokens drafted before. The depth of its tree is at most the number of heads."""
 
     HEADS = HydraHeads

@@ -1,13 +1,13 @@
-"""Heads that draft from pairs of a token and a hidden state of the model that they draft for: their
-passes over a cache, and their drafts in a chain.
+"""Heads that draft from pairs of a token and a hidden state of the target: their passes over a
+cache, and their drafts in a chain.
 
-A head reads pairs of a token and the state behind the token before it, from whichever verifier read
-that last. The target's states replace those of the levels below it after each of its passes. Pairs
-of the head's states are dropped when a draft ends.
+A head reads pairs of a token and the state after the token before it, of the last verifier that
+read that token. After each pass of the target its states replace the states of lower levels. Pairs
+with the head's states are dropped when a draft ends.
 
-A verifier whose states have another width, or that lacks the layers that the head reads (a smaller
-model between the target and the head), has none to read: behind what that one accepted the head
-reads its states, until another verifier has read the tokens.
+A verifier with states of another width, or without the layers that the head reads (a smaller model
+between the target and the head), provides no states: for tokens that it accepted the head reads
+pairs with the head's states, until another verifier has read the tokens.
 """
 
 from __future__ import annotations
@@ -40,43 +40,43 @@ from .trees import Nodes, Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the tokens
-# at hand: returns the attention's output [B, T, H, D], over whatever else it remembers.
+# Called with a layer's number, queries [B, H, T, D], keys and values [B, Hkv, T, D] of the new
+# tokens: returns the attention's output [B, T, H, D] over these and cached keys.
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]  # cosines and sines
-Where = tuple[Tensor, Tensor | None]  # positions of pairs, and what they see
+Where = tuple[Tensor, Tensor | None]  # positions of pairs, and their mask
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
-_FOLLOW_LENGTH = ("dynamic", "longrope")  # kinds of rotations that depend on the longest position
+_FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
 
 
 class HeadConfig:
     """The configuration of a head, as passes and drafts read it."""
 
-    layer: Any  # configuration of its decoder layers, as `RollbackCache` reads it
-    hidden_layers: tuple[int, ...]  # of the target, whose states it reads
-    target_hidden_size: int  # of each of these
-    draft_vocab_size: int | None  # ids that the checkpoint's output head draws; None: all
+    layer: Any  # configuration of the decoder layers, as `RollbackCache` reads it
+    hidden_layers: tuple[int, ...]  # layers of the target with the states that the head reads
+    target_hidden_size: int  # width of each state
+    draft_vocab_size: int | None  # number of ids that the output head draws; None: all
 
     @property
     def hidden_size(self) -> int:
-        """Width of the states that the head makes."""
+        """Width of the head's states."""
         return int(self.layer.hidden_size)
 
     @property
     def feature_size(self) -> int:
-        """Width of the target's states of a token, side by side."""
+        """Total width of the target's states of a token."""
         return self.target_hidden_size * len(self.hidden_layers)
 
 
 class HeadNetwork(nn.Module):
-    """The layers of a head. Embeddings and output head, `embed_tokens` and `lm_head`, are the
-    target's where the network has none.
+    """The layers of a head. Without `embed_tokens` or `lm_head` the target's embeddings or output
+    head are used.
 
     Attributes:
-        operators: its layers fused, in a `packed` network where they can be.
-        key_shape: heads of the keys that these append, and their width.
-        longest: tokens of a pass that they take at most. Such a pass needs no mask of a chain.
+        operators: the fused layers of a `packed` network; None: not fused.
+        key_shape: number of key heads of fused layers, and their width.
+        longest: maximum tokens of a pass by fused layers, which needs no mask for a chain.
     """
 
     config: HeadConfig
@@ -85,8 +85,8 @@ class HeadNetwork(nn.Module):
     longest = 0
 
     def packed(self: _Network) -> _Network:
-        """Return a copy on packed weights, with fused norms, activations and layers where they are
-        known (`levels.fused`)."""
+        """Return a copy on packed weights, with fused norms, activations and layers of known
+        classes (`levels.fused`)."""
         made = pack_layers(self)
         use_fused(made, plain_norms=True)
         made.operators = operators = made.fused()
@@ -100,7 +100,7 @@ class HeadNetwork(nn.Module):
         return made
 
     def fused(self) -> LayerOperators | None:
-        """Return the layers of a packed copy as operators; None: they are no known ones."""
+        """Return the layers of a packed copy as operators; None: layers of unknown classes."""
         return None
 
     def through_layers(
@@ -112,55 +112,55 @@ class HeadNetwork(nn.Module):
         numbers: tuple[int, ...],
         first: Tensor | None = None,
     ) -> Tensor:
-        """Return states ``[B, T, H]`` behind the fused layers `numbers` of the cache; the rotation
-        is ``[B or 1, T, D]``, and `first` as of `LayerOperators`."""
+        """Return states ``[B, T, H]`` after the fused layers `numbers` of the cache; the rotation
+        is ``[B or 1, T, D]``, and `first` as in `LayerOperators`."""
         rows, slots = cache.rows, cache.begin_layers(numbers)
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
-        x = x.contiguous()  # states of a verifier may be a part of more
+        x = x.contiguous()  # states of a verifier may be a slice
         made, _, status = self.operators(
             x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
         )
-        if rows.at is None:  # else there was room, as the host knows
+        if rows.at is None:  # else the host has checked the capacity
             rows.status.bitwise_or_(status)
         return made
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Return the state ``[B, T, H]`` that a step reads of the verifier's hidden states
-        ``[B, T, feature_size]``."""
+        """Project the verifier's hidden states ``[B, T, feature_size]`` to the states ``[B, T, H]``
+        that a step reads."""
         return features
 
     def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
-        """Return the state behind each token, ``[B, T, H]``.
+        """Return the state after each token, ``[B, T, H]``.
 
         Args:
-            embeds, states: ``[B, T, H]``, of the tokens, and behind the token before each.
-            where: positions, ``[B or 1, T or 1]`` int64, of the pairs; and the additive mask,
-                ``[B or 1, 1, T, N]``. None: a token sees all slots, or of a pass of at most
-                `longest` tokens those in front of it.
-            cache: prepared for these pairs, and with earlier ones.
+            embeds, states: ``[B, T, H]``, of the tokens, and after the token before each.
+            where: positions of the pairs, ``[B or 1, T or 1]`` int64, and the additive mask,
+                ``[B or 1, 1, T, N]``. Mask None: a token sees all slots, or, in a pass of at most
+                `longest` tokens, earlier slots.
+            cache: has the earlier pairs, and is prepared for these.
         """
         raise NotImplementedError
 
     def reach(self, count: int) -> None:
-        """Compute ahead what depends on positions below `count` alone."""
+        """Precompute values that depend only on positions below `count`."""
 
     def carried(self, states: Tensor) -> Tensor:
-        """Return what of a step's states the next step of a draft reads."""
+        """Return a step's states as the next step of a draft reads them."""
         return states
 
     def before_head(self, states: Tensor) -> Tensor:
-        """Return what of a step's states the output head reads."""
+        """Return a step's states as the output head reads them."""
         return states
 
 
 class RotaryNetwork(HeadNetwork):
-    """A head whose layers rotate queries and keys as a Llama's do, under the tensors' published
-    names.
+    """A head with Llama's rotary positions, and tensors under the published names.
 
     Args:
-        config: of the head.
-        embeds, heads: whether the checkpoint has embeddings and an output head.
+        config: configuration of the head.
+        embeds: whether the checkpoint has embeddings.
+        heads: whether the checkpoint has an output head.
     """
 
     def __init__(self, config: HeadConfig, *, embeds: bool = False, heads: bool = False) -> None:
@@ -172,20 +172,20 @@ class RotaryNetwork(HeadNetwork):
         if heads:
             self.lm_head = nn.Linear(width, config.draft_vocab_size or vocab_size, bias=False)
         self._rotary: LlamaRotaryEmbedding | None = None
-        # Of the positions from 0 on cosines, sines, and sines for `rotated`, [3, P, D] (`reach`).
+        # Cosines, sines, and sines for `rotated`, of positions 0 ... P-1, [3, P, D] (`reach`).
         self.rotations: Tensor | None
         self.register_buffer("rotations", None, persistent=False)
 
     @property
     def drawn_weights(self) -> list[Tensor]:
-        """Weights with a row for each id that is drawn."""
+        """Weights with a row for each id of the draft vocabulary."""
         return [self.lm_head.weight]
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def reach(self, count: int) -> None:
-        """Compute once what rotates queries and keys at positions below `count`, unless it depends
-        on the longest position."""
+        """Compute cosines and sines of positions below `count` once, unless they depend on the
+        longest position."""
         if self.rotations is not None and self.rotations.shape[1] >= count:
             return
         if self.config.layer.rope_parameters["rope_type"] in _FOLLOW_LENGTH:
@@ -195,12 +195,12 @@ class RotaryNetwork(HeadNetwork):
         self.rotations = torch.stack([x[0] for x in self.rotation(like, numbers[None])])
 
     def rotation(self, like: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return cosines and sines of `positions`, in the dtype of `like`, and sines for `rotated`;
+        """Return cosines and sines of `positions`, and sines for `rotated`, in the dtype of `like`;
         ``[B, T, D]`` each."""
         known = self.rotations
         if known is not None and known.dtype == like.dtype:
             return known[:, positions].unbind()
-        # Made here: it has no weights, and the network may have been on the meta device.
+        # Created here: it has no weights, and the constructor may run on the meta device.
         if self._rotary is None or self._rotary.inv_freq.device != like.device:
             self._rotary = LlamaRotaryEmbedding(self.config.layer).to(like.device)
         cos, sin = self._rotary(like, positions)
@@ -210,7 +210,7 @@ class RotaryNetwork(HeadNetwork):
 
 
 class HeadLayer(nn.Module):
-    """A Llama layer of a shape and an attention; `bare`: without a norm in front of that."""
+    """A Llama layer with the sizes of `shape`; `bare`: without a norm before the attention."""
 
     def __init__(self, shape: Any, attention: HeadAttention, bare: bool = False) -> None:
         super().__init__()
@@ -223,8 +223,8 @@ class HeadLayer(nn.Module):
     def forward(
         self, states: Tensor, rotation: Rotation, attention: Attention, first: Tensor | None = None
     ) -> Tensor:
-        """Return the states behind the layer; `first` is what its attention reads in place of the
-        normed states."""
+        """Return the states after the layer. Its attention reads `first`, if not None, instead of
+        the normed states."""
         inputs = self.input_layernorm(states) if first is None else first
         states = states + self.self_attn(inputs, rotation, attention)
         out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
@@ -232,12 +232,12 @@ class HeadLayer(nn.Module):
 
 
 class HeadAttention(nn.Module):
-    """The attention of the layer `number` of a cache.
+    """The attention of layer `number` of a cache.
 
     Args:
-        width: of what it reads.
-        biases: whether its first three products have one, and whether the last has.
-        norms: queries and keys have norms by head, as Qwen3's.
+        width: width of the inputs.
+        biases: whether queries, keys and values have biases, and whether the output has.
+        norms: norm queries and keys by head, as Qwen3.
     """
 
     def __init__(
@@ -268,8 +268,8 @@ class HeadAttention(nn.Module):
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` has the sign of
-    the half that it is added to."""
+    """Rotate queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` is negated in
+    the first half."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -281,8 +281,8 @@ def attend(
     k: Tensor,
     v: Tensor,
 ) -> Tensor:
-    """Return an `Attention` over a cache, which is prepared for the tokens at hand, by the additive
-    mask of each layer; None: a query sees all that the cache has."""
+    """Append keys and values to the cache, which is prepared for them, and return the output of an
+    `Attention`, by the additive mask of the layer; None: a query sees all slots."""
     (keys, values), mask = cache.update(k, v, layer), masks[layer]
     if decoder.takes(q, keys, values, mask):
         return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
@@ -292,17 +292,17 @@ def attend(
 
 
 class HeadPasses:
-    """A network, what it borrows from the target, and the cache of a batch.
+    """Passes of a network, with the cache of a batch.
 
     Args:
-        network: with its weights. Below a level with packed weights it runs on packed ones too, and
-            later changes of its linear weights are not seen.
-        target: a level or its model: gives embeddings and output head where the network has none.
+        network: with loaded weights. Below a level with packed weights a packed copy runs, and
+            later changes of linear weights have no effect.
+        target: a level or its model, for embeddings and output head missing in the network.
         ids: ``[Vd]`` int64, increasing, the target's id of each entry of a row of logits; None: the
             same.
 
     Attributes:
-        passes: of the draft at hand (`DraftInput.passes`).
+        passes: `DraftInput.passes` of the current draft.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class HeadPasses:
     ) -> None:
         self.network, self._target = network, target
         model = Target(target)
-        # What the passes run: `network` stays as it is.
+        # The network of the passes; `network` is unchanged.
         self._runs = network.packed() if model.pack else network
         embed: Any = getattr(self._runs, "embed_tokens", None)
         head: Any = getattr(self._runs, "lm_head", None)
@@ -320,29 +320,29 @@ class HeadPasses:
         self.id_map = IdMap(model.vocab_size, ids)
         weight = next(network.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        # (A packed product has a dtype and no weights to ask.)
+        # (A packed product has a dtype, and no weights.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = config = network.config
         self.features = FeatureCache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
-        self._weights: Place | None = None  # None: to be asked anew, since a batch begins
+        self._weights: Place | None = None  # None: not collected since `begin`
         self.passes: CapturedPasses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make another over copies, with an empty cache, for `copy` and `pickle`."""
+        """Return the type and its arguments, without the cache, for `copy` and `pickle`."""
         return type(self), (self.network, self._target, self.id_map.drawn)
 
     def begin(self, batch: int, capacity: int) -> None:
-        """Begin a batch of so many rows."""
+        """Begin a batch of `batch` rows, the longest of `capacity` tokens."""
         self._weights = self.passes = None
         self.features.begin(batch, capacity)
         if self._runs.key_shape is not None:
             self.features.allocate(*self._runs.key_shape)
 
     def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
-        """Reserve a span (`FeatureCache.reserve_span`) with all that passes use beside their
-        inputs."""
+        """Reserve a span (`FeatureCache.reserve_span`) with all tensors that passes use beside
+        their inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
@@ -361,8 +361,8 @@ class HeadPasses:
         until the next call.
 
         Args:
-            form: as of `CapturedPasses.call`.
-            beside: pairs of a row that no text has.
+            form: as for `CapturedPasses.call`.
+            beside: pairs of a row beyond its text.
         """
         cache = self.features.cache
         before = cache.rows.host
@@ -381,16 +381,16 @@ class HeadPasses:
 
     def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
-        ``[B, W, feature_size]``. Returns the state behind each row's last pair, ``[B, 1, H]``."""
+        ``[B, W, feature_size]``. Returns the state after each row's last pair, ``[B, 1, H]``."""
         return self._append(True, tokens, features.to(self.device, self.dtype), counts)
 
     def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append pairs of this head's `states`, ``[B, W, H]``, as `extend` does."""
+        """Append pairs with this head's `states`, ``[B, W, H]``, as `extend` does."""
         return self._append(False, tokens, states, counts)
 
     def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Do the same until the next call of `keep`, with the tokens ``[B, 1]`` that were drafted
-        last; `step` is 1 for the first of a draft."""
+        """Append, until the next `keep`, pairs with the draft tokens ``[B, 1]`` of the step before;
+        `step` is 1 for the first pass of a draft."""
         return self._append(False, tokens, states, counts, stays=False)
 
     def _append(
@@ -410,7 +410,7 @@ class HeadPasses:
         return out
 
     def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append pairs, and return the state behind each row's last one."""
+        """Append pairs, and return the state after each row's last pair, ``[B, 1, H]``."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
         else:
@@ -425,14 +425,14 @@ class HeadPasses:
         return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
 
     def step(self, tokens: Tensor, states: Tensor, depth: int, ancestors: Tensor) -> Tensor:
-        """Read a level of a tree, whose pairs stay until the next call of `keep`: from the tokens
-        ``[B, n]`` and this head's states ``[B, n, H]`` behind their parents to those behind them.
-        `depth` and `ancestors` are those of `FeatureCache.tree_inputs`."""
+        """Read a level of a tree, whose pairs stay until the next `keep`: from the tokens
+        ``[B, n]`` and this head's states ``[B, n, H]`` after their parents to the states after the
+        tokens. `depth` and `ancestors`: as for `FeatureCache.tree_inputs`."""
         inputs = self.features.tree_inputs(tokens.shape[1], depth, ancestors)
         return self._pass(tokens, self._runs.carried(states), inputs)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
+        """Return logits ``[B, n, Vd]``, an entry for each id that `id_map` draws."""
         logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
@@ -446,14 +446,14 @@ class HeadPasses:
 class HeadDrafter:
     """A head as the drafter of a chain.
 
-    As a chain it draws one token after another from its processed distribution, which it hands up
-    as q. With a tree its proposals are deterministic, and the level above verifies a tree.
+    Without a tree it draws tokens in turn from its processed distribution, which the level above
+    gets as q. With a tree its proposals are deterministic, and the level above verifies a tree.
 
     Args:
-        head: the network, and what it borrows from the target.
+        head: network and cache.
         tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
-        name: for messages and statistics; None: of the kind of head.
-        draw: `ops.unchecked.draw`, or what stands in for it.
+        name: for messages and statistics; None: the class's `kind`.
+        draw: `ops.unchecked.draw`, or a replacement.
     """
 
     kind = "head"
@@ -472,7 +472,7 @@ class HeadDrafter:
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
-        self._passes: dict[int, int] = {}  # of a tree by its depth
+        self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -502,7 +502,7 @@ class HeadDrafter:
     def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         """Read nothing: the states come with the next draft."""
 
-    # A sequence is the copies of pairs that it begins with: the states behind come with a draft.
+    # A sequence is a list of copied pairs: later states come with a draft.
 
     def open(self, capacity: int) -> list[Pairs]:
         return []
@@ -524,17 +524,17 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> Pairs:
-        # The last pair of a text is that of its last token but one.
+        # The last pair of a text has the state of its second to last token.
         return self._head.features.save(row, max(begin - 1, 0), end - 1)
 
     def restore(self, sequence: list[Pairs], saved: Pairs, count: int) -> None:
-        count -= not sequence  # the first token of a text ends no pair
+        count -= not sequence  # pair t ends with token t + 1
         sequence.append([(keys[:, :count], values[:, :count]) for keys, values in saved])
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
         kept = RowCounts.of(lengths)
-        if kept.host is not None:  # else the next draft keeps what it is told to
+        if kept.host is not None:  # else the next draft calls `keep`
             self._head.features.keep(kept.less(1))
         return lengths
 
@@ -547,7 +547,7 @@ class HeadDrafter:
         return self._head.reserve_span(tokens)
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Ignore lengths: the device knows the pairs, which are not the tokens."""
+        """Ignore lengths of texts: the device counts the pairs."""
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:
@@ -565,12 +565,12 @@ class HeadDrafter:
 
     def _draft_chain(self, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, step = self._head, 0
-        if inputs.counts.host is None:  # of what the first pass has read only a part matters
+        if inputs.counts.host is None:  # the first pass is done: only active rows matter
             one = inputs.counts.less(0, 1)
             inputs = dataclasses.replace(inputs, tokens=inputs.tokens[:, :1], counts=one)
 
         def forward(block: InputBlock) -> LevelOutput:
-            # The first pass has been done, and each later one reads a token that was drawn.
+            # The first pass is done, and each later pass reads a drawn token.
             nonlocal states, step
             if step:
                 counts = block.counts or RowCounts([1] * len(block.tokens))

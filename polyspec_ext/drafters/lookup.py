@@ -1,7 +1,7 @@
 """Drafters without a model: prompt lookup, suffix matching, and a table of n-grams.
 
-Each looks the end of the text up in earlier tokens and proposes what followed there. Such a
-proposal is deterministic: it draws nothing, has no logits, and its distribution is one-hot.
+Each searches earlier tokens for the end of the text, and proposes the tokens that followed. The
+proposals are deterministic: without draws and logits, with a one-hot distribution.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .. import arguments
 from ..files import replace_text
 from .base import Context, Proposal
 
-_LONGEST = 1024  # n-gram: every token of a text is indexed under one of each length
-_FORMAT = 1  # of the file of an n-gram table
-_SUFFIX = 64  # tokens of a suffix that are compared
+_LONGEST = 1024  # maximum n-gram: every token is indexed under an n-gram of each length
+_FORMAT = 1  # format version of an n-gram table's file
+_SUFFIX = 64  # maximum compared tokens of a suffix
 
 Key = tuple[int, ...]
 
@@ -38,15 +38,15 @@ def _suffixes(tokens: Sequence[int], sizes: range) -> list[Key]:
 
 
 class _Text:
-    """The text of a request, which grows and is cut."""
+    """The text of a request, which grows and is truncated."""
 
     def __init__(self) -> None:
         self._tokens = array("q")
 
     def followed(self, context: Context, shortest: int, longest: int) -> int | None:
-        """Return the index of the token that followed the longest suffix of the context, of at most
-        `longest` tokens, at its latest earlier occurrence; None: no suffix of `shortest` tokens has
-        one."""
+        """Return the index of the token after the latest earlier occurrence of the context's
+        longest suffix of at most `longest` tokens; None: no suffix of `shortest` tokens occurred
+        before."""
         del self._tokens[context.valid :]
         self._tokens.extend(context.tokens[len(self._tokens) :])
         count, size, end = len(self._tokens), 0, 0
@@ -62,8 +62,8 @@ class _Text:
 
 
 class PromptLookup:
-    """Proposes what followed the longest suffix of at most `max_ngram` and at least `min_ngram`
-    tokens when it last occurred in the text.
+    """A drafter that proposes the tokens after the latest earlier occurrence of the text's longest
+    suffix of `min_ngram` to `max_ngram` tokens.
 
     Raises:
         TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024.
@@ -76,22 +76,22 @@ class PromptLookup:
         self._longest, self._shortest, self._text = sizes.start, sizes.stop + 1, _Text()
 
     def fork(self) -> PromptLookup:
-        """Return another with the same settings and an empty text."""
+        """Return a drafter with the same settings and an empty text."""
         return PromptLookup(self._longest, self._shortest)
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """Propose up to `k` tokens; none where no suffix has occurred before."""
+        """Propose up to `k` tokens; none if no suffix has occurred before."""
         start = self._text.followed(context, self._shortest, self._longest)
         return Proposal([] if start is None else context.tokens[start : start + k])
 
 
 class SuffixMatch:
-    """Proposes what followed the longest suffix of the text at its latest earlier occurrence, of
-    which the last 64 tokens are compared, or `min_length` if that is more; where that runs into the
-    end of the text the proposal repeats itself.
+    """A drafter that proposes the tokens after the latest earlier occurrence of the text's longest
+    suffix, comparing at most max(64, `min_length`) tokens. A proposal that reaches the end of the
+    text repeats itself.
 
     Args:
-        min_length: of the suffix, in tokens; behind a shorter one nothing is proposed.
+        min_length: minimum length of the suffix in tokens; without a match the proposal is empty.
 
     Raises:
         TypeError, ValueError: min_length < 1.
@@ -104,11 +104,11 @@ class SuffixMatch:
         self._text = _Text()
 
     def fork(self) -> SuffixMatch:
-        """Return another with the same setting and an empty text."""
+        """Return a drafter with the same setting and an empty text."""
         return SuffixMatch(self.min_length)
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """Propose `k` tokens; none where no suffix of `min_length` tokens has occurred before."""
+        """Propose `k` tokens; none if no suffix of `min_length` tokens has occurred before."""
         tokens, longest = context.tokens, max(self.min_length, _SUFFIX)
         start = self._text.followed(context, self.min_length, longest)
         if start is None:
@@ -121,31 +121,31 @@ class SuffixMatch:
 
 
 class _Counts:
-    """How often each token followed each n-gram, and texts that are not counted yet."""
+    """Counts of the tokens after each n-gram, and texts that are not counted yet."""
 
     def __init__(self, sizes: range, limit: int) -> None:
         self.sizes, self.limit = sizes, limit
         self.followers: dict[Key, dict[int, int]] = {}  # oldest n-gram first
-        self.open: list[list[int]] = []  # of requests that have begun since the last `close`
+        self.open: list[list[int]] = []  # texts of requests begun since the last `close`
 
     def add(self, tokens: Sequence[int]) -> None:
         for end, token in enumerate(tokens):
             for key in _suffixes(tokens[max(0, end - self.sizes.start) : end], self.sizes):
                 counts = self.followers.pop(key, {})
                 counts[token] = counts.pop(token, 0) + 1
-                self.followers[key] = counts  # the latest come last
+                self.followers[key] = counts  # the latest last
         while len(self.followers) > self.limit:
             del self.followers[next(iter(self.followers))]
 
     def close(self, ended: list[int] | None = None) -> None:
-        """Count all open texts, or `ended` alone if it is one: their requests are over."""
+        """Count and close all open texts, or only `ended`: their requests have ended."""
         for text in list(self.open):
             if ended is None or text is ended:
                 self.open = [other for other in self.open if other is not text]
                 self.add(text)
 
     def best(self, tokens: Sequence[int]) -> int | None:
-        """Return what followed the longest known suffix most often; of several the latest."""
+        """Return the most frequent token after the longest known suffix; of equals the latest."""
         for key in _suffixes(tokens, self.sizes):
             if counts := self.followers.get(key):
                 return max(reversed(counts), key=counts.__getitem__)
@@ -153,18 +153,18 @@ class _Counts:
 
 
 class NGramTable:
-    """Proposes, token by token, what most often followed the longest known suffix of at most
-    `max_ngram` and at least `min_ngram` tokens, in earlier outputs and in texts that it `learn`s.
+    """A drafter that proposes, token by token, the most frequent token after the longest known
+    suffix of `min_ngram` to `max_ngram` tokens, in earlier outputs and in texts passed to `learn`.
 
     The texts of a batch are counted when the next batch begins, so that no row of a batch depends
-    on another (contract C3); what a seed gives depends on the texts before, unless `learning` is
-    False. Forks share one table. Of a text in progress the table knows the tokens of the latest
-    draft.
+    on another (contract C3). The text that a seed gives depends on earlier texts, unless `learning`
+    is False. Forks share a table. An unfinished text is known up to the latest draft.
 
     Args:
-        max_ngram, min_ngram: lengths of the n-grams that are counted, longest first.
-        max_entries: n-grams that are kept; those that were not met for longest go first.
-        learning: count the texts that it drafts for. `learn` works in any case.
+        max_ngram: maximum length of counted n-grams; the longest known is used.
+        min_ngram: minimum length.
+        max_entries: maximum number of n-grams; the least recently seen are dropped.
+        learning: count the texts of requests. `learn` works in any case.
 
     Raises:
         TypeError, ValueError: not 1 <= min_ngram <= max_ngram <= 1024, or max_entries < 1.
@@ -185,24 +185,24 @@ class NGramTable:
         self._text: list[int] = []
 
     def __len__(self) -> int:
-        """Return how many n-grams are known."""
+        """Return the number of known n-grams."""
         return len(self._counts.followers)
 
     def fork(self) -> NGramTable:
-        """Return another over the same table."""
+        """Return a drafter over the same table."""
         self._counts.close()
         other = NGramTable.__new__(NGramTable)
         other.__dict__.update(self.__dict__, _text=[])
         return other
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Count the n-grams of a text, such as an earlier output ``[n]``."""
+        """Count the n-grams of a text ``[n]``, for example an earlier output."""
         self._counts.add(arguments.row_integers("tokens", tokens))
 
     def propose(self, context: Context, k: int) -> Proposal:
-        """Propose up to `k` tokens, as far as the table knows what follows."""
+        """Propose up to `k` tokens, as many as the table knows."""
         if context.valid == 0:
-            self._counts.close(self._text)  # a request ends where the next begins
+            self._counts.close(self._text)  # a request ends when the next begins
             self._text = []
             if self.learning:
                 self._counts.open.append(self._text)
@@ -217,7 +217,7 @@ class NGramTable:
         return Proposal(recent[known:])
 
     def save(self, place: str | Path) -> None:
-        """Write the table, with all texts so far, as JSON."""
+        """Write the table as JSON, including unfinished texts."""
         place = arguments.path("place", place)
         self._counts.close()
         counts = self._counts

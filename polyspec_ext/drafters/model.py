@@ -1,4 +1,4 @@
-"""A small language model as drafter, and the target's first layers as one (early exit)."""
+"""A small language model as drafter, and the target's first layers as a level (early exit)."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .base import (
     processed,
 )
 
-DEEPEST = 32  # tokens of one of several paths; rule "block" verifies no more
-BEAM = 0.5  # temperature up to which certain paths are longer (docs/drafters/paths.md)
+DEEPEST = 32  # maximum tokens of each of several paths; rule "block" verifies no more
+BEAM = 0.5  # temperature up to which a beam's accepted paths are longer (docs/drafters/paths.md)
 
 
 def forwarded(method: str) -> Callable[..., Any]:
-    """Return a method that calls the one of the object in the attribute `_level`."""
+    """Return a method that calls the method of this name of the attribute `_level`."""
 
     def call(self: Any, *given: Any) -> Any:
         return getattr(self._level, method)(*given)
@@ -50,23 +50,23 @@ def forwarded(method: str) -> Callable[..., Any]:
 
 
 class DraftModel:
-    """Draws tokens one after another from a level's processed distribution, for all rows of a
+    """A drafter that draws tokens in turn from a level's processed distribution, for all rows of a
     batch; with `paths` a tree of several continuations, which the level above verifies at once.
 
     Args:
-        level: the model; its cache belongs to this drafter from now on.
-        vocab_size: ids from here on are cut off the logits before anything is drawn (a padded
-            vocabulary, or one larger than the level's above). None: the level's own.
-        draw: `ops.unchecked.draw`, or what stands in for it.
-        paths: continuations that are drafted side by side, each as deep as the window and 32 at
-            most, in one pass a token. They are drawn independently, and joined to a tree by their
-            beginnings. 1: a chain.
-        beam: rows of at most this temperature have the likeliest continuations instead, which are
-            proposed as they are (EAGLE-2's rule). At low temperatures more of these are accepted.
+        level: the model; its cache is for the exclusive use of the drafter.
+        vocab_size: drawn ids are below it: logits are truncated before draws (for a vocabulary
+            that is padded, or larger than that of the level above). None: the level's.
+        draw: `ops.unchecked.draw`, or a replacement.
+        paths: number of continuations, each of the window's length and at most 32 tokens, in one
+            pass per token. They are drawn independently, and joined to a tree by common prefixes.
+            1: a chain.
+        beam: rows of at most this temperature have the likeliest continuations instead, proposed
+            deterministically (EAGLE-2's rule): more of them are accepted at low temperatures.
 
     Raises:
-        TypeError, ValueError: an argument is none of these; several paths of a level that reads no
-            trees.
+        TypeError, ValueError: an argument is of another type or out of range; several paths with a
+            level that reads no trees.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DraftModel:
 
     @property
     def one_at_a_time(self) -> str:
-        """Why the level takes no batches."""
+        """Reason why the level takes no batches."""
         return str(getattr(self._level, "one_at_a_time", f"{self.name} serves one at a time"))
 
     prefill = forwarded("prefill")
@@ -159,7 +159,7 @@ class DraftModel:
         """Draft as `BatchedDrafter.draft`.
 
         Raises:
-            RequestError: a row of logits has no distribution, and the host may read the tokens.
+            RequestError: a row of logits has no distribution, if the host may read the tokens.
         """
         forward = self._level.forward
         if inputs.passes is not None:
@@ -184,22 +184,22 @@ def draw_chain(
     vocab_size: int,
     draw: Callable[..., Any],
 ) -> DraftBlock:
-    """Draw one token after another, of all rows, in as many passes as the block has tokens. Raises
-    as `DraftModel.draft`.
+    """Draw tokens in turn for all rows, in one pass per token of the block. Raises as
+    `DraftModel.draft`.
 
     Args:
-        forward: a pass that reads the tokens of `inputs` first, then those just drawn.
-        id_map: of its logits.
-        vocab_size: ids from here on are cut off them.
+        forward: a pass that reads the tokens of `inputs` first, then the latest drawn tokens.
+        id_map: ids of the logits' entries.
+        vocab_size: drawn ids are below it; logits are truncated.
     """
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = inputs.parameters.on(device).values()
     rounds, positions = inputs.rounds.to(device), inputs.positions.to(device)
-    # Tokens that each row has yet to draw. Where the host must not wait for the device, every
-    # row with a part draws all of them.
+    # Number of tokens that each row has yet to draw. If the host must not wait for the device,
+    # every active row draws all.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
-    single = tokens.shape[1] == 1  # and so are all passes but the first
+    single = tokens.shape[1] == 1  # as in all later passes
     counts, first = (None, None) if even else (read, None if single else read.less(1))
     ids, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
     entries = ids if every else id_map.entries_below(ids)
@@ -219,7 +219,7 @@ def draw_chain(
         if rows is None and inputs.wants_rows:
             rows = row_buffer(inputs.rows, most, logits)
         kept = (None, None) if rows is None else rows
-        # (The level may write its logits again with the next pass.)
+        # (The level may overwrite its logits in the next pass.)
         tokens = draw(
             logits, parameters, positions, rounds, inputs.level, i, drafted, status, *kept
         )
@@ -228,7 +228,7 @@ def draw_chain(
         if left is None:
             if i == 0 and not single:
                 counts, first = read.less(0, 1), None
-            # One that could not be drawn is -1, and the host has not read it yet.
+            # A token that could not be drawn is -1, and the host has not read it yet.
             tokens = tokens.clamp_min(0)
             continue
         assert inputs.eos is not None
@@ -238,7 +238,7 @@ def draw_chain(
                 if left[b] and bits & ERROR_BITS:
                     at = int(inputs.positions[b]) + i
                     raise RequestError(inputs.requests[b], inputs.level, at, bits)
-                tokens = tokens.clamp_min(0)  # a row without a part may have drawn none
+                tokens = tokens.clamp_min(0)  # in inactive rows
             if left[b]:
                 left[b] = 0 if token in inputs.eos[b] else left[b] - 1
         if not any(left):
@@ -254,15 +254,15 @@ def draw_chain(
 
 
 def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuffer:
-    """Return `old`, if it has room for `most` rows per request like those of `logits`, or another
-    buffer."""
+    """Return `old`, if it has `most` rows per request of the shape, dtype and device of `logits`,
+    or else a new buffer."""
     batch, _, vocab = logits.shape
     if old is not None and old.statistics is not None:
         shape, kind = old.logits.shape, (old.logits.dtype, old.logits.device)
         fits = shape[0] == batch and shape[1] >= most and shape[2] == vocab
         if fits and kind == (logits.dtype, logits.device):
             return old
-    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
+    # Zeros: the operator also reads rows that are never filled.
     statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
     return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
 
@@ -271,20 +271,20 @@ def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuf
 
 
 def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
-    """Return a level of the first `layers` layers of `target`, its final norm and its head, which
-    drafts for it (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
+    """Return a draft level with the first `layers` layers of `target`, its final norm and its head
+    (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
 
-    It shares the target's weights and its cache: the first k layers write the very keys and values
-    that the target's would, and the target's next pass overwrites them with the same numbers.
-    Acceptance is good where a model was trained for it, poor elsewhere.
+    It shares the target's weights and cache: the first k layers write the same keys and values as
+    the target's, and the target's next pass overwrites them with the same numbers. Acceptance is
+    good for models trained for early exit, poor for others.
 
     Args:
-        target: a level, or the model of one.
-        layers: 1 to one less than it has.
+        target: a level, or its model.
+        layers: 1 to the target's number of layers - 1.
 
     Raises:
-        TypeError: no level of a Hugging Face model.
-        ValueError: another number of layers; a model whose layers are not one list; a level that
+        TypeError: the target is no level of a Hugging Face model.
+        ValueError: `layers` is out of range; the model's layers are not in a single list; the level
             has no cache to share (`HuggingFaceLevel`).
     """
     model = target.model if isinstance(target, HuggingFaceLevel) else target
@@ -298,7 +298,7 @@ def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
 
 
 def _first_layers(model: Any, layers: int) -> Any:
-    """Return `model` with the first of its layers only, on the same parameters."""
+    """Return `model` with only its first `layers` layers, on the same parameters."""
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     if type(layers) is not int or not 1 <= layers < count:
         raise ValueError(f"layers: expected 1 to {count - 1}, of {count}, given {layers!r}")

@@ -1,10 +1,10 @@
-"""Multi-token prediction heads (MTP), which models bring with them: one more decoder layer of their
-kind, which reads the embedding of a token and the target's last hidden state, behind its final
-norm, of the token before. It shares embeddings and output head with the target, and drafts as EAGLE
-heads do (`heads`): each further step of a draft reads the state of the step before. Where there are
-several, each step has a head of its kind.
+"""Multi-token prediction heads (MTP), published with a model's weights: one more decoder layer of
+the model's class, which reads the embedding of a token and the target's last hidden state, after
+its final norm, of the token before. It shares embeddings and output head with the target, and
+drafts as EAGLE heads do (`heads`): each later step of a draft reads the state of the step before.
+With several heads, each step has a separate head.
 
-Checkpoints name the tensors in four ways (`_LAYOUTS`). The layer is a module of the target's class.
+Checkpoints name the tensors in four ways (`_LAYOUTS`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from .trees import Tree
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PARTS = ("embed_norm", "state_norm", "fc", "norm")  # of the network
+_PARTS = ("embed_norm", "state_norm", "fc", "norm")  # modules of the network
 _NUMBERED = re.compile(r"layers\.(\d+)\.")
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
-_SCALE = "_scale_inv"  # behind the name of a matrix of 8-bit floats: a factor for each block
+_SCALE = "_scale_inv"  # suffix of the scales of a matrix of 8-bit floats, a factor for each block
 _ATTENDS = "full_attention"
 
 
@@ -47,15 +47,16 @@ class _Layout:
     """Names of a checkpoint's tensors.
 
     Attributes:
-        family: of models that have it, for messages.
-        begin: of every name; {n} is the number of the target's layers and of the heads before,
-            {k} of these alone.
-        parts: names behind it of `_PARTS`; {last} is the number of a head's last layer.
-        numbered: other names have the number of a layer, else they are of one layer. Heads count
-            their layers on, and share the parts that have none.
-        states_first: `fc` reads the state in front of the embedding.
-        unused: names behind `begin` of copies of the target's tensors.
-        kinds: what the `model_type` of such models begins with.
+        family: families of models with this layout, for messages.
+        begin: prefix of every name; {k} is the number of heads before, {n} this number plus the
+            number of the target's layers.
+        parts: names of the modules `_PARTS`, after `begin`; {last} is the index of a head's last
+            layer.
+        numbered: names of layers have an index, else there is a single layer. Indices continue
+            from head to head; heads share tensors without an index.
+        states_first: `fc` reads the state before the embedding.
+        unused: names, after `begin`, of copies of the target's tensors.
+        kinds: prefixes of the models' `model_type`.
     """
 
     family: str
@@ -67,12 +68,12 @@ class _Layout:
     kinds: tuple[str, ...] = ()
 
     def prefix(self, count: int, head: int = 0) -> str:
-        """Return what the names of a head for a target of `count` layers begin with."""
+        """Return the prefix of the names of a head for a target of `count` layers."""
         return self.begin.format(n=count + head, k=head)
 
     def named(self, rest: str, head: int, blocks: int) -> str | None:
-        """Return the network's name of the tensor that is called `rest` behind `begin`; None: it
-        is of another head than number `head`, each of `blocks` layers, or not read."""
+        """Return the network's name of the tensor ``{begin}{rest}``; None: the tensor is of a head
+        other than number `head`, each of `blocks` layers, or not read."""
         if self.numbered and (match := _NUMBERED.match(rest)):
             number = int(match[1]) - head * blocks
             if not 0 <= number < blocks:
@@ -87,7 +88,7 @@ class _Layout:
         return rest if self.numbered else f"layers.0.{rest}"
 
     def published(self, name: str, count: int, blocks: int) -> str:
-        """Return the name in a checkpoint of the network's tensor `name`."""
+        """Return the checkpoint's name of the network's tensor `name`."""
         part, _, rest = name.partition(".")
         if part in _PARTS:
             part = self.parts[_PARTS.index(part)].format(last=blocks - 1)
@@ -132,20 +133,20 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class MTPConfig(HeadConfig):
-    """A multi-token prediction head."""
+    """Configuration of multi-token prediction heads."""
 
-    layer: Any  # configuration of the layers of its cache
-    blocks: Any  # configuration of its decoder layers, those of all heads
-    states_first: bool  # `fc` reads the state in front of the embedding
-    target_hidden_size: int  # and the head's
-    heads: int = 1  # how many draft a token each
-    hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, behind its final norm
+    layer: Any  # configuration of the layers of the cache
+    blocks: Any  # configuration of the decoder layers of all heads
+    states_first: bool  # `fc` reads the state before the embedding
+    target_hidden_size: int  # width of the target's states and the head's
+    heads: int = 1  # number of heads, each for a step of a draft
+    hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, after its final norm
     draft_vocab_size: None = None
 
 
 class _Indexed:
-    """A cache as layers see it that choose the keys to attend to by keys of an index (DeepSeek
-    V3.2): these lie behind the head's `count` layers, in as many."""
+    """The interface of a cache for layers that select keys by the keys of an index (DeepSeek V3.2):
+    index keys are in layers `count` to 2 `count` - 1 of the cache, after the head's `count`."""
 
     def __init__(self, cache: RollbackCache, count: int) -> None:
         self._cache, self._count = cache, count
@@ -161,7 +162,7 @@ class _Indexed:
 
 
 class MTPNetwork(HeadNetwork):
-    """Head `number`, with layers of the target's class and its rotary positions."""
+    """Head `number`, with layers of the target's class and the target's rotary positions."""
 
     config: MTPConfig
 
@@ -181,7 +182,7 @@ class MTPNetwork(HeadNetwork):
         self._cache_name = cache_name(self.layers[0])
 
     def paired(self, embeds: Tensor, states: Tensor) -> Tensor:
-        """Return what `fc` reads, ``[B, T, 2 * H]``."""
+        """Return the inputs of `fc`, ``[B, T, 2 * H]``."""
         pair = [self.embed_norm(embeds), self.state_norm(states)]
         return torch.cat(pair[::-1] if self.config.states_first else pair, -1)
 
@@ -216,8 +217,8 @@ def _is_indexed(text: Any) -> bool:
 
 
 def _layer_config(text: Any, kinds: Sequence[str], sparse: bool) -> Any:
-    """Return the configuration of layers of some `kinds`: as the target's, with experts where they
-    are `sparse`."""
+    """Return the target's configuration `text` with layers of `kinds`, with experts if they are
+    `sparse`."""
     config = copy.deepcopy(text)
     values: dict[str, Any] = {
         "layer_types": list(kinds),
@@ -245,7 +246,7 @@ def load_mtp(
     dtype: torch.dtype | None = None,
     most: int | None = None,
 ) -> HeadPasses:
-    """Load the heads that lie among the weights of the target's checkpoint, at most so many."""
+    """Load the heads in the target's checkpoint, at most `most`."""
     model = Target(target)
     folder = checkpoint.folder_of(place)
     name, count = str(folder), model.text.num_hidden_layers
@@ -289,12 +290,12 @@ def load_mtp(
 
 
 def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
-    """Make a head for a target, in float32, out of torch's generator. Its layer has the weights of
-    the target's last one where these fit.
+    """Create a head for a target, in float32, from torch's generator. Its layer begins with the
+    weights of the target's last layer if the shapes are equal.
 
     Returns:
-        The head, and the names of its tensors in a checkpoint: those of the target's family, or
-        MiMo's for families without heads.
+        The head, and by name its tensors' names in a checkpoint: in the layout of the target's
+        family, or MiMo's for families without heads.
     """
     model = Target(target)
     kinds = _kinds(model)
@@ -328,11 +329,11 @@ def _kinds(model: Target) -> list[str]:
 def _config(
     model: Target, layout: _Layout, kinds: Sequence[str], names: Iterable[str], heads: int
 ) -> MTPConfig:
-    """Return the configuration of heads, each with layers of these kinds, by the `names` of the
-    first one's tensors."""
+    """Return the configuration of `heads` heads, each with layers of these kinds, by the `names` of
+    the first head's tensors."""
     sparse = any(".experts." in name for name in names)
     blocks = list(kinds) * heads
-    layers = len(blocks) * (1 + _is_indexed(model.text)) + heads - 1  # those of states last
+    layers = len(blocks) * (1 + _is_indexed(model.text)) + heads - 1  # states last
     return MTPConfig(
         _layer_config(model.text, [_ATTENDS] * layers, sparse),
         _layer_config(model.text, blocks, sparse),
@@ -343,7 +344,7 @@ def _config(
 
 
 def _heads(layout: _Layout, names: Sequence[str], count: int, blocks: int) -> list[dict[str, str]]:
-    """Return the network's names of the tensors of each head, by their names in the checkpoint."""
+    """Return for each head the network's names of its tensors by the checkpoint's names."""
     heads: list[dict[str, str]] = []
     while True:
         begin, read = layout.prefix(count, len(heads)), dict[str, str]()
@@ -377,7 +378,7 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
 def _scaled(
     tensors: Mapping[str, Tensor], block: Sequence[int] | None, name: str
 ) -> dict[str, Tensor]:
-    """Return matrices of 8-bit floats times the factors of their blocks, and others as they are."""
+    """Multiply matrices of 8-bit floats by the factors of their blocks; others are unchanged."""
     found = {key: value for key, value in tensors.items() if not key.endswith(_SCALE)}
     for key, scales in tensors.items():
         if not key.endswith(_SCALE):
@@ -401,8 +402,7 @@ def _scaled(
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the matrices of experts stacked by number, gates above the others, as the classes of
-    transformers have them."""
+    """Stack the matrices of experts by number, gates before up projections, as in transformers."""
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for key, value in tensors.items():
@@ -422,8 +422,8 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _exact(model: Target) -> set[str]:
-    """Return names of the network's tensors whose like the target keeps in float32 beside weights
-    of fewer bits, such as those that route to experts."""
+    """Return names of the network's tensors that the target's layers keep in float32 beside weights
+    of fewer bits, for example expert routers."""
     _, layers = decoder_layers(model.model, model.text.num_hidden_layers)
     return {
         f"layers.{number}.{key}"
@@ -436,8 +436,8 @@ def _exact(model: Target) -> set[str]:
 
 class MTP(HeadDrafter):
     """Multi-token prediction heads as the drafter of a chain. Each step but the first reads the
-    state of the step before. Head k drafts token k, and the last head all tokens behind, so that
-    a single one drafts any number. Arguments are those of `HeadDrafter`."""
+    state of the step before. Head k drafts token k, and the last head all later tokens, so that a
+    single head drafts any number. Arguments: as for `HeadDrafter`."""
 
     kind = "mtp"
 
@@ -451,12 +451,12 @@ class MTP(HeadDrafter):
         dtype: torch.dtype | None = None,
         name: str | None = None,
     ) -> MTP:
-        """Load the heads that lie among a model's weights, and nothing else of them; for trees the
-        first alone. Arguments and errors are those of `Eagle.from_pretrained`.
+        """Load only the heads from a model's checkpoint; for trees only the first head. Arguments
+        and errors: as for `Eagle.from_pretrained`.
 
         Args:
-            place: the directory of the target's checkpoint, or its id on the Hugging Face hub.
-            target: the model of that checkpoint, which gives rotary positions as well.
+            place: the directory of the target's checkpoint, or an id on the Hugging Face hub.
+            target: the model of this checkpoint, also used for rotary positions.
             name: for messages; None: "mtp".
         """
         arguments.instance("tree", tree, Tree)
@@ -468,11 +468,11 @@ class MTP(HeadDrafter):
 # ---- several heads -------------------------------------------------------------------------------
 
 
-_DIGITS = (65536, 256, 1)  # of an id to base 256: every dtype of a cache has these numbers
+_DIGITS = (65536, 256, 1)  # digits of an id to base 256: every dtype of a cache represents them
 
 
 class SeveralNetwork(HeadNetwork):
-    """Heads behind each other, of which a pass of a single head runs the first."""
+    """Several heads in order; `read` runs the first."""
 
     def __init__(self, config: HeadConfig, heads: Sequence[HeadNetwork]) -> None:
         super().__init__()
@@ -491,25 +491,25 @@ class SeveralNetwork(HeadNetwork):
 
 
 class SeveralCache(FeatureCache):
-    """Keys and values of several heads, and what a head reads of the one before: a layer for each
-    head but the last has its states, and the first of these layers the tokens as well.
+    """Key-value cache of several heads, and the inputs of later heads: for each head but the last a
+    layer with its states, the first of these layers also with the tokens.
 
-    The pairs of the first head are those of `FeatureCache`. All rows have as many slots of every
-    head, of which a later head may not have read the latest.
+    The pairs of the first head are as in `FeatureCache`. A row has the same number of slots for
+    every head; a later head may not have read the latest pairs.
 
-    Arguments are how many heads, and those of `FeatureCache`; the layers of states are the last of
-    its configuration.
+    Arguments: the number of heads, then as for `FeatureCache`. The layers of states are the last of
+    the configuration.
     """
 
     def __init__(self, heads: int, config: Any, *args: Any) -> None:
         super().__init__(config, *args)
         self._later, self._first = heads - 1, config.num_hidden_layers - heads + 1
-        # By head behind the first: pairs of each row that it has read.
+        # By head after the first: number of pairs of each row that the head has read.
         self._known: list[list[int]] = []
 
     @property
     def in_one_place(self) -> bool:
-        """False: the host knows what each head has read."""
+        """False: the host counts the pairs that each head has read."""
         return False
 
     def begin(self, batch: int, capacity: int) -> None:
@@ -536,16 +536,16 @@ class SeveralCache(FeatureCache):
     def keep(self, pairs: Sequence[int] | Tensor) -> None:
         super().keep(pairs)
         kept = self._on_host()
-        # The last pairs of a head have had tokens that come next.
+        # The last `head` pairs of a head have tokens after the kept pairs.
         self._known = [
             [min(n, max(count - head, 0)) for n, count in zip(known, kept, strict=True)]
             for head, known in enumerate(self._known, 1)
         ]
-        if self.cache.rows.host != list(kept):  # behind a pass that was cut off
+        if self.cache.rows.host != list(kept):  # after an interrupted pass
             self.cache.rows.place(self._pairs)
 
     def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:
-        """Append the states ``[B, W, H]`` of a head's pass, with the first head's tokens
+        """Append the states ``[B, W, H]`` of a head's pass; for the first head also its tokens
         ``[B, W]``."""
         if head == self._later:
             return
@@ -557,15 +557,15 @@ class SeveralCache(FeatureCache):
     def later(
         self, head: int, some: RowCounts, drafted: Tensor
     ) -> tuple[Tensor, Tensor, RowCounts]:
-        """Begin a pass of a head behind the first over the pairs that it has yet to read.
+        """Begin a pass of a head after the first over its unread pairs.
 
         Args:
-            some: 1 for a row that takes part, else 0.
-            drafted: ``[B, head]`` int64, the latest tokens.
+            some: ``[B]``, 1 for active rows, else 0.
+            drafted: ``[B, head]`` int64, the latest draft tokens.
 
         Returns:
-            Tokens ``[B, W]`` and states ``[B, W, H]``, and how many of them are a row's. `note`
-            and `has_read` come next.
+            Tokens ``[B, W]`` int64, states ``[B, W, H]``, and the number of each row's pairs. Call
+            `note` and `has_read` after the pass.
         """
         rows = self.cache.rows
         assert rows.host is not None
@@ -588,15 +588,15 @@ class SeveralCache(FeatureCache):
         return tokens, states, counts
 
     def has_read(self, head: int, some: RowCounts) -> None:
-        """Note that the pass of `later` is done."""
+        """Record the pairs of the pass of `later` as read."""
         assert self.cache.rows.host is not None
         read = zip(self._known[head - 1], some, self.cache.rows.host, strict=True)
         self._known[head - 1] = [end if on else n for n, on, end in read]
 
 
 class SeveralPasses(HeadPasses):
-    """Several heads, and the cache of a batch. Trees are drafted by the first alone. Arguments are
-    those of `HeadPasses`."""
+    """Passes of several heads, and the cache of a batch. Only the first head drafts trees.
+    Arguments: as for `HeadPasses`."""
 
     network: SeveralNetwork
     features: SeveralCache

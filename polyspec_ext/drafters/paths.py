@@ -1,8 +1,8 @@
-"""Several paths of a draft model: each drawn by itself, or those of a beam, joined to a tree.
+"""Several paths of a draft model, drawn independently or by beam search, and joined to a tree.
 
-At every depth a row has K nodes, of path 0 to K-1. Paths with equal tokens so far go on below the
-first of these, the others' nodes stay as its siblings, in the order in which they were drawn: the
-rule for drawn siblings counts them. All of it is tensor code that waits for no device.
+At every depth a row has K nodes, of paths 0 to K-1. Paths with equal tokens so far continue below
+the node of the first path; the others' nodes stay as siblings, in the order of drawing, because the
+rule for drawn siblings counts them. All of it is tensor code without host synchronisation.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ def draw_paths(
     paths: int,
     beam: float,
 ) -> DraftBlock:
-    """Draft a tree of `paths` paths for each row, in as many passes as it is deep. Arguments and
-    errors are those of `draw_chain`; rows of at most the temperature `beam` have a beam.
+    """Draft a tree of `paths` paths for each row, in one pass per depth. Rows of at most the
+    temperature `beam` have a beam. Other arguments, and errors: as for `draw_chain`.
 
-    Nodes lie depth by depth and path by path, in the cache as in the block.
+    Nodes are ordered by depth, then by path, in the cache as in the block.
     """
     tokens, most, read = inputs.tokens, inputs.most, inputs.counts
     device, lengths = tokens.device, inputs.lengths.on(tokens.device)
-    known = inputs.lengths.host  # None: the host must not wait for the tokens
+    known = inputs.lengths.host  # None: the host must not wait for draft tokens
     ids = min(vocab_size, inputs.vocab_size)
     entries = id_map.entries_below(ids)
     temperature = inputs.parameters.on(device)["temperature"]
     if isinstance(temperature, Tensor):
         certain = temperature <= beam
-    else:  # 0 of all rows
+    else:  # 0 for all rows
         certain = torch.ones_like(lengths, dtype=torch.bool)
-    # Whether some row may have a beam, and some row may not.
+    # Whether any row may have a beam, and any row none.
     some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
     others = others and inputs.wants_rows
     draws = PathDraws(inputs, paths, draw, device)
     joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
-    texts = tokens.new_empty(len(tokens), 1, 0)  # that lead to the nodes of a pass
+    texts = tokens.new_empty(len(tokens), 1, 0)  # draft tokens up to each node of a pass
     nodes: list[Tensor] = []
     parents: list[Tensor] = []
     counts, first = (None, None) if read.all(tokens.shape[1]) else (read, read.less(1))
@@ -80,7 +80,7 @@ def draw_paths(
             counts = RowCounts(None, torch.where(lengths > at + 1, paths, 0))
         elif min(known) <= at + 1:
             counts = RowCounts([paths if n > at + 1 else 0 for n in known])
-        # (One that could not be drawn is -1.)
+        # (A token that could not be drawn is -1.)
         tree = torch.cat(parents, 1)
         block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
     made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
@@ -94,17 +94,17 @@ def draw_paths(
 
 
 class Depth(NamedTuple):
-    """The nodes of one depth."""
+    """The nodes of a depth."""
 
-    entries: Tensor  # ``[B, K]`` int64, of the rows of logits
-    above: Tensor  # ``[B, K]`` int64, which node of the depth above is each one's parent
+    entries: Tensor  # ``[B, K]`` int64, entries of the rows of logits
+    above: Tensor  # ``[B, K]`` int64, index of each node's parent in the depth above
 
 
 class Joined:
-    """Paths of i.i.d. tokens that are joined by their beginnings: K of each of B rows.
+    """Paths of i.i.d. tokens, joined by common prefixes: K paths in each of B rows.
 
     Attributes:
-        first: ``[B, K]`` int64, the first path with the tokens of each path so far.
+        first: ``[B, K]`` int64, for each path the first path with the same tokens so far.
     """
 
     def __init__(self, batch: int, paths: int, device: torch.device) -> None:
@@ -112,7 +112,7 @@ class Joined:
         self.first = torch.zeros(batch, paths, dtype=torch.int64, device=device)
 
     def append(self, entries: Tensor) -> Depth:
-        """Append the token ``[B, K]`` that each path has drawn from the row of its `first`."""
+        """Append the tokens ``[B, K]`` of the paths, each drawn from the row of its `first`."""
         depth = Depth(entries, self.first)
         self._same &= entries[:, :, None] == entries[:, None, :]
         self.first = self._same.to(torch.uint8).argmax(-1)
@@ -127,8 +127,8 @@ class Beam:
         self._scores: Tensor | None = None  # [B, K]
 
     def append(self, logits: Tensor) -> Depth:
-        """Append the next depth by the logits behind the last one, ``[B, K, V]``; ``[B, 1, V]``
-        behind the text."""
+        """Append the next depth by the logits after the last depth, ``[B, K, V]``; ``[B, 1, V]``
+        after the text."""
         none = -float("inf")
         gains, entries = logits.float().log_softmax(-1).topk(self._paths)
         # A row without a distribution has any tokens, at -inf.
@@ -140,13 +140,13 @@ class Beam:
 
 
 def either(certain: Tensor, beam: Depth, drawn: Depth) -> Depth:
-    """Return the nodes of the beam in the rows where `certain`, ``[B]`` bool, and elsewhere those
-    that were drawn."""
+    """Return the nodes of the beam in rows with `certain`, ``[B]`` bool, and the drawn nodes in
+    others."""
     return Depth(*(torch.where(certain[:, None], a, b) for a, b in zip(beam, drawn, strict=True)))
 
 
 class PathDraws:
-    """The draws of all K paths of a draft, each by keys of its own."""
+    """The draws of all K paths of a draft, with different keys."""
 
     def __init__(
         self, inputs: DraftInput, paths: int, draw: Callable[..., Any], device: torch.device
@@ -168,8 +168,8 @@ class PathDraws:
         """Draw the token at depth `at` of each path, ``[B, K]``.
 
         Args:
-            logits: ``[B, K, V]`` behind the tokens of each path so far; ``[B, 1, V]`` behind none.
-            first: see `Joined`: the row of which path is drawn from.
+            logits: ``[B, K, V]`` after the tokens of each path so far; ``[B, 1, V]`` at depth 0.
+            first: ``[B, K]`` int64, path of the row of logits to draw from (`Joined`).
         """
         batch = torch.arange(len(logits), device=logits.device)
         behind = logits[batch[:, None], first].flatten(0, 1)[:, None]
@@ -179,14 +179,14 @@ class PathDraws:
         return drawn.view(-1, self._paths)
 
     def fill(self, statistics: Tensor) -> None:
-        """Write the statistics ``[B, N + 1, 2]`` of the rows behind the root and the nodes."""
+        """Write the statistics ``[B, N + 1, 2]`` of the rows after the root and the nodes."""
         by_depth = self._known.unflatten(0, (-1, self._paths)).transpose(1, 2)
         statistics[:, 0] = by_depth[:, 0, 0]
         read = by_depth[:, 1:].flatten(1, 2)
         statistics[:, 1 : 1 + read.shape[1]] = read
 
     def require(self, inputs: DraftInput, lengths: Sequence[int], certain: Tensor) -> None:
-        """Refuse a row of logits without a distribution that a row with a part has drawn from."""
+        """Refuse a row of logits without a distribution in an active row."""
         if not bool((self._status & ERROR_BITS).any()):
             return
         status = self._status.unflatten(0, (-1, self._paths)).tolist()
@@ -199,7 +199,7 @@ class PathDraws:
 
 
 def _exact_rows(old: RowBuffer | None, count: int, logits: Tensor) -> RowBuffer:
-    # A tree has a row for each node and the root, no more.
+    # A tree has exactly a row for each node and the root.
     shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
     if old is not None and old.statistics is not None:
         kept = old.logits

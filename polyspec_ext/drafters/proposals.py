@@ -1,8 +1,8 @@
-"""Drafters of one text (`Drafter`) as the engine calls them: one for each request, with its
-context, and proposals that are checked.
+"""Drafters of a single text (`Drafter`) as the engine calls them: a drafter and a context for each
+request, with checked proposals.
 
-A drafter may be a user's. Errors name it, what its contract expects, and what came.
-TypeError: wrong kind or dtype. ValueError: wrong shape, layout, device or range.
+A drafter may be a user's. Errors name the drafter, the expected and the actual value. TypeError:
+wrong type or dtype. ValueError: wrong shape, layout, device or range.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .trees import require_parents
 
 
 class ProposalDrafter:
-    """A `Drafter` behind a batch.
+    """A `Drafter` and its forks as a drafter of a batch.
 
     Args:
         drafter: serves the first request; its forks serve the others.
-        level: its number in the chain, n.
+        level: the drafter's number in the chain, n.
         vocab_size: ids of the level above are below it.
         target_vocab_size: ids of the target are below it. A deterministic proposal ends before an
-            id that only levels further up have.
+            id that the level above lacks.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ProposalDrafter:
 
     @property
     def one_at_a_time(self) -> str:
-        """Why it takes no batches."""
+        """Reason why the drafter takes no batches."""
         return f"{type(self.drafter).__name__} has no `fork` and serves one at a time"
 
     @property
@@ -108,7 +108,7 @@ class ProposalDrafter:
             self._drafters[row : row + 1] = [self._fork()]
 
     def save(self, row: int, begin: int, end: int) -> None:
-        """Save nothing: reading costs no more."""
+        """Save nothing: reading is as cheap."""
 
     def restore(self, sequence: list[int], saved: None, count: int) -> None: ...
 
@@ -117,8 +117,7 @@ class ProposalDrafter:
         self._drafters = [self._drafters[row] for row in rows]
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
-        """Draft as `BatchedDrafter.draft`. A proposal that the level above cannot verify is
-        refused."""
+        """Draft as `BatchedDrafter.draft`. Refuse a proposal that the level above cannot verify."""
         assert inputs.eos is not None
         rounds, lengths = inputs.rounds.tolist(), list(inputs.lengths)
         vocab_size = min(self.vocab_size, inputs.vocab_size)
@@ -126,7 +125,7 @@ class ProposalDrafter:
         for b, (row, count) in enumerate(zip(inputs.tokens.tolist(), inputs.counts, strict=True)):
             context = self._contexts[b]
             if count and self._trees:
-                # Behind a tree the text continues along the accepted path.
+                # After a tree the text continues along the accepted path.
                 assert inputs.text is not None
                 context.tokens[:] = inputs.text(b).tolist()
             else:
@@ -140,11 +139,11 @@ class ProposalDrafter:
             proposal = self._checked(self._propose(b, lengths[b]), lengths[b], vocab_size)
             if proposal.parents is None:
                 proposal = proposal._replace(tokens=cut_at_eos(proposal.tokens, context.eos))
-                # The last token of a text comes again with the next draft.
+                # The last token of a text is repeated by the next draft.
                 context.tokens += proposal.tokens
                 context.tokens.pop()
             if len(lengths) > 1 and proposal.logits is not None:
-                # Another row's drafter may write its rows in the same buffer.
+                # Another row's drafter may write its logits to the same buffer.
                 copied = None if proposal.statistics is None else proposal.statistics.clone()
                 proposal = proposal._replace(logits=proposal.logits.clone(), statistics=copied)
             context.valid = len(context.tokens)
@@ -167,8 +166,8 @@ class ProposalDrafter:
         return proposal
 
     def _checked(self, proposal: Any, count: int, vocab_size: int) -> _Checked:
-        """Return what `propose` returned for `count` tokens or tree levels, without ids that the
-        level above, of `vocab_size` ids, lacks."""
+        """Check the result of `propose` for `count` tokens or tree levels, and return it without
+        ids that the level above, of `vocab_size` ids, lacks."""
         name = self.name
         if not isinstance(proposal, Proposal):
             wrong_kind(name, "propose to return a Proposal", proposal)
@@ -196,7 +195,7 @@ class ProposalDrafter:
         require_ids(name, tokens, self.input_vocab_size)
         if parents is None:
             return _Checked(list(itertools.takewhile(vocab_size.__gt__, tokens)))
-        # The nodes whose ids and ancestors' ids are below `vocab_size`.
+        # Keep nodes with their ids and all ancestors' ids below `vocab_size`.
         index = {-1: -1}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if token < vocab_size and parent in index:
@@ -211,8 +210,8 @@ class ProposalDrafter:
         width = max(1, *counts)
         sampled = wants_rows and any(one.tokens and one.logits is not None for one in proposals)
         parents = drawn = None
-        # By what the drafter may propose and not by what it does: a row's chain is verified by the
-        # same rule alone as beside another row's tree (contract C3).
+        # By the drafter's capability, not by its proposals: the rule that verifies a row's chain
+        # must not depend on another row's tree (contract C3).
         if self._trees:
             chain = range(-1, width)
             parents = self._padded(
@@ -251,8 +250,8 @@ class _Checked(NamedTuple):
 
 
 def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool) -> RowBuffer:
-    """Return the rows of logits that the tokens were drawn from, side by side; those of a
-    deterministic chain are one-hot."""
+    """Return the rows of logits that the tokens were drawn from, padded to a batch; one-hot for a
+    deterministic chain."""
     first = proposals[0]
     if len(proposals) == 1 and first.logits is not None and first.logits.shape[1] == width + tree:
         logits = first.logits if first.logits.stride(2) == 1 else first.logits.contiguous()
@@ -262,7 +261,7 @@ def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     even = len(sampled) == len(proposals) and len({logits.shape[2] for logits in sampled}) == 1
     known = even and all(one.statistics is not None for one in proposals)
-    # Zeros: rows that nothing fills are read by the operator as well, and must be harmless.
+    # Zeros: the operator also reads rows that are never filled.
     shape = len(proposals), width + tree
     logits = torch.zeros(
         *shape, sampled[0].shape[2] if even else vocab_size, dtype=dtype, device=sampled[0].device
@@ -303,7 +302,7 @@ def _require_tree(
 
 
 def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size: int) -> None:
-    """Refuse draft logits and statistics that are not those of `count` rows."""
+    """Refuse draft logits or statistics of other than `count` rows."""
     if not isinstance(rows, Tensor) or rows.dtype not in LOGITS_DTYPES:
         wrong_kind(name, "draft logits as a float32, bfloat16 or float16 tensor", rows)
     if rows.dim() != 3 or rows.shape[:2] != (1, count):
@@ -336,7 +335,7 @@ def _ids(name: str, ids: Any) -> list[int]:
 
 
 def levels_of(drafter: object) -> list[object]:
-    """Return the objects that hold a drafter's caches: the levels that it runs, or itself."""
+    """Return the objects that own a drafter's caches: its levels, or the drafter."""
     if isinstance(drafter, ProposalDrafter):
         return [drafter.drafter]
     several: list[object] | None = getattr(drafter, "member_levels", None)

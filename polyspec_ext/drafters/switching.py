@@ -1,4 +1,4 @@
-"""Several drafters behind one chain, one of them at work at a time."""
+"""Several drafters of a chain, of which one at a time is active."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from .proposals import ProposalDrafter, levels_of
 
 
 class SwitchingDrafter:
-    """Drafts with the member that `active` names, for all rows of a batch.
+    """A drafter that drafts with its member number `active`, for all rows of a batch.
 
-    A member reads the tokens that it has missed when it drafts, so a switch costs no more than
-    that, and a member that is never used has read the prompt only. `active` changes between drafts,
-    and may follow only what is over (contract C2); a window policy sets it
-    (`policies.DrafterChoice`).
+    A member reads missed tokens when it drafts: this is the cost of a switch, and an unused member
+    reads only the prompt. `active` changes between drafts, and may depend only on past rounds
+    (contract C2); a window policy sets it (`policies.DrafterChoice`).
 
     Args:
-        members: drafters of chains of tokens that need no hidden states: `DraftModel`,
-            `PromptLookup`, a user's `Drafter`.
-        level: its number in the chain, n; for members of the last two kinds.
+        members: drafters of chains of tokens without hidden states: `DraftModel`, `PromptLookup`,
+            a user's `Drafter`.
+        level: the drafter's number in the chain, n; for members of the last two kinds.
         vocab_size: ids of the level above are below it; for the same members. None: the largest of
             the other members'.
 
     Attributes:
         active: index of the member that drafts next.
-        member_levels: of `levels_of` for all members.
+        member_levels: results of `levels_of` for all members.
 
     Raises:
-        TypeError: a member is no drafter, or a number none.
-        ValueError: less than two members, one that wants hidden states or drafts trees, two that
-            run one level, or members on several devices; or no vocabulary to go by.
+        TypeError: a member is no drafter, or a number is of another type.
+        ValueError: less than two members, a member with hidden states or trees, two members with
+            the same level, members on several devices, or `vocab_size` is missing or out of range.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class SwitchingDrafter:
         )
         self.name = " | ".join(one.name for one in self.members)
         self.active = 0
-        # Tokens read, by member and row, and the rows of logits of the members' latest drafts.
+        # By member: number of tokens read by row, and rows of logits of the latest draft.
         self._lengths: list[list[int]] = [[] for _ in self.members]
         self._rows: list[RowBuffer | None] = [None] * len(self.members)
 
@@ -107,7 +106,7 @@ class SwitchingDrafter:
 
     @property
     def one_at_a_time(self) -> str:
-        """Why it takes no batches."""
+        """Reason why a member takes no batches."""
         alone: Any = next(one for one in self.members if not one.capabilities.batches)
         return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
 
@@ -125,7 +124,7 @@ class SwitchingDrafter:
             self._lengths[number] = list(counts)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        """Read nothing: a member reads the tokens that it has missed when it drafts."""
+        """Read nothing: a member reads missed tokens when it drafts."""
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         assert inputs.text is not None
@@ -137,12 +136,12 @@ class SwitchingDrafter:
         width = max(counts)
         tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts])
         tokens = self._maps[self.active].to_below(tokens.to(self.device))
-        # A member writes its rows of logits again, never another's, which may be a user's.
+        # A member overwrites its rows of logits, never another member's, which may be a user's.
         rows = self._rows[self.active]
         block = member.draft(replace(inputs, tokens=tokens, counts=RowCounts(counts), rows=rows))
         self._rows[self.active] = block.rows
         if block.rows is not None and id_map_of(member).drawn is not None:
-            # Others draw other ids: the level above takes rows of all.
+            # Members draw different ids: the level above gets rows over all ids.
             size = min(self.vocab_size, inputs.vocab_size)
             whole = id_map_of(member).spread(block.rows.logits, size)
             block = replace(block, rows=RowBuffer(whole, None))

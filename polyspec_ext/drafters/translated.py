@@ -1,11 +1,10 @@
 """A model with another tokenizer than the target's, as a level of a chain, or as a drafter of text.
 
-A level draws and verifies the ids whose text both vocabularies have (token-level intersection:
-Timor et al. 2025, arXiv 2502.05202), with the distribution renormalised over them. The text that it
-reads is encoded anew where a token has no equal id.
+A level draws and verifies ids with equal text in both vocabularies (token-level intersection: Timor
+et al. 2025, arXiv 2502.05202), with the distribution renormalised over them. Its input text is
+encoded anew if a token has no equal id.
 
-A drafter writes text, which is tokenised by the target's tokenizer (string-level drafts, same
-paper).
+A drafter writes text, which the target's tokenizer tokenises (string-level drafts, same paper).
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from .base import DraftBlock, DrafterCapabilities, DraftInput
 from .model import forwarded
 from .proposals import cut_at_eos
 
-SPECIAL = b"\xff"  # begins the bytes of special tokens; no text has it
-_WORD = "\u2581"  # stands for a space in SentencePiece
-_UNFINISHED = "\ufffd"  # what a tokenizer makes of the first bytes of a character
-_LONGEST = 4  # bytes of a character, and so tokens that may hold its beginning
-_WINDOW = 16  # tokens of the context that are tokenised with a draft, for its first ones
+SPECIAL = b"\xff"  # first byte of special tokens; invalid in UTF-8 text
+_WORD = "\u2581"  # a space in SentencePiece
+_UNFINISHED = "\ufffd"  # decoded from an incomplete character
+_LONGEST = 4  # maximum bytes of a character, and so tokens of an incomplete character
+_WINDOW = 16  # tokens of the context that are tokenised together with a draft
 
 
 @dataclass(slots=True)
@@ -47,8 +46,8 @@ class Text:
 
     Attributes:
         tokens: ids of the target.
-        ids: the first `known` tokens in the ids of the model; 0: none are known.
-        lacks: first bytes of a character at the end of `tokens`, which `ids` cannot say.
+        ids: the model's ids of the first `known` tokens; invalid if `known` is 0.
+        lacks: bytes of an incomplete character at the end of `tokens` that are missing in `ids`.
         cached: ids in the model's cache.
     """
 
@@ -66,11 +65,11 @@ class Text:
 
 
 class Vocabulary:
-    """The bytes of each id of a tokenizer, of those below `size`.
+    """The bytes of each id below `size` of a tokenizer.
 
     Attributes:
-        bytes_of: by id; of special tokens `SPECIAL` and their word.
-        ids: by bytes.
+        bytes_of: bytes by id; for special tokens `SPECIAL` and their word.
+        ids: id by bytes.
     """
 
     def __init__(self, tokenizer: Any, size: int) -> None:
@@ -81,34 +80,34 @@ class Vocabulary:
         self.ids = {text: token for token, text in self.bytes_of.items()}
 
     def is_text(self, token: int) -> bool:
-        """Return whether an id stands for bytes of a text."""
+        """Return whether an id is of text: known and not special."""
         return not self.bytes_of.get(token, SPECIAL).startswith(SPECIAL)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without special ones around it."""
+        """Return the ids of a text, without special tokens around it."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class TranslatedLevel:
-    """A level that reads and draws the ids of another vocabulary, below a target.
+    """A level below a target that reads and draws the target's ids by another tokenizer's model.
 
-    Its distribution behind a text is the model's, over the common ids alone. A draft token that is
-    none of them has probability 0 there.
+    Its distribution after a text is the model's, restricted to the common ids. Other draft tokens
+    have probability 0.
 
     Args:
-        level: the model, with a tokenizer. Windows above it may have a quarter of its longest
+        level: the model, with a tokenizer. Windows above it are at most a quarter of its longest
             context.
         target: a level with the chain's tokenizer.
 
     Attributes:
-        id_map: the ids of the target that it draws: those whose text is a token of both, and the
-            end of a text.
-        common: the model's ids of these.
+        id_map: the target's ids that the level draws: tokens with equal text in both vocabularies,
+            and the end of a text.
+        common: the model's id by the target's id.
         vocabulary, model_vocabulary: the target's and the model's.
-        texts: of the rows at hand.
+        texts: texts of the current rows.
 
     Raises:
-        TypeError: no levels.
+        TypeError: an argument is no level.
         ValueError: a level has no tokenizer, or no token is common; names the level.
     """
 
@@ -141,16 +140,16 @@ class TranslatedLevel:
 
     @property
     def one_at_a_time(self) -> Any:
-        """Why the model takes no batches, or None."""
+        """Reason why the model takes no batches, or None."""
         return getattr(self._level, "one_at_a_time", None)
 
     @property
     def model(self) -> Any:
-        """The model, for statistics."""
+        """The wrapped level's model, for statistics."""
         return getattr(self.level, "model", None)
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer of the ids that it reads, the target's."""
+        """Return the tokenizer of the level's ids, the target's."""
         return self.vocabulary.tokenizer
 
     def prefill(self, prompts: PromptBatch) -> None:
@@ -172,8 +171,8 @@ class TranslatedLevel:
         first = [width - keep] * batch if block.first is None else list(block.first)
         contexts: list[list[int] | None] = []
         pieces = []
-        # The first row of logits is behind the context. Its ids depend on no draft token, and so
-        # neither does the distribution of one.
+        # The first row of logits is after the context, encoded independently of draft tokens:
+        # the distribution of a draft token may not depend on its value.
         for text, row, count, begin in zip(self.texts, tokens.tolist(), counts, first, strict=True):
             text.tokens += row[: min(begin + 1, count)]
             contexts.append(self.translate(text) if count else None)
@@ -202,15 +201,15 @@ class TranslatedLevel:
         pieces: Sequence[Sequence[Sequence[int]]],
         keep: int,
     ) -> Tensor:
-        """Have the model read texts in its ids.
+        """Read texts in the model's ids, and return logits.
 
         Args:
-            contexts: of each row, as `translate` returns them; None: a row without a part.
-            pieces: what follows each context.
+            contexts: by row, ids as `translate` returns them; None: an inactive row.
+            pieces: by row, the ids of each token after the context.
 
         Returns:
-            ``[B, keep, Vd]``: logits j of a row are behind its context and j pieces. Those behind
-            its last piece come again where it has fewer.
+            ``[B, keep, Vd]``: logits j of a row are after its context and j pieces. The logits
+            after the last piece repeat if a row has fewer.
         """
         wanted, kept, offsets = [], [], []
         for text, context, more in zip(self.texts, contexts, pieces, strict=True):
@@ -244,8 +243,8 @@ class TranslatedLevel:
         return logits.gather(1, index.expand(-1, -1, logits.shape[2]))
 
     def translate(self, text: Text) -> list[int]:
-        """Return the ids of a text, at least one: token by token behind those that are known, as
-        far as each has an equal id; else the whole text is encoded."""
+        """Return the model's ids of a text, at least 1: known ids, then by token equal ids; if a
+        token has no equal id, the whole text is encoded."""
         more = [self.common.get(token) for token in text.tokens[text.known :]]
         if not text.known or None in more:
             self._encode(text)
@@ -267,15 +266,15 @@ class TranslatedLevel:
         text.ids = ids or [0]
 
     def _piece(self, token: int) -> list[int]:
-        if token not in self._pieces:  # one that it would not have drawn
+        if token not in self._pieces:  # an id that the level does not draw
             word = self.vocabulary.bytes_of.get(token, b"").removeprefix(SPECIAL)
             ids = self.model_vocabulary.encode(word.decode(errors="ignore"))
             self._pieces[token] = ids or [0]
         return self._pieces[token]
 
     def _shortened(self, ids: list[int]) -> list[int]:
-        # From a position that stays for a while, so that the cache does. The quarter left is for
-        # draft tokens, whose number may not decide: it may depend on their values.
+        # Cut at multiples of a quarter of the context, so that the cache stays valid for a while.
+        # A quarter is left for draft tokens: the cut may not depend on them.
         longest = self._level.max_length
         if longest is None or len(ids) <= longest - longest // 4:
             return ids
@@ -284,7 +283,7 @@ class TranslatedLevel:
 
 
 def unfinished(pieces: Iterable[bytes]) -> bytes:
-    """Return the first bytes of a character that a text ends in the middle of."""
+    """Return the bytes of an incomplete character at the end of a text."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     decoder.decode(b"".join(pieces))
     return bytes(decoder.getstate()[0])
@@ -305,7 +304,7 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _common(target: Vocabulary, model: Vocabulary) -> dict[int, int]:
-    # In increasing order. The end of a text is one token, whatever its words.
+    # In increasing order. The end tokens are common even if their words differ.
     pairs = {token: model.ids[text] for token, text in target.bytes_of.items() if text in model.ids}
     ends = target.tokenizer.eos_token_id, model.tokenizer.eos_token_id
     known = ends[0] in target.bytes_of and ends[1] in model.bytes_of
@@ -315,8 +314,8 @@ def _common(target: Vocabulary, model: Vocabulary) -> dict[int, int]:
 
 
 def _texts(tokenizer: Any) -> dict[int, bytes]:
-    """Return the bytes of each id of a tokenizer; of special tokens with `SPECIAL` in front, so
-    that they equal special tokens alone. The words of added tokens are text as it is."""
+    """Return the bytes of each id of a tokenizer; for special tokens `SPECIAL` and their word, so
+    that they equal only special tokens. The words of added tokens are plain text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {*tokenizer.all_special_ids, *(token for token in added if added[token].special)}
     vocabulary = tokenizer.get_vocab()
@@ -339,7 +338,7 @@ def _texts(tokenizer: Any) -> dict[int, bytes]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    # Of byte-level BPE: printable bytes are their letters, others the letters from 256 on.
+    # Byte-level BPE: printable bytes map to their characters, others to characters from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}
@@ -350,9 +349,9 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 class RetokenizedDrafter:
-    """Writes the likeliest text of a model, token by token, and proposes the target's tokens of
-    that text. A proposal is deterministic, at every temperature. It may have tokens that the model
-    cannot draw as one (`TranslatedLevel`), and is as long as the model's draft at most.
+    """A drafter that writes a model's likeliest text, token by token, and proposes the target's
+    tokens of this text. A proposal is deterministic at every temperature. It may have tokens
+    without an equal id in the model, and is at most as long as the model's draft.
 
     Args:
         level: the model, with a tokenizer.
@@ -376,7 +375,7 @@ class RetokenizedDrafter:
 
     @property
     def one_at_a_time(self) -> Any:
-        """Why the model takes no batches, or None."""
+        """Reason why the model takes no batches, or None."""
         return self._level.one_at_a_time
 
     prefill = forwarded("prefill")
@@ -409,7 +408,7 @@ class RetokenizedDrafter:
         )
 
     def _write(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the ids of the model that it writes behind each text: so many, or up to a special
+        """Return the likeliest ids of the model after each text: ``lengths[b]``, or up to a special
         token."""
         reader = self._level
         contexts = [
@@ -431,8 +430,8 @@ class RetokenizedDrafter:
         return written
 
     def _tokens(self, text: Text, ids: Sequence[int]) -> list[int]:
-        """Return the target's tokens of what the model has written behind a text: those that
-        continue its bytes exactly."""
+        """Return the target's tokens of the model's `ids` after a text: tokens that continue its
+        bytes exactly."""
         model, target = self._level.model_vocabulary, self._level.vocabulary
         new = b"".join(model.bytes_of[token] for token in ids if model.is_text(token))
         if not new.startswith(text.lacks):
@@ -446,10 +445,10 @@ class RetokenizedDrafter:
             words, end = whole[: error.start].decode(), error.start
         tokens = target.encode(words)
         pieces = [target.bytes_of.get(token, SPECIAL) for token in tokens]
-        if not b"".join(pieces).endswith(whole[:end]):  # it writes the text in another way
+        if not b"".join(pieces).endswith(whole[:end]):  # the encoding changes the text
             return []
         continued: list[int] = []
-        # SentencePiece begins with a space that is none of the text.
+        # SentencePiece begins with a space that is not in the text.
         left = len(before) + sum(map(len, pieces)) - end
         for token, piece in zip(tokens, pieces, strict=True):
             if left <= 0:
@@ -464,14 +463,14 @@ class RetokenizedDrafter:
         return continued
 
     def _window(self, text: Text) -> bytes:
-        # Bytes behind the last special token, from the beginning of a character on.
+        # Bytes after the last special token, from the first byte of a character.
         target = self._level.vocabulary
         last = itertools.takewhile(target.is_text, reversed(text.tokens[-_WINDOW:]))
         window = b"".join(target.bytes_of[token] for token in reversed(list(last)))
         return window.lstrip(bytes(range(0x80, 0xC0)))
 
     def _spelled(self, rest: bytes) -> list[int]:
-        """Return tokens of these bytes, the longest first; none where some byte is no token."""
+        """Return tokens of some bytes, greedily the longest; empty if a byte is no token."""
         ids, tokens = self._level.vocabulary.ids, []
         while rest:
             end = next((n for n in range(len(rest), 0, -1) if rest[:n] in ids), 0)

@@ -1,7 +1,7 @@
 """Trees of drafted tokens, grown level by level: EAGLE-2's dynamic tree and trees of fixed shape.
 
-All growth is tensor code of fixed shapes that waits for no device. Children are deterministic: the
-likeliest tokens behind their parent.
+All growth is tensor code of fixed shapes without host synchronisation. Children are deterministic:
+the likeliest tokens after their parent.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from .. import arguments
 from ..validate import NODE_MAX
 from .base import TreeSize
 
-# From the tokens [B, n] of some nodes, the states [B, n, H] behind their parents, their depth (1:
-# children of the root) and what each sees [B or 1, n, m] (`ancestors`), to the states and the
-# logits [B, n, V] behind them.
+# From the tokens [B, n] of nodes, the states [B, n, H] after their parents, their depth (1:
+# children of the root) and `ancestors` [B or 1, n, m] bool, which of the latest m nodes each sees,
+# to the states and the logits [B, n, V] after the nodes.
 Expand = Callable[[Tensor, Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
 
 class Nodes(NamedTuple):
-    """A tree block, as `DraftBlock` has it.
+    """A tree block, as in `DraftBlock`.
 
     Attributes:
-        tokens: ``[B, N]`` int64, parents before children, nodes of one parent from the likeliest
-            on.
+        tokens: ``[B, N]`` int64, parents before children, siblings by decreasing probability.
         parents: ``[B, N]`` int64, index of each node's parent, -1 for the root.
-        counts: ``[B]`` int64, nodes of each row, which are the first.
+        counts: ``[B]`` int64; the nodes of row b are the first ``counts[b]``.
     """
 
     tokens: Tensor
@@ -38,7 +37,7 @@ class Nodes(NamedTuple):
     counts: Tensor
 
     def table(self) -> Tensor:
-        """Return all of them in one table, ``[B, 2N + 1]``, which is one copy to the host."""
+        """Concatenate all fields to ``[B, 2N + 1]``, for a single copy to the host."""
         return torch.cat([self.tokens, self.parents, self.counts[:, None]], 1)
 
     @classmethod
@@ -50,7 +49,7 @@ class Nodes(NamedTuple):
 
 @runtime_checkable
 class Tree(Protocol):
-    """How a tree grows."""
+    """The growth rule of a tree."""
 
     def grow(
         self, logits: Tensor, states: Tensor, lengths: Tensor, depth: int, expand: Expand
@@ -58,23 +57,23 @@ class Tree(Protocol):
         """Grow a tree below the root of each row.
 
         Args:
-            logits: ``[B, V]``, behind the root.
-            states: ``[B, 1, H]``, there.
-            lengths: ``[B]`` int64, the largest depth of row b's tree; 0: the row has no part.
-            depth: the largest of `lengths`, as a host number.
+            logits: ``[B, V]``, after the root.
+            states: ``[B, 1, H]``, after the root.
+            lengths: ``[B]`` int64, maximum depth of row b's tree; 0: an inactive row.
+            depth: maximum of `lengths`, as a host number.
             expand: reads a level of nodes.
         """
         ...
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
-        """Return the size of a tree of at most `depth` levels, out of `vocab_size` tokens."""
+        """Return the size of a tree of at most `depth` levels, with `vocab_size` tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicTree:
     """EAGLE-2's tree (arXiv 2406.16858, section 4): every level reads the `top_k` nodes of the
-    largest cumulative probability, each of which gets `top_k` children; of all nodes, the
+    largest cumulative probability, and each gets `top_k` children; of all nodes, the
     `total_tokens` - 1 of the largest cumulative probability are verified. A node is never more
     probable than its parent, so they are a tree.
 
@@ -82,10 +81,10 @@ class DynamicTree:
 
     Args:
         top_k: 1 to 16383.
-        total_tokens: that the level above verifies, the root among them; 2 to 16384.
+        total_tokens: tokens that the level above verifies, including the root; 2 to 16384.
 
     Raises:
-        TypeError, ValueError: another number, or none.
+        TypeError, ValueError: an argument is no integer or out of range.
     """
 
     top_k: int = 10
@@ -103,7 +102,7 @@ class DynamicTree:
         k = min(self.top_k, logits.shape[-1])
         eye = torch.eye(k, dtype=torch.bool, device=device).expand(batch, -1, -1)
         scores, tokens = _likeliest(logits, k)
-        # Of all nodes, level by level, and the indices of those that are read.
+        # Tokens and scores of all nodes by level, and the indices of the nodes that are read.
         all_tokens, all_scores = [tokens], [scores]
         read = [torch.arange(k, device=device).expand(batch, -1)][: depth - 1]
         ancestors, states = eye, states.expand(-1, k, -1)
@@ -122,11 +121,11 @@ class DynamicTree:
             states = states.gather(1, parent.expand(-1, -1, states.shape[2]))
             seen = ancestors.gather(1, parent.expand(-1, -1, ancestors.shape[2]))
             ancestors = torch.cat([seen, eye], 2)
-        # Each of those that are read has k children.
+        # Each node that is read has k children.
         parents = [torch.full_like(all_tokens[0], -1)]
         if read:
             parents.append(torch.cat(read, 1)[..., None].expand(-1, -1, k).flatten(1))
-        # So many nodes are not too deep for a row.
+        # Number of nodes within each row's depth.
         within = torch.where(lengths > 0, k + (lengths - 1) * k * k, 0)
         nodes = Nodes(torch.cat(all_tokens, 1), torch.cat(parents, 1), within)
         return _likeliest_nodes(nodes, torch.cat(all_scores, 1), self.total_tokens - 1)
@@ -137,14 +136,14 @@ class DynamicTree:
 
 
 def _likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    # Log-probabilities, none above 0; of a row without a distribution any tokens, with -inf.
+    # Log-probabilities, at most 0; for a row without a distribution any tokens, with -inf.
     scores, tokens = logits.float().log_softmax(-1).topk(k)
     none = -float("inf")
     return scores.nan_to_num_(none, 0.0, none).clamp_max_(0), tokens
 
 
 def _likeliest_nodes(nodes: Nodes, scores: Tensor, most: int) -> Nodes:
-    """Return the `most` nodes of the largest scores ``[B, N]`` of each row."""
+    """Return the `most` nodes of each row with the largest scores ``[B, N]``."""
     tokens, parents, within = nodes
     count = tokens.shape[1]
     most = min(most, count)
@@ -153,7 +152,7 @@ def _likeliest_nodes(nodes: Nodes, scores: Tensor, most: int) -> Nodes:
     # Stable: of equal scores the earlier node comes first, so a parent before its children.
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]
     counts = within.clamp(max=most)
-    # Back in the order of the levels; what a row has too much goes to the end.
+    # Back in the order of the levels; a row's surplus nodes go to the end.
     order = torch.where(index[:most] < counts[:, None], order, count).sort(dim=1).values
     valid = order < count
     chosen = order.clamp_max(count - 1)
@@ -167,19 +166,19 @@ def _likeliest_nodes(nodes: Nodes, scores: Tensor, most: int) -> Nodes:
 
 
 class StaticTree:
-    """A tree of one shape, given by its paths as Medusa's are: ``[[0], [0, 0], [1]]`` has the
-    likeliest token, the likeliest behind that, and the second likeliest.
+    """A tree of fixed shape, defined by its paths like Medusa's: ``[[0], [0, 0], [1]]`` has the
+    likeliest token, the likeliest after it, and the second likeliest.
 
     Args:
-        paths: ranks from the root on, >= 0. A path's beginnings must be among them. At most 16383.
+        paths: 1 to 16383 paths, each with ranks >= 0 from the root on; prefixes must be included.
 
     Attributes:
-        parents: of the nodes, -1 for the root; by depth, then by path.
-        depths: of the nodes, from 1 on.
-        ranks: of each node among the tokens behind its parent.
+        parents: index of each node's parent, -1 for the root; by depth, then by path.
+        depths: depth of each node, >= 1.
+        ranks: rank of each node among the tokens after its parent.
 
     Raises:
-        TypeError, ValueError: no such paths.
+        TypeError, ValueError: `paths` are no lists of ranks, out of range, or without a prefix.
     """
 
     def __init__(self, paths: Sequence[Sequence[int]]) -> None:
@@ -211,7 +210,7 @@ class StaticTree:
         self, logits: Tensor, states: Tensor, lengths: Tensor, depth: int, expand: Expand
     ) -> Nodes:
         batch, device = logits.shape[0], logits.device
-        tokens: list[Tensor] = []  # [B] of each node
+        tokens: list[Tensor] = []  # [B] per node
         read: list[int] = []  # nodes, in that order
         inner = set(self.parents)
         likely = {-1: self._ranked(logits[:, None], [-1])[:, 0]}
@@ -254,14 +253,14 @@ class StaticTree:
         return logits.float().topk(most + 1).indices
 
     def _table(self, name: tuple[str, int], values: Any, device: torch.device) -> Tensor:
-        # Copied to a device once: captured steps copy nothing.
+        # Copied to a device once: captured steps have no copies from the host.
         if (name, device) not in self._tables:
             self._tables[name, device] = torch.tensor(values).to(device)
         return self._tables[name, device]
 
 
 def require_parents(name: str, parents: Sequence[int], most: int) -> None:
-    """Refuse parents of a row's nodes that make no tree of at most `most` levels; `name` is the
+    """Refuse parents of a row's nodes that form no tree of at most `most` levels; `name` is the
     drafter's."""
     depths = {-1: 0}
     for node, parent in enumerate(parents):

@@ -1,4 +1,4 @@
-"""Elements of a chain that are drafters, or levels of the target's weights: objects, words and
+"""Elements of a chain that are drafters, or levels with the target's weights: objects, words and
 directories (`levels.ELEMENTS`)."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _named(options: Options) -> Iterator[None]:
 
 
 def _load_copy(thing: str, options: Options) -> Any:
-    """Make the copy of a model with 4-bit or 8-bit weights; "w4" or "w8" alone copies the target,
-    and shares its cache."""
+    """Load a copy of a model with 4-bit or 8-bit weights; "w4" or "w8" without a model copies the
+    target and shares its cache."""
     from ..quantization import copy_of  # most chains have no copy
 
     name = options.name
@@ -141,7 +141,7 @@ def _load_head(thing: Any, options: Options) -> BatchedDrafter:
     return MTP.from_pretrained(place, target, dtype=dtype)
 
 
-# The one registered last is asked first.
+# The last registered kind is tried first.
 for _kind in (
     Kind(
         "a drafter, with propose",
@@ -149,8 +149,8 @@ for _kind in (
         is_drafter,
         lambda thing, options: thing,
     ),
-    # A `DraftModel` of one path stands for its level: a chain makes another, fitted to its
-    # vocabulary.
+    # A `DraftModel` with a single path is replaced by its level: a chain creates another
+    # `DraftModel` for its vocabulary.
     Kind(
         "a DraftModel",
         (Level, DraftModel),
@@ -210,7 +210,7 @@ for _kind in (
 
 
 def register_word(word: str, kind: type) -> None:
-    """Let a word stand in a chain for a drafter that is made without arguments."""
+    """Register a word of chains for a class of drafters without required arguments."""
     ELEMENTS.register(
         Kind(
             repr(word),
