@@ -423,7 +423,7 @@ class Batch:
             steps = self._recorder.take(row.stats)
             report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
             windows = policy.next(report)
-            if not (type(windows) is list and windows == list(now)):  # rarely True
+            if not (type(windows) is list and windows == list(now)):  # most rounds keep all
                 name = f"policy ({type(policy).__name__})"
                 windows = arguments.sizes(name, windows, len(now), len(now) + 1)
                 self._engine.set_windows(row, windows)
