@@ -38,7 +38,7 @@ def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
     """
     slots = torch.arange(capacity, device=ends.device)
     last = ends[:, None] - 1
-    # The highest written position that maps to the slot; negative in the first lap if none has.
+    # The highest written position that maps to the slot; below `sinks` in a slot not yet written.
     held = last - torch.remainder(last - slots, capacity - sinks)
     held = torch.where(held >= sinks, held, -1)
     if sinks == 0:
