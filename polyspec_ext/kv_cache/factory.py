@@ -1,8 +1,8 @@
-"""Which caches can roll back, and the refusal by name of those that cannot (contract C7).
+"""Factory of caches that roll back; other caches are refused by name (contract C7).
 
-After a rejection every level must forget its latest tokens. A cache of keys and values by position
-can: it is cut. A recurrent state cannot: it has folded them in. A static or ring-buffer cache has
-overwritten what it would need.
+After a rejection every level must drop its latest tokens. A cache of keys and values by position
+is cut. A recurrent state has folded the tokens in. A static or ring-buffer cache has overwritten
+older tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .rollback import CroppedState, RollbackCache, SequenceState
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Layer types of a configuration whose state is a function of all tokens so far. "conv" layers keep
-# a short window.
+# Layer types of a configuration with a state computed from all tokens so far. "conv" layers keep a
+# short window.
 _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 
 
 def name_of(model: Any) -> str:
-    """Name a model for messages: its id, the folder or file it was loaded from, or its class."""
+    """Return a model's name for messages: its id, the name of its folder or file, or its class."""
     place = str(getattr(model, "name_or_path", "") or "")
     there = os.path.basename(os.path.normpath(place)) if os.path.exists(place) else place
     return there or type(model).__name__
@@ -38,8 +38,8 @@ def name_of(model: Any) -> str:
 def device_of(model: PreTrainedModel) -> torch.device:
     """Return the device of a model's tokens and, as accelerate arranges it, of its logits.
 
-    Of a model that `device_map` has spread, this is the device its outermost hook runs on; its
-    first weights may lie elsewhere, or on no device while they are offloaded.
+    For a model spread by `device_map`, this is the device of its outermost hook; its first weights
+    may be on another device, or on no device while offloaded.
     """
     place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
     if place is None:
@@ -81,14 +81,14 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
 
 
 def _layer_types(model: Any) -> tuple[list[str], list[str]]:
-    # All, and those with a state.
+    # All types, and the types with a state.
     text_config = model.config.get_text_config(decoder=True)
     types = sorted({str(t) for t in getattr(text_config, "layer_types", None) or ()})
     return types, [t for t in types if any(word in t for word in _STATEFUL)]
 
 
 def is_stateful(model: Any) -> bool:
-    """Return whether a model of `transformers` keeps a recurrent state, or something else beside
+    """Return whether a model of `transformers` keeps a recurrent state, or any other state than
     keys and values by position."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config") or config.is_encoder_decoder:
@@ -99,22 +99,21 @@ def is_stateful(model: Any) -> bool:
         layers = DynamicCache(config=config).layers
     except (AttributeError, KeyError, TypeError, ValueError):  # a user's configuration
         return False
-    # (The name, since not all releases have the class: of layers that read another's keys.)
+    # (DummyLayer by name, because not all releases have the class: it reads another layer's keys.)
     known = (DynamicLayer, DynamicSlidingWindowLayer)
     return any(type(one) not in known and type(one).__name__ != "DummyLayer" for one in layers)
 
 
 def state_of(cache: Any, name: str) -> SequenceState:
     """Return the state of a level called `name`: a `SequenceState`, or a cache of `transformers`
-    whose layers a token count cuts.
+    with layers that can be cut at any token.
 
     Raises:
         ValueError: names the level, the cache and the kind of layer.
     """
     if isinstance(cache, SequenceState):
         return cache
-    # These layer types, and only these, are known to cut exactly: all keys and values are kept, in
-    # order.
+    # Only layers of these types are known to cut exactly: they keep all keys and values, in order.
     exact = (DynamicLayer,)
     made = getattr(cache, "layer_class_to_replicate", None)
     kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
@@ -131,7 +130,7 @@ def state_of(cache: Any, name: str) -> SequenceState:
     return CroppedState(cache)
 
 
-# From batch size and capacity, tokens per row, to an empty cache.
+# Maps batch size and capacity (tokens per row) to an empty cache.
 Make = Callable[..., SequenceState]
 
 
@@ -144,13 +143,12 @@ def factory(
     *,
     wanted: bool,
 ) -> tuple[Make, bool]:
-    """Return what makes the caches of a level called `name` (arguments of `HuggingFaceLevel`), and
-    whether batch sizes other than 1 are fine.
+    """Return a function that creates the caches of a level called `name` (arguments of
+    `HuggingFaceLevel`), and whether batch sizes other than 1 are allowed.
 
     Args:
-        wanted: the model can do with a `RollbackCache` all that batches ask for. Without it, or
-            where the configuration has layers that such a cache does not know, the default is one
-            sequence in a `DynamicCache`.
+        wanted: whether the model supports batches with a `RollbackCache`. False, or unsupported
+            layers in the configuration: the default is a `DynamicCache` of a single sequence.
     """
 
     def states(make: Callable[[int, int], Any]) -> Make:
@@ -174,7 +172,7 @@ def factory(
         )
         return states(lambda rows, _: made(rows) if takes else made()), takes
     step = int(options.get("step", _STEP))
-    # Off the CPU attention reads spare slots, so that captured graphs see few shapes.
+    # On a device attention reads spare slots, so that captured graphs have few shapes.
     bucket = 1 if device_of(model).type == "cpu" else DEVICE_BUCKET
 
     def sized(capacity: int) -> dict[str, Any]:
@@ -194,13 +192,12 @@ def factory(
                 raise
         else:
             return states(lambda rows, n: RollbackCache.for_model(model, rows, **sized(n))), True
-    # Without a configuration no layer drops what leaves a sliding window; the model's mask hides it
-    # instead.
+    # Without a configuration no layer drops keys outside a sliding window; the model masks them.
     return states(lambda *_: DynamicCache()), False
 
 
 _OPTIONS = ("capacity", "step", "bucket", "kv_bits")  # of the default cache
-_WINDOW = ("window", "sinks", "slack")  # of one that streams
+_WINDOW = ("window", "sinks", "slack")  # of a streaming cache
 
 
 def _window(streaming: Any) -> dict[str, int]:

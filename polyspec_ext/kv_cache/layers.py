@@ -1,7 +1,7 @@
-"""The layers of `RollbackCache`: where keys and values lie, and how they are appended and read.
+"""The layers of `RollbackCache`: memory of keys and values, appends and reads.
 
-All layers share one `Rows`, the lengths of the batch. They hold no reference to the cache, so that
-a cache is freed the moment it is dropped.
+All layers share one `Rows`, the lengths of the batch. They have no reference to the cache, so that
+a dropped cache is freed at once.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from ..ops import kv as cache_ops
 from ..tensors import RowCounts, on_device
 from . import masks as cache_masks
 
-# Slots that attention reads on a device: so many, or twice, four times, ... as many.
+# Minimum slots that attention reads on a device; doubled as needed.
 DEVICE_BUCKET = 512
 
 
 class Rows:
-    """Lengths of a batch's rows, on the device, with what the host knows about them.
+    """Lengths of a batch's rows on the device, and their host values or bounds.
 
     Attributes:
         batch: rows, B.
-        lengths: [B] int64, tokens of each row, those of the forward pass in progress included.
-        base: [B] int64, the lengths before that pass.
-        counts: [B] int64, its new tokens per row, or None: `new` each.
-        new: tokens per row of that pass, padding included; None before any.
+        lengths: [B] int64, tokens of each row, including the forward pass in progress.
+        base: [B] int64, the lengths before the pass.
+        counts: [B] int64, new tokens per row of the pass; None: `new` each.
+        new: tokens per row of the pass, padding included; None before the first pass.
         status: [B] int32, the status bits of all appends (`ops.kv.CacheStatus`).
-        host: the lengths, where the host knows them; None after counts or lengths came as a tensor.
-        at: base of every row, where it is one number that the host knows and all rows take `new`
-            tokens.
-        first: the pass reads the first tokens of all rows, of which one takes `new`. Attention then
-            reads as many slots, in whatever multiples it does later: no slot is in front of the
-            tokens, and none behind the longest row, so that causality is all there is to a mask.
-        bound: no length is above it; `base_bound`: none of `base` is; `peak`: none has been since
-            the last reset.
-        limit: no row will be longer before the host knows the lengths again, or None: whatever
-            passes append meanwhile, attention reads the same slots, so that their graphs are few.
+        host: the lengths on the host; None: unknown, after counts or lengths as a tensor.
+        at: common base of all rows, if the host knows it and all rows append `new` tokens; else
+            None.
+        first: whether the pass reads the first tokens of all rows, and the longest row has `new`.
+            Attention then reads `new` slots, independent of `bucket`: there are no slots before
+            the tokens or after the longest row, so that a causal mask suffices.
+        bound: upper bound of `lengths`; `base_bound`: of `base`; `peak`: of all lengths since the
+            last reset.
+        limit: upper bound of all lengths until the host knows the lengths again; None: no bound.
+            With a limit attention reads the same slots in every pass, for few graphs.
         span: slots of a full layer that attention reads.
-        capacity: slots that a full layer must have.
-        grow: whether layers have to look if they do; not where the cache has seen to it.
-        moves: how often keys and values of a layer have come to lie elsewhere.
-        on_cpu: the tensors may be written when somebody asks for them, elsewhere than before.
-            Otherwise passes write them at once and in place, so that a captured graph finds the
-            writing in it. Set before the first pass. A cut that the host knows is written when the
-            lengths are asked for next, behind other cuts.
+        capacity: required slots of a full layer.
+        grow: whether layers must check their capacity; False after a check by the cache.
+        moves: number of changes of the address of a layer's keys and values.
+        on_cpu: whether tensors are computed on access, at a new address. Otherwise passes write
+            them at once and in place, so that a captured graph includes the writes. Set before the
+            first pass. A cut known to the host is written at the next access to the lengths,
+            together with other cuts.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Rows:
         self.reset()
 
     def resize(self, batch: int) -> None:
-        """Set the number of rows. Lengths and status stay at the addresses of the largest batch so
-        far, where a captured graph reads them. A reset follows."""
+        """Set the number of rows. Lengths and status keep the addresses of the largest batch so
+        far, which captured graphs read. A reset must follow."""
         self.batch = batch
         if batch > self._most:
-            with torch.inference_mode(False):  # so that they can be written in that mode or not
+            with torch.inference_mode(False):  # writable inside and outside inference mode
                 lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
                 status = torch.zeros(batch, dtype=torch.int32, device=self.device)
                 self._memory = lengths, torch.zeros_like(lengths), status
@@ -74,8 +74,8 @@ class Rows:
         self._slice()
 
     def _slice(self) -> None:
-        # On the CPU, where the host knows the numbers, tensors are made when somebody asks: new
-        # ones, since older ones may be of inference mode and the reader outside it.
+        # On the CPU, if the host knows the values, tensors are created on access: new tensors,
+        # because a reader outside inference mode cannot use tensors created in it.
         self._lengths: Tensor | None
         self._base: Tensor | None
         self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
@@ -105,9 +105,9 @@ class Rows:
             known = cast(list[int], self.host)
             if self.ragged:
                 self._lengths.copy_(on_device(known, torch.int64, self.device))
-            else:  # a kernel's argument, which is no upload
+            else:  # a kernel argument needs no upload
                 self._lengths.fill_(known[0])
-            self._cut = False  # last: an interrupt before it has the lengths written again
+            self._cut = False  # last: after an interrupt the lengths are written again
         return self._lengths
 
     @property
@@ -123,7 +123,7 @@ class Rows:
     def begin(self, new: int, counts: RowCounts | None, bucket: int | None = None) -> None:
         """Begin a forward pass of `new` tokens per row. Lengths change in place, for graphs."""
         before = self.host
-        # Where all rows begin, if the host knows it and it is one number.
+        # Whether the host knows that all rows begin at the same position.
         even = before is not None and before.count(before[0]) == self.batch
         after: list[int] | None = None
         if counts is None:
@@ -169,9 +169,9 @@ class Rows:
         self.seen.clear()
 
     def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Return the slots that attention reads while no row is longer than so many tokens:
-        `bucket`, twice as many, and so on, so that a text sees few spans. With a bucket of 1 these
-        are as many as there are tokens."""
+        """Return the slots that attention reads for rows of at most `longest` tokens: `bucket`,
+        twice as many, and so on, so that a text has few spans. With a bucket of 1 the span is
+        `longest`."""
         span, longest = bucket or self.bucket, max(longest, 1)
         if span == 1:
             return min(longest, self.capacity)
@@ -179,8 +179,8 @@ class Rows:
         return min(span, self.capacity)
 
     def make_room(self, tokens: int) -> None:
-        """Have every full layer hold so many tokens of a row. Where attention reads spans, the
-        capacity at least doubles: keys that move have all graphs captured anew."""
+        """Set the capacity of full layers to at least `tokens` per row. With a bucket above 1 the
+        capacity at least doubles, because moved keys invalidate all graphs."""
         if tokens > self.capacity:
             doubled = 0 if self.bucket == 1 else 2 * self.capacity
             self.capacity = -(-max(tokens, doubled) // self.step) * self.step
@@ -212,14 +212,14 @@ class Rows:
         self.limit = self.bound = limit
 
     def note(self, lengths: Sequence[int]) -> None:
-        """Note the lengths that the device has reached without the host."""
+        """Set the lengths on the host after a round on the device."""
         self.limit = None
         self.host, self.at = [int(n) for n in lengths], None
         self.bound, self.peak = max(self.host, default=0), self.capacity
 
     def place(self, lengths: RowCounts) -> None:
-        """Set the lengths, to longer ones too; the caller knows that the slots have the tokens.
-        Lengths that the host does not know come after `reach`."""
+        """Set the lengths, longer lengths included; the caller ensures that the slots have the
+        tokens. Lengths unknown to the host require `reach` before."""
         known = lengths.host
         if known is None or not self.on_cpu:
             self.lengths.copy_(lengths.on(self.device), non_blocking=True)
@@ -266,16 +266,16 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     Attributes:
         window: sliding window of the model's attention, or None. All keys are kept; the mask hides
-            the old ones.
-        takes_blocks: a pass that the cache was prepared for is written without asking again what
-            it is, where rows are in step as one block (`RollbackCache.update`).
+            old keys.
+        takes_blocks: whether `RollbackCache.update` may write a prepared pass without further
+            checks; as one block if all rows have the same length.
     """
 
     keys: Tensor
     values: Tensor
     longest_pass = sys.maxsize  # tokens of a row
     ring, sinks = False, 0  # how the operator appends
-    takes_rows = True  # one run of slots per row, whose bytes may be moved
+    takes_rows = True  # consecutive slots per row, with movable bytes
     is_croppable = True
     is_compileable = False
     supports_early_init = False
@@ -294,21 +294,21 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         self.is_initialized = True
 
     def _hold(self, keys: Tensor, values: Tensor) -> None:
-        # Both at once, so that an interrupt leaves no memory of two sizes (see `reset`).
+        # Both together, so that after an interrupt both sizes agree (see `reset`).
         self._all = keys, values
         self.keys, self.values = self._all
         self.rows.moves += 1
 
     @property
     def held(self) -> int:
-        """Rows that there is memory for; rows that left are among them."""
+        """Number of rows with memory, including rows that have left."""
         return self._all[0].shape[0] if self.is_initialized else self.rows.batch
 
     def _slots(self) -> int:
         return self.rows.capacity
 
     def _room(self, like: Tensor) -> Tensor:
-        # Zeros, since a slot that the mask hides still takes part as weight 0 times its value.
+        # Zeros, because a masked slot still contributes weight 0 times its value.
         return like.new_zeros(like.shape[0], like.shape[1], self._slots(), like.shape[3])
 
     def grow(self) -> None:
@@ -320,8 +320,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self._hold(keys, values)
 
     def admit(self, rows: Sequence[int], new: int) -> None:
-        """Empty rows, of which `new` come behind the last: in the memory of rows that left, or in
-        more."""
+        """Empty the rows `rows`, of which `new` follow the last row: in the memory of rows that
+        have left, or in new memory."""
         if not self.is_initialized:
             return
         if new:
@@ -333,12 +333,12 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
                 self._hold(keys, values)
             self.keys, self.values = keys[: batch + new], values[: batch + new]
             self.rows.moves += 1
-        for row in rows:  # a NaN in a hidden slot would spread
+        for row in rows:  # a NaN in a masked slot would spread
             self.keys[row].zero_()
             self.values[row].zero_()
 
     def put(self, keys: Tensor, values: Tensor, begin: int) -> None:
-        """Write keys and values ``[H, N, D]`` to the slots of the only row from `begin` on."""
+        """Write keys and values ``[H, N, D]`` to the slots of a single row from `begin` on."""
         if not self.is_initialized:
             self.lazy_initialization(keys[None], values[None])
         self.grow()
@@ -364,7 +364,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
                     "rows have different lengths: pass the model **cache.inputs(tokens) "
                     "for every forward pass"
                 )
-            # The model hides nothing from a single new token, so it must not see spare slots.
+            # The model masks nothing for a single new token, so the span must have no spare slots.
             rows.begin(tokens, None, bucket=1)
         if tokens != rows.new or key_states.shape[0] != rows.batch:
             raise ValueError(
@@ -378,12 +378,12 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             self.grow()
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Write new keys and values ``[B, H, T, D]`` behind the rows' own lengths."""
+        """Append new keys and values ``[B, H, T, D]`` at each row's length."""
         rows = self.rows
         base, counts = rows.base, rows.counts
-        if base.device != self.device:  # layers lie on several
+        if base.device != self.device:  # layers on several devices
             base, counts = base.to(self.device), None if counts is None else counts.to(self.device)
-        # The operator wants unit stride along the vector; models nearly always have it.
+        # The operator requires unit stride along the vector, the usual case.
         if keys.stride(3) != 1 and keys.shape[3] > 1:
             keys = keys.contiguous()
         if values.stride(3) != 1 and values.shape[3] > 1:
@@ -391,13 +391,13 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         _, status = cache_ops.append(
             self.keys, self.values, keys, values, base, counts, ring=self.ring, sinks=self.sinks
         )
-        if self.index == 0:  # lengths are the same in every layer, and so is the status
+        if self.index == 0:  # every layer has the same lengths, and so the same status
             rows.status.bitwise_or_(status.to(rows.status.device))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append, and return views that attention reads: ``[B, H, span, Dk]`` and values alike."""
+        """Append, and return views for attention: ``[B, H, span, Dk]``, and ``[.., Dv]`` values."""
         self._begin(key_states, value_states)
         self.append(key_states, value_states)
         span = self.rows.span
@@ -408,8 +408,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             queries: [B, T] int64, positions.
-            tree: [B, M, M] bool, the ancestors (`masks.ancestors`) of the last M tokens, the new
-                ones among them; None: a chain.
+            tree: [B, M, M] bool, the ancestors (`masks.ancestors`) of the last M tokens, including
+                the new tokens; None: a chain.
         """
         rows = self.rows
         if tree is not None:
@@ -428,7 +428,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.rows.new is not None and self.index not in self.rows.seen
 
     def get_seq_length(self) -> int:
-        """Return the tokens of the longest row, as the host knows, before a pass in progress."""
+        """Return the host's bound of the longest row, before a pass in progress."""
         rows = self.rows
         prepared = rows.new is not None and self.index not in rows.seen
         return rows.base_bound if prepared else rows.bound
@@ -437,14 +437,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """Return `get_max_length`, by the name of older releases of transformers 5."""
+        """Return `get_max_length`, under the name in older releases of transformers 5."""
         return -1
 
     def reset(self) -> None:
-        # A NaN in a hidden slot would still spread, so the next request starts from zeros.
+        # A NaN in a masked slot would still spread, so the next request starts from zeros.
         if not self.is_initialized:
             return
-        # Captured graphs write what the host does not see.
+        # The host does not know how many slots captured graphs have written.
         dirty = min(self.rows.peak, self._slots()) if self.on_cpu else self._slots()
         for whole in self._all:
             whole[:, :, :dirty].zero_()
@@ -457,7 +457,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         kept = indices.tolist() if self.on_cpu else []
         if kept and all(row >= place for place, row in enumerate(kept)):
-            # Rows move up in the memory they are in, which the next batch finds again.
+            # Rows move up in the same memory, which the next batch reuses.
             for place, row in enumerate(kept):
                 if place != row:
                     self.keys[place].copy_(self.keys[row])
@@ -470,11 +470,11 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class Int8Layer(RollbackLayer):
-    """Keys and values in 8 bits: int8 numbers, and behind them the scales in bfloat16 that
-    neighbours in a vector share, ``[B, H, C, D + 2 * D / group]`` int8.
+    """Keys and values in 8 bits: int8 numbers, followed by the bfloat16 scales of groups of
+    neighbours in a vector, ``[B, H, C, D + 2 * D / group]`` int8.
 
     A vector's bits depend on that vector alone, and the pass that appends a vector reads the
-    rounded one. So a token has the same logits in a block, alone and behind a rollback.
+    rounded vector. So a token has the same logits in a block, alone and after a rollback.
     """
 
     def update(
@@ -484,14 +484,14 @@ class Int8Layer(RollbackLayer):
         return _read(stored[0], key_states), _read(stored[1], value_states)
 
 
-# Numbers that share a scale. Some models have keys that are large in a few features (Qwen2.5: 145
-# beside 6), and their neighbours lose what such a key's scale leaves out.
+# Numbers per scale, of keys and values. Keys of some models are large in a few features (Qwen2.5:
+# 145 next to 6), and the large scale costs the precision of their neighbours.
 _KEYS, _VALUES = 8, 32
 _LARGEST = 127
 
 
 def _rounded(states: Tensor, group: int) -> Tensor:
-    size = states.shape[-1]  # one scale where it is no multiple of the group
+    size = states.shape[-1]  # a single scale if not a multiple of the group
     groups = states.unflatten(-1, (1 if size % group else size // group, -1)).float()
     scales = (groups.abs().amax(-1) / _LARGEST).bfloat16()
     steps = torch.where(scales == 0, 1.0, scales.float())[..., None]
@@ -508,13 +508,12 @@ def _read(stored: Tensor, like: Tensor) -> Tensor:
 
 
 class RingLayer(RollbackLayer):
-    """A sliding window in ``window + slack`` slots, whatever the length: position p lies in slot p
-    mod (window + slack).
+    """A sliding window in ``window + slack`` slots, for any length: position p is in slot p mod
+    (window + slack).
 
-    At most `slack` tokens can be rolled back, counted from the longest a row has been; what they
-    displaced is gone. A pass of more than ``slack + 1`` tokens attends to the ring and the new
-    tokens side by side, and appends then.
-    """
+    At most `slack` tokens can be rolled back, counted from the maximum length of a row so far,
+    because tokens overwrite older keys. A pass of more than ``slack + 1`` tokens attends to the
+    ring and the new tokens, concatenated, before it appends."""
 
     ring, takes_rows = True, False
 
@@ -566,9 +565,9 @@ class RingLayer(RollbackLayer):
         return self.size + (query_length if query_length > self.slack + 1 else 0), 0
 
 
-# Models that rotate the two halves of a key's rotary part, the layout that `turn` knows.
+# Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
-# Kinds of rotary positions whose frequencies do not change with the length.
+# Types of rotary positions with frequencies that do not depend on the length.
 _FIXED = ("default", "linear", "llama3")
 
 
@@ -599,17 +598,16 @@ def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:
 
 class StreamingLayer(RingLayer):
     """Attention sinks and a window, for draft levels: `sinks` first tokens and a ring of ``window +
-    slack`` latest ones; a query sees the sinks and `window` tokens (Xiao et al. 2024, arXiv
-    2309.17453). The cost of a draft level then stops growing with the context; the target stays
-    exact, since it verifies against whatever a drafter drew from.
+    slack`` latest tokens; a query sees the sinks and `window` tokens (Xiao et al. 2024, arXiv
+    2309.17453). The cost of a draft level is then independent of the context length; the target
+    stays exact, because it verifies against the distribution that the drafter drew from.
 
-    Rotary attention depends on distances alone. So instead of moving the window down behind the
-    sinks, as the paper does, the sinks' keys are turned up behind the window: a few vectors a pass.
+    Rotary attention depends on distances alone. So instead of moving the window down after the
+    sinks, as the paper does, the sinks' keys are rotated up to just before the window: a few
+    vectors per pass.
 
-    Distances to the sinks are those of a pass's first query; for query i they are i too long. At
-    most ``slack + 1`` tokens go in one pass (feed a prompt in pieces), and at most `slack` can be
-    rolled back.
-    """
+    Distances to the sinks are exact for a pass's first query, and i too long for query i. A pass
+    has at most ``slack + 1`` tokens (split a prompt), and a rollback at most `slack`."""
 
     def __init__(
         self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
@@ -623,7 +621,7 @@ class StreamingLayer(RingLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.frequencies = self.frequencies.to(key_states.device)
-        self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # as they were computed
+        self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # before the shift
         super().lazy_initialization(key_states, value_states)
 
     def update(

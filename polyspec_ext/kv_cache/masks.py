@@ -2,7 +2,7 @@
 
 Everything is computed on the device from the lengths, so no call waits for it. Masks are additive,
 ``[B, 1, T, N]`` in the model's dtype, 0 where query i of row b sees slot n and the dtype's lowest
-value elsewhere. `transformers` hands a 4-D mask through to eager and sdpa attention as it is.
+value elsewhere. `transformers` passes a 4-D mask unchanged to eager and sdpa attention.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 def query_positions(base: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
     """Return the position of each new token, ``[B, T]`` int64.
 
-    Padding behind a row's `counts` repeats the position of its last token (0 in an empty row), so
+    Padding after a row's `counts` repeats the position of its last token (0 in an empty row), so
     that learned positions stay in range.
 
     Args:
-        base: [B] int64, tokens each row holds.
+        base: [B] int64, cached lengths.
         counts: [B] int64, new tokens of each row, or None: `tokens` each.
     """
     steps = torch.arange(tokens, device=base.device)
@@ -29,17 +29,16 @@ def query_positions(base: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
 
 
 def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
-    """Return the position that each slot of a ring holds once positions ``[0, ends[b])`` are in,
-    ``[B, capacity]``; -1: none.
+    """Return the position in each slot of a ring after positions ``[0, ends[b])`` are written,
+    ``[B, capacity]``; -1: empty.
 
     Args:
         ends: [B] int64.
-        capacity: slots, of which the first `sinks` are not part of the ring.
+        capacity: slots, including `sinks` slots before the ring.
     """
     slots = torch.arange(capacity, device=ends.device)
     last = ends[:, None] - 1
-    # The highest position that has been and falls on the slot; before the first lap that may be
-    # none.
+    # The highest written position that maps to the slot; below `sinks` in a slot not yet written.
     held = last - torch.remainder(last - slots, capacity - sinks)
     held = torch.where(held >= sinks, held, -1)
     if sinks == 0:
@@ -55,8 +54,8 @@ def visible_slots(
 
     Args:
         queries: [B, T] positions of the queries.
-        slots: [B or 1, N] positions that the slots hold, -1 for none.
-        window: a query at position p sees positions above ``p - window``; None sees all before it.
+        slots: [B or 1, N] positions in the slots, -1: empty.
+        window: a query at position p sees positions above ``p - window``; None: no lower limit.
     """
     held = slots[:, None, :]
     seen = (held <= queries[..., None]) & (held >= 0)
@@ -68,14 +67,14 @@ def visible_slots(
 
 def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
     """Return the nodes on the path from the root to each node, itself included, ``[B, T, T]`` bool:
-    [b, i, j] says that node j is i or an ancestor of i.
+    [b, i, j] is True if node j is i or an ancestor of i.
 
     Args:
-        parents: [B, T] int64, each node's parent, below its own index; -1: the root.
-        depth: no path that matters has more nodes; None: T.
+        parents: [B, T] int64, each node's parent, less than the node's index; -1: the root.
+        depth: maximum nodes of a relevant path; None: T.
     """
     batch, nodes = parents.shape
-    # The root as one node more, which is its own parent.
+    # The root as an additional node, whose parent is itself.
     above = F.pad(torch.where(parents < 0, nodes, parents.clamp(max=nodes)), (0, 1), value=nodes)
     path = [torch.arange(nodes, device=parents.device).expand(batch, -1)]
     for _ in range(1, nodes if depth is None else min(depth, nodes)):
@@ -87,16 +86,15 @@ def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
 def tree_slots(
     base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None
 ) -> Tensor:
-    """Return the slots that each node of a tree sees: the tokens in front of the tree, its
-    ancestors and itself. ``[B, T, N]`` bool.
+    """Return the slots that each node of a tree sees: the tokens before the tree, its ancestors
+    and itself. ``[B, T, N]`` bool.
 
     Args:
-        base: [B] int64, tokens in front; node i lies in slot ``base[b] + i``. Or that of all rows.
-        tree: [B, T, M] bool (`ancestors`); of the M nodes in the cache the T at hand, which may be
-            fewer where there is no window.
-        window: a node sees no more than the `window` latest tokens of its own text, itself
-            included; None: all.
-    """
+        base: [B] int64, tokens before the tree, or an int for all rows; node i is in slot
+            ``base[b] + i``.
+        tree: [B, T, M] bool (`ancestors`), T of the M nodes in the cache; T < M only without a
+            window.
+        window: a node sees the `window` latest tokens of its path, itself included; None: all."""
     count, nodes = tree.shape[1:]
     if isinstance(base, int):
         if base + nodes == capacity and window is None:
@@ -109,7 +107,7 @@ def tree_slots(
     own = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
     seen = own | (node < 0)[:, None, :]
     if window is not None:
-        # Counted in the text that leads to a node, not in slots.
+        # Distances along the path to a node, not in slots.
         depth = tree.sum(-1) - 1
         behind = torch.where(inside, depth.gather(1, index), node)
         seen = seen & (behind[:, None, :] > depth[..., None] - window)
@@ -117,7 +115,7 @@ def tree_slots(
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``[B, T, N]`` bool as the mask ``[B, 1, T, N]`` that is added to the scores."""
+    """Return ``[B, T, N]`` bool as an additive mask of the scores, ``[B, 1, T, N]``."""
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, hidden

@@ -1,5 +1,5 @@
-"""Copies of the beginnings of texts that levels have read: runs of tokens in a radix tree, and
-states that cannot be cut by whole texts."""
+"""Saved prefixes of texts: keys and values by runs of tokens in a radix tree, and states that
+cannot be cut, by whole texts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ..tensors import common_prefix
 
-Copies = list[tuple[Any, int]]  # in text order, each with the tokens that count of it
+Copies = list[tuple[Any, int]]  # in text order, each with its number of valid tokens
 _Save = Callable[[int, int, int], Any]
-_LONGEST = 256  # tokens of a run, which is dropped as a whole
+_LONGEST = 256  # maximum tokens of a run; a run is dropped as a whole
 
 
 class _Run:
-    """Copies of what levels keep of a run of tokens, behind the first `at` tokens of the run
-    above. By level the tokens that its copy has, and the copy."""
+    """Node of the radix tree: a run of tokens after the first `at` tokens of the run `above`.
+    `saved` has, by level, the number of copied tokens, and the copy."""
 
     def __init__(self, above: _Run | None, at: int, tokens: Sequence[int]) -> None:
         self.above, self.at, self.tokens = above, at, list(tokens)
@@ -25,33 +25,33 @@ class _Run:
 
 
 class Prefixes:
-    """Copies by the text that they belong to, the least recently used dropped.
+    """Copies of the levels' caches by text; the least recently used copies are dropped.
 
     Args:
-        capacity: tokens that are kept at most.
-        states: whole texts of a level that are kept at most.
+        capacity: maximum tokens of all runs.
+        states: maximum whole texts of a level.
     """
 
     def __init__(self, capacity: int, states: int) -> None:
         self.capacity, self._most_states = capacity, states
         self._root = _Run(None, 0, ())
-        # Oldest first. A run is newer than those below it, so that the oldest has none.
+        # Oldest first. A run is newer than the runs below it, so that the oldest run is a leaf.
         self._by_age: OrderedDict[int, _Run] = OrderedDict()
         self._states: dict[int, OrderedDict[tuple[int, ...], Any]] = {}
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens are kept."""
+        """Return the number of tokens of all runs."""
         return sum(len(run.tokens) for run in self._by_age.values())
 
     def find(
         self, text: Sequence[int], ahead: Mapping[int, int] | None = None
     ) -> dict[int, Copies]:
-        """Return by level the copies of the longest known beginning of `text`.
+        """Return by level the copies of the longest saved prefix of `text`.
 
         Args:
-            ahead: by level another level, whose copies must have a token more than its state.
-        """
+            ahead: by level another level, which must have copies of at least one token more than
+                the state of the first."""
         found: dict[int, Copies] = {}
         lengths: dict[int, int] = {}
         begin = 0
@@ -73,11 +73,11 @@ class Prefixes:
         return found
 
     def add(self, text: Sequence[int], lengths: Sequence[int], save: _Save) -> None:
-        """Keep the beginning of `text` that each level has in its cache.
+        """Save the prefix of `text` in each level's cache.
 
         Args:
-            lengths: tokens in the cache of level 1, 2, ...
-            save: called with a level's number and the bounds of tokens that are not kept yet.
+            lengths: cached lengths of level 1, 2, ...
+            save: called with a level's number and the bounds of tokens without a copy.
         """
         text = text[: min(max(lengths), self.capacity)]
         path = self._path(text)
@@ -102,13 +102,13 @@ class Prefixes:
         while excess > 0:
             _, oldest = self._by_age.popitem(last=False)
             key = oldest.at, oldest.tokens[0]
-            # (An interrupt may have come before a run was put in.)
+            # (An interrupt may have prevented the insertion of a run.)
             if oldest.above is not None and oldest.above.below.get(key) is oldest:
                 del oldest.above.below[key]
             excess -= len(oldest.tokens)
 
     def add_state(self, text: Sequence[int], level: int, copy: Any) -> None:
-        """Keep a level's copy of the state behind `text`; None: nothing."""
+        """Save a level's copy of the state after `text`; None: save nothing."""
         if copy is None:
             return
         known = self._states.setdefault(level, OrderedDict())
@@ -118,7 +118,7 @@ class Prefixes:
             known.popitem(last=False)
 
     def _path(self, text: Sequence[int]) -> list[tuple[_Run, int]]:
-        """Return the runs of the longest known beginning, each with the tokens that count."""
+        """Return the runs of the longest saved prefix, each with its number of common tokens."""
         path: list[tuple[_Run, int]] = []
         run, count, begin = self._root, 0, 0
         while begin < len(text) and (below := run.below.get((count, text[begin]))) is not None:

@@ -1,16 +1,16 @@
-"""``RollbackCache``: keys and values of a batch whose rows grow, and are rolled back, each by its
-own length.
+"""``RollbackCache``: keys and values of a batch with independent row lengths, which grow and roll
+back.
 
-A `transformers` ``Cache`` that is allocated ahead of use. One length per row lives on the device;
-new keys and values are appended behind it by an operator (ragged), and a rollback changes the
-lengths and moves no bytes (contract C7). Nothing here waits for the device.
+A preallocated `transformers` ``Cache``. The device has one length per row; an operator appends new
+keys and values after it (ragged), and a rollback changes the lengths and moves no bytes (contract
+C7). Nothing here waits for the device.
 
     cache = RollbackCache.for_model(model, batch_size=2)
     model(ids, past_key_values=cache, **cache.inputs(ids.shape[1], counts=[5, 3]))
     cache.rollback([4, 3])
 
-``inputs`` gives the mask and the positions of every forward pass. While all rows have the same
-length it may be left out, as ``generate`` does, but for layers that keep a ring of keys.
+``inputs`` returns the mask and the positions of a forward pass. While all rows have the same length
+it is optional, as in ``generate``, except with layers that keep a ring of keys.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from .layers import Int8Layer, RingLayer, RollbackLayer, Rows, StreamingLayer, r
 
 
 class SequenceState:
-    """The state of a batch's sequences: keys and values by position, a ring of them, a recurrent
-    state with checkpoints. The passes of a model append to it.
+    """The state of a batch's sequences: keys and values by position, a ring of keys and values, or
+    a recurrent state with checkpoints. The passes of a model append to it.
 
-    A class of this kind says what it can do, and has the methods for that: `rollback` alone, if it
-    is of one sequence.
+    The attributes of a subclass state its capabilities, which require methods; a state of a single
+    sequence needs `rollback` only.
 
     Attributes:
-        batches: it holds rows of different lengths, and has `inputs` and `select`.
-        takes_rows: rows can be put in, and of a tree a path can stay: it has `admit`, `take` and
-            `keep_path`, as `RollbackCache` has them.
-        in_one_place: its lengths can stay on the device for a whole round: it has `reserve_span`
-            and `note_lengths`, as `RollbackCache` has them.
-        keeps_all: no rollback is too long for it; it has `save` and `restore`, as `RollbackCache`
-            has them.
-        longest_pass: tokens of a row that one pass may append.
-        only_drafts: why logits depend on the passes that have read a text, so that none but plain
-            decoding has the model's distribution; or None.
-        failed: a pass over it raised an error, so that no batch begins in its memory again.
-        past: what the passes of a model are given as `past_key_values`; None: the state itself.
+        batches: rows may have different lengths; requires `inputs` and `select`.
+        takes_rows: rows can be inserted, and a path of a tree kept; requires `admit`, `take` and
+            `keep_path`, as in `RollbackCache`.
+        in_one_place: the lengths can stay on the device for a whole round; requires `reserve_span`
+            and `note_lengths`, as in `RollbackCache`.
+        keeps_all: a rollback may have any length; requires `save` and `restore`, as in
+            `RollbackCache`.
+        longest_pass: maximum tokens that a pass appends to a row.
+        only_drafts: why logits depend on the split of a text into passes, so that only plain
+            decoding has the model's distribution; None: they do not.
+        failed: a pass raised an error, so that no new batch reuses the memory.
+        past: the `past_key_values` of the model's passes; None: the state itself.
     """
 
     batches: bool = False
@@ -63,8 +63,8 @@ class SequenceState:
     past: Any = None
 
     def refit(self, batch_size: int, capacity: int | None = None) -> bool:
-        """Begin an empty batch of so many rows, the longest of `capacity` tokens (None: not known),
-        in the memory at hand. False, and nothing done: another state has to be made."""
+        """Begin an empty batch of `batch_size` rows with at most `capacity` tokens (None: unknown)
+        in the existing memory. Returns False, without effect, if a new state is required."""
         return False
 
     def inputs(
@@ -76,21 +76,21 @@ class SequenceState:
         depth: int | None = None,
     ) -> dict[str, Any]:
         """Prepare a pass of ``[B, tokens]`` ids, of which row b appends the first ``counts[b]``
-        (None: all), and give what the model needs to be told of it. See `RollbackCache.inputs`."""
+        (None: all). Returns keyword arguments of the model. See `RollbackCache.inputs`."""
         raise NotImplementedError
 
     def rollback(self, lengths: RowCounts) -> Sequence[int]:
-        """Keep the first ``lengths[b]`` tokens of row b; never more than it has. Returns how many
-        are kept: no more than asked for, and fewer where it goes back to a checkpoint."""
+        """Truncate row b to at most ``lengths[b]`` tokens. Returns the new lengths, at most
+        `lengths`, and less where the state returns to a checkpoint."""
         raise NotImplementedError
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
+        """Keep the rows `rows`, in that order."""
 
 
 class CroppedState(SequenceState):
-    """A cache of `transformers` that keeps every key and value of one sequence, which a count of
-    tokens cuts exactly."""
+    """A cache of `transformers` with every key and value of a single sequence, which is cut exactly
+    at any token."""
 
     def __init__(self, cache: Any) -> None:
         self.past = cache
@@ -98,7 +98,7 @@ class CroppedState(SequenceState):
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         excess = self.past.get_seq_length() - int(lengths[0])
         if excess > 0:
-            # A negative count removes that many; every 5.x release of transformers has it so.
+            # A negative count is the number of tokens to remove, in all 5.x releases.
             self.past.crop(-excess)
         return lengths
 
@@ -117,11 +117,11 @@ class CroppedState(SequenceState):
 
 __all__ = ["RollbackCache"]
 
-_SMALL = 1024  # tokens of a row; memory for so many is never too much
-# Longest pass whose mask is cut out of a strip.
+_SMALL = 1024  # tokens of a row; a capacity up to this is never too large to reuse
+# Maximum tokens of a pass with a mask cut from a strip.
 _STRIP = 32
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# Keys and values of some layers, and where they lie (`ops.kv.pointers`).
+# Keys and values of some layers, and their addresses (`ops.kv.pointers`).
 _Layers = tuple[list[Tensor], list[Tensor], Tensor]
 _States = tuple[list[Tensor], list[Tensor]]  # keys and values of some layers
 
@@ -152,30 +152,30 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     """Preallocated cache with one length per row.
 
     Args:
-        config: of the model; grouped-query attention, layer types and sliding windows are read from
-            it.
+        config: the model's configuration, with grouped-query attention, layer types and sliding
+            windows.
         batch_size: rows, B.
-        dtype: of the model's activations, and so of the masks: float32, bfloat16 or float16.
-        device: of the lengths and masks. Each layer keeps its keys where it computes them.
-        capacity: tokens per row to allocate at first.
-        step: the capacity grows to a multiple of this when a row outruns it. Growing copies;
-            nothing else does.
-        bucket: attention reads so many slots, or twice as many, and so on (`Rows.span_of`). 1
-            reads no slot in vain; larger values give captured graphs few shapes.
-        slack: None keeps every key of a sliding-window layer and has the mask hide the old ones, so
-            any rollback is exact. A number keeps window + slack of them, and at most `slack` tokens
-            can be rolled back: where the host knows the lengths, more are refused.
+        dtype: dtype of the model's activations and of the masks: float32, bfloat16 or float16.
+        device: device of the lengths and masks. Keys of a layer are on the layer's device.
+        capacity: initially allocated tokens per row.
+        step: a longer row increases the capacity to a multiple of `step`, with a copy, the only
+            copy of the cache.
+        bucket: attention reads `bucket` slots, or twice as many, and so on (`Rows.span_of`). 1
+            reads no unused slot; larger values give captured graphs few shapes.
+        slack: None keeps every key of a sliding-window layer and masks old keys, so any rollback is
+            exact. A number keeps window + slack keys, and at most `slack` tokens can be rolled
+            back: if the host knows the lengths, longer rollbacks are refused.
         kv_bits: 8 keeps keys and values in 8 bits and a scale for each 32 numbers, about half the
-            memory of bfloat16. Logits are those of the rounded keys and values, the same for any
-            split of a text into passes. None: as the model computes them.
+            memory of bfloat16. Logits are computed from the rounded keys and values, the same for
+            any split of a text into passes. None: unrounded.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, or the model keeps another state than
-            keys and values by position; names it.
+        TypeError, ValueError: an argument has another type or is out of range, or the model keeps
+            another state than keys and values by position; names it.
     """
 
     batches = True
-    # Asked for in every pass, so no properties as in the base class; `_survey` has the values.
+    # Read in every pass, so no properties as in the base class; `_survey` sets the values.
     is_sliding = is_linear = is_dummy = cast(list[bool], None)
 
     def __init__(
@@ -226,7 +226,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             ]
         )
         self._moved: dict[tuple[int, ...], Tensor] = {}
-        # Both by `Rows.moves`: layers that move together, and slots by number (`begin_layers`).
+        # Both by `Rows.moves`: layers of one launch, and slots by layer numbers (`begin_layers`).
         self._together: tuple[int, list[_Layers]] = (-1, [])
         self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
@@ -235,10 +235,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     @classmethod
     def for_model(cls, model: Any, batch_size: int, **options: Any) -> RollbackCache:
-        """Make a cache of `batch_size` rows in `model`'s dtype, on its device.
+        """Return a cache of `batch_size` rows in `model`'s dtype, on its device.
 
         Args:
-            options: the constructor's.
+            options: options of the constructor.
         """
         arguments.model("model", model)
         return cls(
@@ -256,18 +256,18 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: int = 32,
         **options: Any,
     ) -> RollbackCache:
-        """Make a cache of `sinks` first and `window` latest tokens for each of `batch_size` rows,
+        """Return a cache of `sinks` first and `window` latest tokens for each of `batch_size` rows,
         for a drafter (`StreamingLayer`).
 
         Args:
-            window: tokens that a query sees beside the sinks, itself included.
-            sinks: first tokens that are kept for good.
-            slack: at most so many tokens can be rolled back, and one more go in one forward pass.
-            options: the constructor's.
+            window: tokens that a query sees in addition to the sinks, itself included.
+            sinks: first tokens, which are kept permanently.
+            slack: maximum tokens of a rollback; a forward pass has at most slack + 1 tokens.
+            options: options of the constructor.
 
         Raises:
-            ValueError: a number is out of its range; or the model's positions cannot be moved:
-                names the model.
+            ValueError: a number is out of range; or the model's positions cannot be moved: names
+                the model.
         """
         arguments.model("model", model)
         (window,) = _numbers(1, window=window)
@@ -283,20 +283,20 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return cache
 
     def _survey(self) -> None:
-        """Collect the properties of the layers that every pass needs."""
-        # Layers of a type share a mask, which one of them makes.
+        """Cache the properties of the layers that every pass reads."""
+        # Layers of a type share a mask, computed by the last layer of the type.
         self._of_type: dict[str, RollbackLayer] = dict(zip(self.types, self.layers, strict=True))
-        # Rows of at most so many tokens see all that lies before them, in every layer.
+        # Rows of at most `_near` tokens see all earlier tokens, in every layer.
         self._near = min(
             0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
             for layer in self.layers
         )
-        # A layer that bounds how many tokens can be rolled back; None: all can. (Streaming layers
-        # only draft: whatever they have lost, a draft is drawn from what it hands up.)
+        # The layer with the shortest rollback; None: unlimited. (Streaming layers only draft, from
+        # the same logits that the level above verifies with, so lost keys cost no exactness.)
         rings = [layer for layer in self.layers if type(layer) is RingLayer]
         self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
-        self._longest = [0] * self.rows.batch  # that each row has been
-        self._grown = 0  # the capacity that all layers have
+        self._longest = [0] * self.rows.batch  # maximum length so far, by row
+        self._grown = 0  # capacity of all layers
         self.keeps_all = not any(isinstance(layer, RingLayer) for layer in self.layers)
         self.takes_rows = all(layer.takes_rows for layer in self.layers)
         self.longest_pass = min(layer.longest_pass for layer in self.layers)
@@ -306,7 +306,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     @property
     def lengths(self) -> Tensor:
         """[B] int64, tokens of each row. On a device it changes in place; clone it to keep it. On
-        the CPU it is made when asked for; ask again after the next pass."""
+        the CPU it is computed on access; read the property again after the next pass."""
         return self.rows.lengths
 
     @property
@@ -319,13 +319,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return self.rows.batch
 
     def prepare(self, tokens: int, counts: Sequence[int] | Tensor | None = None) -> None:
-        """Prepare a forward pass whose mask and positions are made elsewhere.
+        """Prepare a forward pass without its mask and positions.
 
         Args:
-            tokens, counts: as of `inputs`.
+            tokens, counts: as in `inputs`.
 
         Raises:
-            TypeError, ValueError: `tokens` is not positive, or `counts` are not of these rows.
+            TypeError, ValueError: `tokens` is not positive, or `counts` do not fit the rows.
         """
         if type(tokens) is not int or not 0 < tokens <= arguments.SIZE_MAX:
             tokens = arguments.integer("tokens", tokens, arguments.SIZE_MAX, 1)
@@ -342,7 +342,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows.grow = False
 
     def _of_rows(self, name: str, given: Sequence[int] | Tensor) -> RowCounts:
-        """Take an integer per row, as a user may pass them."""
+        """Return a user's integers, one per row, as `RowCounts`."""
         if type(given) is RowCounts:
             return given
         if not isinstance(given, Tensor):
@@ -364,38 +364,38 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         depth: int | None = None,
         masked: bool = True,
     ) -> dict[str, Any]:
-        """Prepare a forward pass of ``[B, tokens]`` ids, and give its attention mask and positions.
+        """Prepare a forward pass of ``[B, tokens]`` ids, and return its attention mask and
+        positions.
 
         Args:
             tokens: new tokens per row, padding included; T.
-            counts: [B] in [0, T], new tokens of each row; what follows is padding, is not kept and
-                its logits mean nothing. A list also tells the host; a tensor is not read there.
-            parents: [B, M] or [M] int64, M >= T, of tokens that form a tree, the last T of them
-                new: the index of each one's parent among them, below its own, -1 where it follows
-                what the row holds in front of them. Their positions are those in the text that
-                leads to them. `keep_path` comes next, behind the last pass of the tree.
-            depth: no path of the tree has more tokens; None: T.
-            masked: False: who reads them hides by itself what lies behind a token of a chain, so
-                that there is a mask where a window hides more or the tokens are a tree's only.
+            counts: [B] in [0, T], new tokens of each row; later tokens are padding, are not kept,
+                and have meaningless logits. The host reads a list, but not a tensor.
+            parents: [B, M] or [M] int64, M >= T, nodes of a tree, the last T of them new: the index
+                of the parent of each node, less than the node's; -1: a child of the last token
+                before the tree. Positions follow the path to a node. Call `keep_path` after the
+                last pass of the tree.
+            depth: maximum tokens of a path of the tree; None: T.
+            masked: False: the model applies the causal mask of a chain itself, so that a mask is
+                returned only for a window that hides more, or for a tree.
 
         Returns:
             Keyword arguments of the model: attention_mask, ``[B or 1, 1, T, N]`` in the cache's
-            dtype (a dict by layer type where layers differ), or None where causality is all there
-            is to it and the model needs to be told nothing; position_ids, ``[B or 1, T]`` int64.
-        """
+            dtype (a dict by layer type if layers differ), or None if the model's causal mask
+            suffices; position_ids, ``[B or 1, T]`` int64."""
         self.prepare(tokens, counts)
         rows = self.rows
         if depth is not None and (type(depth) is not int or not 0 < depth <= tokens):
             depth = arguments.integer("depth", depth, low=1)
         if parents is None and rows.span == rows.bound <= self._near:
-            # Causality hides padding too behind the first tokens of rows of any lengths.
+            # In a first pass the causal mask also hides padding, for rows of any length.
             base = 0 if rows.first else rows.at
             if base is not None:
                 places = self._positions
                 if places.shape[1] < base + tokens:
                     places = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
                     places = self._positions = places[None]
-                # One new token sees everything.
+                # A single new token sees all slots.
                 hidden = masked and tokens > 1
                 causal = self._causal_mask(base, tokens) if hidden else None
                 return {"attention_mask": causal, "position_ids": places.narrow(1, base, tokens)}
@@ -408,8 +408,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             before = parents.shape[1] - tokens  # nodes of earlier passes
             positions = rows.base[:, None] - before + tree[:, before:].sum(-1) - 1
             if rows.counts is not None:
-                # Padding stays below the positions of its row's tokens, of which a tree has more
-                # than its paths are long.
+                # Padding repeats the last position before the pass: a tree has more nodes than a
+                # path has positions.
                 inside = torch.arange(tokens, device=positions.device) < rows.counts[:, None]
                 last = (rows.base - 1).clamp_min(0)
                 positions = torch.where(inside, positions, last[:, None])
@@ -422,7 +422,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return {"attention_mask": mask, "position_ids": positions}
 
     def _tree(self, parents: Tensor, tokens: int) -> Tensor:
-        """Require parents of a tree whose last nodes are `tokens`."""
+        """Return the parents of a tree with at least `tokens` nodes, ``[B, M]``; refuse others."""
         if not isinstance(parents, Tensor) or parents.dtype not in INT_DTYPES:
             raise TypeError(
                 f"parents: expected an integer tensor, given {arguments.shown(parents)}"
@@ -436,16 +436,16 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return parents.expand(self.batch_size, nodes)
 
     def _causal_mask(self, base: int, tokens: int) -> Tensor | None:
-        """Return a mask for a few new tokens without computing it, or None where no mask is needed.
+        """Return a mask for a few new tokens without computing it, or None if no mask is needed.
 
-        A first pass is causal by itself. On the CPU, masks of small passes are cut out of one
-        strip; elsewhere attention kernels want them aligned.
+        A first pass is causal by itself. On the CPU, masks of small passes are views of one strip;
+        on other devices attention kernels require aligned masks.
         """
         if base == 0 or tokens > _STRIP or not self.rows.on_cpu:
             return None
         strip = self._strip
         if strip is None or strip.shape[1] < base + _STRIP:
-            # Of any _STRIP queries behind as many tokens, ``[_STRIP, longest + _STRIP]``.
+            # Mask of _STRIP queries after `longest` tokens, ``[_STRIP, longest + _STRIP]``.
             longest = max(self.rows.capacity, base)
             hidden = torch.finfo(self.dtype).min
             strip = torch.full((_STRIP, longest + _STRIP), hidden, dtype=self.dtype)
@@ -466,24 +466,24 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
         if at is None:
             layer.append(key_states, value_states)
-        else:  # rows in step are one block, and two copies cost less than the operator with lengths
+        else:  # equal row lengths: two block copies cost less than the operator with lengths
             keys.narrow(2, at, new).copy_(key_states)
             values.narrow(2, at, new).copy_(value_states)
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def begin_layers(self, layers: tuple[int, ...]) -> _States | None:
-        """Return where the prepared pass writes, which appends to all of `layers` in one call.
+        """Return the memory of `layers` for a prepared pass that appends to all layers in one call.
 
-        The lengths and counts of `ops.kv.append` are ``rows.base`` and ``rows.counts``. Where
+        The lengths and counts of `ops.kv.append` are ``rows.base`` and ``rows.counts``. If
         ``rows.at`` is None, its status goes into ``rows.status``.
 
         Args:
-            layers: their numbers.
+            layers: layer numbers.
 
         Returns:
-            Keys and values of each, ``[B, H, C, D]``. None, and nothing done: the cache's layers do
-            not all have one run of slots per row, allocated and on one device, or other passes than
-            the prepared one may come.
+            Keys and values of each layer, ``[B, H, C, D]``. None, without effect: not all layers
+            are allocated with consecutive slots per row on one device, or the pass is not prepared,
+            or has begun.
         """
         rows = self.rows
         if self._slots[0] != rows.moves:
@@ -498,18 +498,16 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return known[layers]
 
     def rollback(self, lengths: Sequence[int] | Tensor, *, bound: int | None = None) -> RowCounts:
-        """Keep the first ``lengths[b]`` tokens of row b, never more than it has, and return
-        `lengths`. Moves no bytes.
+        """Truncate row b to at most ``lengths[b]`` tokens, and return `lengths`. Moves no bytes.
 
         Args:
             lengths: [B]; a tensor is not read on the host.
-            bound: what the host knows to be the longest length after a rollback by tensor. Without
-                it the host assumes that nothing was cut, and attention reads more slots than it
-                needs.
+            bound: maximum length after a rollback by tensor, if the host knows it. None: the host
+                assumes that nothing was cut, and attention reads more slots than necessary.
 
         Raises:
-            TypeError, ValueError: no such lengths, or keys that are needed then have been
-                displaced (`slack`).
+            TypeError, ValueError: invalid lengths, or a rollback needs keys that later tokens have
+                overwritten (`slack`).
         """
         kept = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
         if bound is not None:
@@ -532,14 +530,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def keep_path(
         self, begin: Sequence[int] | Tensor, path: Tensor, lengths: Sequence[int] | Tensor
     ) -> RowCounts:
-        """Keep the path of a tree that a pass has read: of the tokens from ``begin[b]`` on, row b
-        keeps the nodes ``path[b]``, moved into text order in place, and ``lengths[b]`` tokens in
-        all.
+        """Keep a path of a tree after its pass: move the nodes ``path[b]`` in place to the slots
+        from ``begin[b]`` on, in text order, and truncate row b to ``lengths[b]`` tokens.
 
         Args:
-            begin: [B], tokens in front of node 0; node i lies in slot ``begin[b] + i``.
+            begin: [B], tokens before node 0; node i is in slot ``begin[b] + i``.
             path: [B, M] int64, node indices in strictly increasing order, then -1.
-            lengths: [B], see `rollback`; at most ``begin[b]`` and the nodes of the path.
+            lengths: [B], see `rollback`; at most ``begin[b]`` plus the nodes of the path.
         """
         rows, front = self.rows, self._of_rows("begin", begin)
         if self._together[0] != rows.moves:
@@ -555,7 +552,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return kept
 
     def _alike(self) -> list[_Layers]:
-        """Group the layers that a launch can move together, nearly always all of them."""
+        """Group the layers that share a launch of `compact_tree`, usually all layers."""
         found: dict[Any, list[RollbackLayer]] = {}
         for layer in self.layers:
             if layer.is_initialized:
@@ -571,7 +568,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def _pointers(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         bases = tuple(tensor.data_ptr() for tensor in (*keys, *values))
         if bases not in self._moved:
-            if len(self._moved) >= len(self.layers):  # of memory that is gone
+            if len(self._moved) >= len(self.layers):  # entries of freed memory
                 self._moved.clear()
             self._moved[bases] = cache_ops.pointers(keys, values)
         return self._moved[bases]
@@ -579,12 +576,12 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     # ---- rows that enter and leave ---------------------------------------------------------------
 
     def refit(self, batch_size: int, capacity: int | None = None) -> bool:
-        """Begin an empty batch of so many rows in the memory at hand. False, and nothing done,
-        where that is too small, or has more than twice the rows that are needed, or more than four
-        times the tokens.
+        """Begin an empty batch of `batch_size` rows in the existing memory. Returns False, without
+        effect, if the memory is too small, or has more than twice the required rows or more than
+        four times the tokens.
 
         Args:
-            capacity: tokens of the longest row; None: any number will do.
+            capacity: maximum tokens of a row; None: any capacity is accepted.
         """
         # Rings do not grow with the text.
         if capacity is not None and not all(isinstance(x, RingLayer) for x in self.layers):
@@ -592,18 +589,18 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             if has < capacity or has > max(4 * capacity, _SMALL):
                 return False
         if self.takes_rows:
-            # Rows may have left since the memory was made.
+            # Rows may have left since the memory was allocated.
             if not all(batch_size <= layer.held <= 2 * batch_size for layer in self.layers):
                 return False
         elif batch_size != self.rows.batch:
             return False
-        self.rows.resize(batch_size)  # of as many rows too: an interrupt may leave it half done
+        self.rows.resize(batch_size)  # even if unchanged: an interrupt may have left it half done
         self.reset()
         return True
 
     def admit(self, rows: Sequence[int]) -> None:
-        """Empty rows, and append empty ones where the numbers go on behind the last. The others
-        stay as they are; where there is memory for more rows no bytes move."""
+        """Empty the rows `rows`, and append empty rows for numbers after the last row. Other rows
+        do not change; no bytes move if there is memory for the new rows."""
         batch = self.rows.batch
         new = sum(row >= batch for row in rows)
         if new:
@@ -617,7 +614,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
-        each, by layer; of no heads where a layer has never been written."""
+        each, by layer; H is 0 in a layer that has never been written."""
         none = torch.empty(0, end - begin, 0)
         return [
             (layer.keys[row, :, begin:end].clone(), layer.values[row, :, begin:end].clone())
@@ -627,8 +624,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         ]
 
     def restore(self, saved: Sequence[tuple[Tensor, Tensor]], count: int) -> None:
-        """Append keys and values of the first `count` tokens of `save` to a cache of one row,
-        whose length the host knows."""
+        """Append keys and values of the first `count` tokens of a copy (`save`) to a cache of one
+        row with a length on the host."""
         rows = self.rows
         assert rows.host is not None, "the length is on the device"
         begin = rows.host[0]
@@ -643,11 +640,11 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """Replace row ``rows[b]`` by row b of `other`, a cache of the same model.
 
         Args:
-            other: a cache that keeps every key in one run of slots per row, as this one does, and
-                whose lengths the host knows.
+            other: a cache with every key in consecutive slots per row, like this cache, and with
+                lengths on the host.
 
         Raises:
-            ValueError: either cache does not.
+            ValueError: a cache has other layers or no lengths on the host.
         """
         mine, theirs = self.rows, other.rows
         kinds = {type(layer) for layer in (*self.layers, *other.layers)}
@@ -670,7 +667,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         mine.status.index_copy_(0, index.to(mine.status.device), theirs.status)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in that order."""
+        """Keep the rows `rows`, in that order."""
         if list(rows) != list(range(self.rows.batch)):
             self.batch_select_indices(torch.tensor(list(rows), dtype=torch.int64))
 
@@ -688,12 +685,12 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.batch_select_indices(torch.arange(self.rows.batch).repeat_interleave(repeats))
 
-    # ---- where captured steps find it ------------------------------------------------------------
+    # ---- captured steps --------------------------------------------------------------------------
 
     @property
     def in_one_place(self) -> bool:  # type: ignore[override]
-        """The cache is of one run of slots per row, allocated, and on one device: a model that is
-        spread over several passes its states between them."""
+        """Return whether the cache has consecutive slots per row, is allocated, and is on one
+        device. (A model on several devices copies its states between them.)"""
         return all(
             type(layer) is RollbackLayer
             and layer.is_initialized
@@ -704,14 +701,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def reserve_span(
         self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
     ) -> Place | None:
-        """Begin a round in which no row gets longer than `tokens`; `note_lengths` ends it.
+        """Begin a round in which no row exceeds `tokens` tokens; `note_lengths` ends the round.
 
         Args:
-            more, tensors: what passes depend on beside the cache, and what they use.
+            more, tensors: additional dependencies and memory of the passes.
 
         Returns:
-            All that they use; None: they cannot be captured, since the cache must grow first.
-        """
+            All memory of the passes; None: the passes cannot be captured, because the cache must
+            grow first."""
         rows = self.rows
         rows.reach(tokens)
         states = [x for layer in self.layers for x in (layer.keys, layer.values)]
@@ -721,7 +718,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return Place(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
-        """Note the lengths that the rows have reached without the host."""
+        """Set the lengths on the host after a round on the device."""
         self.rows.note(lengths)
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -746,7 +743,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         rows, layer = self.rows, self.layers[layer_idx]
         if layer.takes_blocks and rows.new is not None and layer_idx not in rows.seen:
-            return rows.span, 0  # as the layer says
+            return rows.span, 0  # as in the layer
         sizes: tuple[int, int] = layer.get_mask_sizes(query_length)
         return sizes
 
@@ -754,7 +751,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         return int(self.layers[layer_idx].get_seq_length())
 
     def reset(self) -> None:
-        """Forget everything; memory stays allocated."""
+        """Empty all rows; memory stays allocated."""
         super().reset()
         self.rows.reset()
         self._longest = [0] * self.rows.batch

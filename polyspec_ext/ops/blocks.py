@@ -1,7 +1,7 @@
 """Products with the blocks of GGUF files, over torch tensors on the CPU (polyspec/blocks.hpp). A
-shape, dtype or type that does not fit is a RuntimeError that names it.
+wrong shape, dtype or type is a RuntimeError that names it.
 
-Types are known by the numbers that GGUF files have: those of ``gguf.GGMLQuantizationType``.
+Types have the numbers of GGUF files, as in ``gguf.GGMLQuantizationType``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """All decoder layers of a model over torch tensors: on the CPU in one call (polyspec/decoder.hpp),
-on either device by the operators here one by one."""
+on the CPU or CUDA by separate operators of this module."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# That a head may have: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
+# Head dimensions: kAttentionStep and kAttentionWidth of polyspec/attention.hpp.
 WIDTHS = frozenset(range(32, 256 + 1, 32))
-# Of a row, at most, where the CUDA operator is meant for them: those of a verification.
+# Maximum tokens per row for the CUDA operator, which is for verifications.
 FEW_TOKENS = 64
 _DTYPES = (torch.float32, torch.bfloat16)
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
@@ -19,7 +19,7 @@ _attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Return whether `attention` reads these, and on CUDA as few tokens as it is meant for."""
+    """Return whether `attention` supports the tensors; on CUDA up to `FEW_TOKENS` tokens."""
     dtype = query.dtype
     if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
         return False
@@ -38,7 +38,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
 
 
 def _in_vectors(x: Tensor) -> bool:
-    # The operator reads 16 bytes at a time. (Memory of torch's begins at such an address.)
+    # The operator reads 16 bytes at a time. (torch's memory begins at a multiple of 16.)
     offsets = (x.storage_offset(), *x.stride()[:3])
     return all(offset * x.element_size() % 16 == 0 for offset in offsets)
 
@@ -52,25 +52,25 @@ def attention(
     causal: bool = False,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return ``softmax(scale query key^T + mask) value``, where heads of queries share those of
+    """Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of
     keys.
 
-    Row (b, t, h) is the same, bit for bit, whatever other queries are in the call, what lies behind
-    the keys that it sees, on CUDA, and whatever the processor and the number of threads are. Where
-    every key is hidden it is 0. On CUDA it is one launch, and one more beyond 512 keys.
+    Row (b, t, h) is bit-identical for any other queries in the call, any processor and number of
+    threads, and, on CUDA, any slots after the keys that it sees. If every key is hidden it is 0.
+    On CUDA it is one launch, and one more beyond 512 keys.
 
     Args:
-        query: [B, Hq, T, D] float32 or bfloat16; as all others, unit stride along the last
+        query: [B, Hq, T, D] float32 or bfloat16; like all other tensors, unit stride along the last
             dimension.
         key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
             ``h // (Hq // Hkv)``.
         value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
         mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
-            hides a key, whose value must be finite); None: every token sees every key.
-        scale: of the scores.
+            hides a key, but its value must be finite); None: every token sees every key.
+        scale: factor of the scores.
         causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
         lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
-            only, which the device looks up; None: all that `causal` and the mask leave.
+            only, read on the device; None: limited by `causal` and the mask only.
 
     Returns:
         [B, T, Hq, Dv], contiguous, in the dtype of `query`.
@@ -170,12 +170,12 @@ class Matrix(NamedTuple):
     """Packed weights.
 
     Attributes:
-        layout: DENSE, INT4 or BLOCKS: by whose `pack` they are, of `ops.dense`, `ops.int4` (scales
-            in bfloat16) or `ops.blocks`.
-        outputs, inputs: of the matrix.
-        packed: the weights.
+        layout: DENSE, INT4 or BLOCKS: packed by `pack` of `ops.dense`, `ops.int4` (scales in
+            bfloat16) or `ops.blocks`.
+        outputs, inputs: dimensions of the matrix.
+        packed: the packed weights.
         kind: the group of INT4, the type of BLOCKS.
-        bias: ``[outputs]``, of DENSE alone; None: none.
+        bias: ``[outputs]``, with DENSE only; None: no bias.
     """
 
     layout: int
@@ -188,17 +188,17 @@ class Matrix(NamedTuple):
 
 class LayerParts(NamedTuple):
     """A layer ``h = x + out(attention(norm(x)))``, ``h + down(gated(norm(h)))``. A product is a
-    sequence of matrices, one below the other, or a function ``[M, in]`` to ``[M, out]``.
+    sequence of matrices, stacked along the outputs, or a function ``[M, in]`` to ``[M, out]``.
 
     Attributes:
-        attention_norm, gated_norm: ``[N]``; the first is None where a pass brings what the first
-            layer's attention reads.
-        attention_bias: ``[(heads + 2 groups) D]``, added to the rounded product; None: none.
-        query_norm, key_norm: ``[D]``, as of `rotary`; None both: none.
-        attention_in: queries, keys and values.
-        attention_out: from the heads' results.
-        gated_in: gate and up.
-        gated_out: down.
+        attention_norm, gated_norm: ``[N]``; `attention_norm` is None if a pass supplies the input
+            of the first layer's attention.
+        attention_bias: ``[(heads + 2 groups) D]``, added to the rounded product; None: no bias.
+        query_norm, key_norm: ``[D]``, as of `rotary`; None both: no norms.
+        attention_in: product of queries, keys and values.
+        attention_out: product of the heads' results.
+        gated_in: product of gate and up.
+        gated_out: product of down.
     """
 
     attention_norm: Tensor | None
@@ -223,23 +223,23 @@ class LayerShape(NamedTuple):
 
 
 class Layers:
-    """Layers of one shape, which must stay where they are.
+    """Layers of the same shape, with weights at fixed addresses.
 
     Attributes:
-        norms: the weights of all norms of each layer, as they were given.
+        norms: the weights of all norms of each layer, unchanged.
     """
 
     def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
-        self.layers, self.shape = list(layers), shape  # which keeps what tables point to
+        self.layers, self.shape = list(layers), shape  # keeps the memory that tables point to
         norms = ((x.attention_norm, x.gated_norm, x.query_norm, x.key_norm) for x in layers)
         self.norms = [norm for each in norms for norm in each if norm is not None]
 
 
 class DecoderLayers(Layers):
-    """Layers whose products are matrices.
+    """Layers with matrices as products.
 
-    Results are those of the operators here, of `ops.kv` and of the
-    products, called one by one: the same bits.
+    Results are bit-identical to separate calls of the operators of this module, of `ops.kv` and of
+    the products.
     """
 
     def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
@@ -272,17 +272,17 @@ class DecoderLayers(Layers):
         """Run a pass.
 
         Args:
-            x: [B, T, N] float32 or bfloat16, as all others but integers; contiguous.
+            x: [B, T, N] float32 or bfloat16, like all other float tensors; contiguous.
             cosine, sine: [B or 1, T, D], as of `rotary`.
             mask, causal: as of `attention`; mask [B or 1, 1, T, span].
-            keys, values: of each layer [B, groups, C, D], of the same strides in all. Written.
+            keys, values: of each layer [B, groups, C, D], the same strides in all layers. Written.
             lengths, counts: as of `ops.kv.append`.
             span: slots of the cache that queries see.
-            taken: layers whose entering states are wanted, ascending.
+            taken: layers with input states to return, ascending.
 
         Returns:
-            The states behind the last layer [B, T, N], those of `taken` [len(taken), B, T, N], and
-            status [B] int32 as of `ops.kv.append`.
+            The states after the last layer [B, T, N], the states before the layers `taken`
+            [len(taken), B, T, N], and status [B] int32 as of `ops.kv.append`.
 
         Raises:
             RuntimeError: a shape, dtype or number does not fit; the message names it.
@@ -295,11 +295,11 @@ class DecoderLayers(Layers):
 
 
 class LayerOperators(Layers):
-    """Layers whose products are functions, by the operators one by one, with the bits of
-    `DecoderLayers` where the products have them.
+    """Layers with functions as products, computed by separate operators; bit-identical to
+    `DecoderLayers` if the products are.
 
-    On CUDA a layer is 9 launches, and one more where attention reads more than 512 slots, if each
-    product is one. Queries look up on the device how many slots they see.
+    On CUDA a layer is 9 launches if each product is one launch, and one more where attention reads
+    more than 512 slots. The device reads the number of slots that queries see.
     """
 
     def __call__(
@@ -317,9 +317,9 @@ class LayerOperators(Layers):
         taken: Sequence[int] = (),
         first: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Tensor]:
-        """Run a pass as `DecoderLayers` does. Without a mask, token t of row b sees slots 0 to
-        ``lengths[b] + t``, whatever `causal` is. The first layer's attention reads `first`,
-        [B, T, any], in place of the norm of `x`, unless that is None."""
+        """Run a pass like `DecoderLayers`. Without a mask, token t of row b sees slots 0 to
+        ``lengths[b] + t``, for any `causal`. If `first`, [B, T, any], is not None, the first
+        layer's attention reads it instead of the norm of `x`."""
         shape, (heads, _, _, epsilon, scale) = x.shape, self.shape
         rows, more = x.reshape(-1, shape[2]), None
         states, status = list[Tensor](), Tensor()

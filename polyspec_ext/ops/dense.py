@@ -1,6 +1,5 @@
 """Products with packed float32 or bfloat16 weights, over torch tensors on the CPU
-(polyspec/dense.hpp). A shape or dtype that does not fit is a RuntimeError that names the
-argument."""
+(polyspec/dense.hpp). A wrong shape or dtype is a RuntimeError that names the argument."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-LABEL_BYTES = 64  # in front of packed weights: what they are (polyspec/types.hpp, PackedLayout)
+LABEL_BYTES = 64  # header of packed weights with their layout (polyspec/types.hpp, PackedLayout)
 
 pack: Callable[[Tensor], Tensor] = torch.ops.polyspec.dense_pack.default
 """Pack weights [N, K], float32 or bfloat16, unit stride along K, as `product` reads them: uint8,

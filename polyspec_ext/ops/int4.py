@@ -1,9 +1,9 @@
-"""Products with 4-bit weights as functions over torch tensors (polyspec/int4.hpp). On CUDA weights
-are packed and multiplied; rounding and unpacking are the CPU's.
+"""Products with 4-bit weights as functions over torch tensors (polyspec/int4.hpp). CUDA packs and
+multiplies weights; rounding and unpacking run on the CPU only.
 
 Weights are ``w[n, k] = (q[n, k] - 8) * scales[n, k // group] + zeros[n, k // group]`` with q in 0
-to 15, the form of torch's ``_weight_int4pack_mm``. A shape, dtype or value that does not fit is a
-RuntimeError that names it.
+to 15, the form of torch's ``_weight_int4pack_mm``. A wrong shape, dtype or value is a RuntimeError
+that names it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ GROUPS = (32, 64, 128, 256)
 def round_to_nearest(
     weights: Tensor, group: int, importance: Tensor | None = None, *, float_scales: bool = False
 ) -> _Three:
-    """Round a matrix to 4-bit numbers, each weight by itself.
+    """Round a matrix to 4-bit numbers, each weight independently.
 
-    Each group takes the one of a few ranges with the least squared error: that of all its weights,
-    and narrower ones, since cutting the largest weights may cost less than coarser steps for all.
+    Each group has the range with the least squared error among the range of all its weights and
+    narrower ranges, because clipping the largest weights may cost less than coarser steps for all.
 
     Args:
         weights: [N, K] float32, bfloat16 or float16, finite, unit stride along K; K a multiple of
             `group`, N any.
-        group: 32, 64, 128 or 256 inputs with one scale and zero.
-        importance: [K] float32 >= 0, of the squared errors; None: all count alike.
+        group: 32, 64, 128 or 256 inputs that share a scale and zero.
+        importance: [K] float32 >= 0, weights of the squared errors; None: equal weights.
         float_scales: scales and zeros in float32; else they are exact in bfloat16.
 
     Returns:
-        values [N, K] uint8, scales and zeros [N, K / group] float32, as `pack` takes them.
+        values [N, K] uint8, scales and zeros [N, K / group] float32, the arguments of `pack`.
     """
     return _round(weights, importance, group, float_scales)
 

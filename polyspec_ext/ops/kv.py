@@ -1,12 +1,12 @@
 """The operators on caches of keys and values as functions over torch tensors
 (polyspec/kv_cache.hpp).
 
-Thin on purpose: shapes, dtypes and devices are checked where the pointers are taken, values only
-the data can tell come back as status bits, and nothing waits for the device. Caches are written in
+Thin on purpose: shapes, dtypes and devices are checked where the pointers are taken, errors in
+tensor values are returned as status bits, and nothing waits for the device. Caches are written in
 place. All work under ``torch.compile`` and in CUDA graphs.
 
-Rolling a contiguous cache back needs no operator: its lengths are all that changes (contract C7).
-Paged caches have operators without functions here: ``torch.ops.polyspec.append_paged``,
+A rollback of a contiguous cache needs no operator: it changes the lengths only (contract C7).
+The operators of paged caches have no functions here: ``torch.ops.polyspec.append_paged``,
 ``reserve_pages`` and ``truncate_pages``.
 """
 
@@ -24,7 +24,7 @@ _append: Callable[..., Appended] = torch.ops.polyspec.append.default
 
 
 class CacheStatus(enum.IntFlag):
-    """Status bits of the cache operators (polyspec/kv_cache.hpp); a row with one is unchanged."""
+    """Status bits of the cache operators (polyspec/kv_cache.hpp); a row with a bit is unchanged."""
 
     BAD_LENGTH = 1 << 5
     BAD_PATH = 1 << 10
@@ -43,24 +43,23 @@ def append(
     ring: bool = False,
     sinks: int = 0,
 ) -> Appended:
-    """Append new keys and values behind each row's own length, in place.
+    """Append new keys and values at each row's length, in place.
 
     Args:
         cache_keys, cache_values: [B, H, C, Dk] and [B, H, C, Dv], elements of 1, 2 or 4 bytes, any
             strides but unit stride along the last dimension. Written.
         keys, values: [B, H, T, Dk] and [B, H, T, Dv], strides likewise; the cache's dtype.
-        lengths: [B] int64, tokens each row holds: token i of row b goes to position ``lengths[b] +
-            i``.
+        lengths: [B] int64, cached lengths: token i of row b goes to position ``lengths[b] + i``.
         counts: [B] int64 in [0, T], new tokens of each row; None: T each.
-        ring: positions past the first `sinks` wrap: position p lies in slot ``sinks + (p - sinks) %
-            (C - sinks)``, over what was there (sliding windows; with sinks, StreamingLLM, arXiv
-            2309.17453).
-        sinks: positions that keep their slots.
+        ring: positions past the first `sinks` wrap: position p is written to slot ``sinks + (p -
+            sinks) % (C - sinks)``, over older tokens (sliding windows; with sinks, StreamingLLM,
+            arXiv 2309.17453).
+        sinks: first positions, which keep their slots.
 
     Returns:
         new_lengths [B] int64, and status [B] int32 (`CacheStatus`): CACHE_FULL where a row's tokens
-        do not fit, BAD_LENGTH for a negative length or a count out of range. Such a row is not
-        written.
+        do not fit, BAD_LENGTH for a negative length or a count out of range. A row with a status
+        bit is not written.
     """
     return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
 
@@ -69,7 +68,7 @@ def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Return the addresses of the layers' keys and values: [2, L] int64 on their device, for
     `compact_tree`.
 
-    Make it anew when a layer's storage changes. It copies a few numbers to the device;
+    Call it again when a layer's storage changes. It copies a few numbers to the device;
     `compact_tree` itself does not.
     """
     bases = [[tensor.data_ptr() for tensor in keys], [tensor.data_ptr() for tensor in values]]
@@ -95,7 +94,7 @@ Returns:
 """
 
 
-# Results of these operators are like `lengths`, the argument at `place`.
+# Results of the operators are like `lengths`, argument number `place`.
 def _register(name: str, place: int) -> None:
     def fake(*given: Any) -> Appended:
         lengths = given[place]

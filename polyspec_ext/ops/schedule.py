@@ -1,9 +1,9 @@
-"""The operators over state rows (polyspec/round_state.hpp) as functions over torch tensors: what a
-step reads, and what came of it. `HostRounds` does the same for rows in the host's memory, and finds
-the step that is due.
+"""The operators over state rows (polyspec/round_state.hpp) as functions over torch tensors: input
+and results of a step. `HostRounds` does the same for rows in the host's memory, and determines the
+next step.
 
-Thin on purpose: shapes and kinds are checked where the pointers are taken. All work in CUDA graphs
-and under ``torch.compile``, and wait for nothing.
+Thin on purpose: shapes and dtypes are checked where the pointers are taken. All work in CUDA graphs
+and under ``torch.compile``, and never wait for the device.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _report: Callable[..., _Two] = torch.ops.polyspec.schedule_report.default
 
 
 class Plan(NamedTuple):
-    """What the rows of a batch do in one step; each ``[B]`` int64.
+    """Work of the rows of a batch in a step; each ``[B]`` int64.
 
     Attributes:
-        part: 1 where a row takes part; elsewhere the next three are 0.
+        part: 1 in rows of the step; 0 in idle rows, where `counts`, `first` and `lengths` are 0.
         counts: tokens that the level has to read.
-        first: the logits behind this one of them verify the first pending token.
+        first: index among them of the token with the logits that verify the first pending token.
         lengths: tokens to draft or to verify.
-        positions: absolute position of the first of these.
-        rounds: key the draws.
-        of_tail: tokens of a tail among `lengths`: all or none of a draft; of those that the target
-            verifies the last ones.
+        positions: absolute position of the first token to draft or to verify.
+        rounds: round counts, which key the draws.
+        of_tail: tokens of a tail among `lengths`: all or none in a draft; in the target's
+            verification the last tokens.
     """
 
     part: Tensor
@@ -52,11 +52,11 @@ def next_step(state: Tensor, shape: RoundShape, level: int, width: int) -> _Two:
 
     Args:
         state: ``[B, shape.words]`` int64.
-        width: tokens per row that the level reads at most, T.
+        width: maximum tokens that the level reads per row, T.
 
     Returns:
-        input_ids ``[B, T]`` int64, ids at the front of each row, then 0; and the table ``[7, B]``
-        of which `Plan` names the rows.
+        input_ids ``[B, T]`` int64, left-aligned ids of each row, then 0; and the table ``[7, B]``
+        with the rows of `Plan`.
     """
     return _next(state, shape.levels, shape.steps, level, width)
 
@@ -75,18 +75,18 @@ def report(
     """Enter the results of a step of `level` into `state`, in place.
 
     Args:
-        plan: of the step's `next_step`.
+        plan: table of the step from `next_step`.
         tokens: ``[B, W]`` int64, drafted, or emitted by a verification.
-        counts: ``[B]`` int64, accepted by a verification; of a draft, how many were proposed, or
-            None for as many as were asked for.
+        counts: ``[B]`` int64, tokens accepted by a verification, or proposed by a draft; None: the
+            requested number of draft tokens.
         status: ``[B]`` int32 of a verification, ``[B, W]`` of a draft's tokens.
-        eos: ``[B, E]`` int64, ids that end a row's text; -1 is none.
-        padding: see the first result.
+        eos: ``[B, E]`` int64, ids that end a row's text, padded with -1.
+        padding: slot of tokens that are not pending.
 
     Returns:
-        slots ``[B, W]`` int64, where each emitted token stands among those that are pending for
-        the level above (those of a tail: for the target), `padding` for the others; and kept
-        ``[n, B]`` int64, tokens that each level's cache may keep.
+        slots ``[B, W]`` int64, the index of each emitted token among the pending tokens of the
+        level above (tail tokens: of the target), else `padding`; and kept ``[n, B]`` int64, the
+        maximum valid length of each level's cache.
     """
     return _report(
         state, shape.levels, shape.steps, level, plan, tokens, counts, status, eos, padding

@@ -1,9 +1,9 @@
-"""The operators as a chain calls them, with tensors of its own making: no argument is checked again
-but where its pointer is taken.
+"""The operators for a chain, which creates their tensors: arguments are checked only where the
+pointers are taken.
 
-Arguments are those of `ps.sample`, `ps.verify` and `ps.verify_tree`, with what every request has a
-value of as a tensor ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64.
-A number says that temperature or filter is 0 or off. `target_to_draft` is int32, on that device.
+Arguments as of `ps.sample`, `ps.verify` and `ps.verify_tree`, with parameters per request as
+tensors ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64. A number
+instead means temperature 0 or filter off. `target_to_draft` is int32, on the same device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
 _NO_LIMIT = 2**63 - 1  # of emitted tokens
-_BY_ROW = Tensor  # what is not one is off, as the operators are told in its place
+_BY_ROW = Tensor  # any other value is off; the operators get the scalar for off
 
 
 def draw(
@@ -38,8 +38,8 @@ def draw(
     statistics: Tensor | None,
     nodes: Tensor | None = None,
 ) -> Tensor:
-    """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, with
-    the logits that it was drawn from.
+    """Sample the next token of each row (`ps.sample`) into a column of the tables ``[B, W]``, and
+    copy its logits.
 
     Args:
         logits: ``[B, 1, V]``.
@@ -48,13 +48,13 @@ def draw(
         column: < W.
         tokens: ``[B, W]`` int64.
         status: ``[B, W]`` int32.
-        rows: ``[B, at least W, V]``, in the logits' dtype; None: nobody asks for them.
+        rows: ``[B, at least W, V]``, in the logits' dtype; None: logits are not copied.
         statistics: ``[B, as many, 2]`` int64, with `rows`.
-        nodes: ``[B]`` int64, `node` of `ps.sample`; None: 0. With nodes no `rows` are written, and
-            `statistics` come alone.
+        nodes: ``[B]`` int64, `node` of `ps.sample`; None: 0. With nodes `rows` are not written, and
+            `statistics` need no `rows`.
 
     Returns:
-        ``[B, 1]`` int64, the column of `tokens`, in memory of its own.
+        ``[B, 1]`` int64, a copy of the column of `tokens`.
     """
     temperature, top_k, top_p, min_p, seed = parameters
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
@@ -95,8 +95,8 @@ def put_rows(
         statistics: ``[B, N, 2]`` int64; None: not kept.
         rows: ``[B, W, V]``, in the table's dtype.
         rows_statistics: ``[B, W, 2]`` int64, with `statistics`.
-        slots: ``[B, W]`` int64 in ``[0, N)``; all of a row differ, but for `padding`.
-        padding: slot of the rows that are nobody's. What it holds afterwards means nothing.
+        slots: ``[B, W]`` int64 in ``[0, N)``; distinct in a row, but for `padding`.
+        padding: slot of rows to discard; its contents afterwards are undefined.
     """
     if table.device.type == "cpu":
         _put_rows(table, statistics, rows, rows_statistics, slots, padding)
@@ -127,7 +127,7 @@ def verify(
     target_to_draft: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> VerifyResult:
-    """Verify as `ps.verify` a text that is cut nowhere."""
+    """Verify as `ps.verify`, without cuts."""
     if draft_statistics is not None:
         draft_statistics = draft_statistics.contiguous()
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
@@ -166,7 +166,7 @@ def verify_tree(
     target_to_draft: Tensor | None = None,
     allowed: Tensor | None = None,
 ) -> TreeVerifyResult:
-    """Verify as `ps.verify_tree` a text that is cut nowhere."""
+    """Verify as `ps.verify_tree`, without cuts."""
     temperatures = temperature if isinstance(temperature, _BY_ROW) else None
     top_ks = top_k if isinstance(top_k, _BY_ROW) else None
     top_ps = top_p if isinstance(top_p, _BY_ROW) else None

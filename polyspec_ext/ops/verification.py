@@ -1,8 +1,8 @@
 """The operators ``sample`` and ``verify`` as functions over torch tensors.
 
-Thin on purpose: what the host can know about the arguments is checked and named (``validate.py``),
-then one operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no
-call waits for the device; what only the data can tell comes back in ``status`` (see
+Thin on purpose: the host checks shapes, dtypes and scalars by name (``validate.py``), then one
+operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no call waits
+for the device; errors in tensor values are returned in ``status`` (see
 ``errors.raise_for_status``).
 
 Both work under ``torch.compile`` and have fake implementations.
@@ -31,13 +31,13 @@ _verify = torch.ops.polyspec.verify.default
 
 
 class SampleResult(NamedTuple):
-    """What ``sample`` returns.
+    """Result of ``sample``.
 
     Attributes:
         tokens: [B] int64; -1 where the status has an error.
         logprobs: [B] float32, natural log of the token's probability; NaN where there is no token.
-        status: [B] int32 bit set, 0 = fine.
-        statistics: [B, 2] int64, opaque: the distribution behind each token, for ``verify``'s
+        status: [B] int32 bit set, 0 = no error.
+        statistics: [B, 2] int64, opaque: the distribution of each token, for ``verify``'s
             ``draft_statistics``.
     """
 
@@ -48,14 +48,14 @@ class SampleResult(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """What ``verify`` returns.
+    """Result of ``verify``.
 
     Attributes:
         tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
-        num_accepted: [B] int64, draft tokens accepted.
+        num_accepted: [B] int64, accepted draft tokens.
         logprobs: [B, K+1] float32, log p of each emitted token under the processed target
-            distribution; NaN past them.
-        status: [B] int32 bit set, 0 = fine.
+            distribution; then NaN.
+        status: [B] int32 bit set, 0 = no error.
         statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
             level above.
     """
@@ -68,22 +68,22 @@ class VerifyResult(NamedTuple):
 
 
 class CutVerifyResult(NamedTuple):
-    """What ``verify`` returns when it is told where texts end: ``VerifyResult`` and five more.
+    """Result of ``verify`` with ``eos`` or ``room``: ``VerifyResult`` and five more fields.
 
     Attributes:
-        tokens: [B, K+1] int64, as in ``VerifyResult``, and -1 behind a cut.
-        num_accepted: [B] int64, draft tokens among the emitted.
-        logprobs: [B, K+1] float32, NaN behind a cut.
-        status: [B] int32 bit set, 0 = fine; a row behind a cut is not reported.
-        statistics: [B, K+1, 2] int64, opaque; 0 behind a cut.
-        num_emitted: [B] int64, tokens emitted, an EOS included.
+        tokens: [B, K+1] int64, as in ``VerifyResult``, and -1 after a cut.
+        num_accepted: [B] int64, emitted draft tokens.
+        logprobs: [B, K+1] float32, NaN after a cut.
+        status: [B] int32 bit set, 0 = no error; errors of rows after a cut are not reported.
+        statistics: [B, K+1, 2] int64, opaque; 0 after a cut.
+        num_emitted: [B] int64, emitted tokens, an EOS included.
         ended: [B] int64 bit set: 1 the last token is an EOS, 2 the room is used up; 0 the text
-            goes on.
-        cache_lengths: [B] int64, position + num_accepted: what a cache that has read the block may
-            keep. One more than next_positions where the last token is a draft token with a row
-            behind it; a draft token at the last row has none, and is not counted.
-        next_ids: [B] int64, the last emitted token, input of the next pass; -1 if there is none.
-        next_positions: [B] int64, its absolute position; -1 if there is none.
+            continues.
+        cache_lengths: [B] int64, position + num_accepted: maximum valid length of a cache that has
+            read the block. One more than next_positions where the last token is a draft token with
+            a row after it; a draft token at the last row has no such row, and is not counted.
+        next_ids: [B] int64, the last emitted token, input of the next pass; -1: no token.
+        next_positions: [B] int64, absolute position of that token; -1: no token.
     """
 
     tokens: torch.Tensor
@@ -122,32 +122,32 @@ def sample(
     """Draw one token per request from the processed distribution of its logits.
 
     The distribution is the softmax of ``logits / temperature``, cut by top-k, then top-p, then
-    min-p, each on what the last kept, ties at an edge all kept. Temperature 0 is the argmax, lowest
-    id on ties. Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by seed, position, level,
-    round and node, so a request's token does not depend on the batch around it.
+    min-p, each on the ids kept by the previous filter; all ties at an edge are kept. Temperature 0
+    is the argmax, lowest id on ties. Draws are Philox4x32-10 (Salmon et al., SC 2011) keyed by
+    seed, position, level, round and node, so a request's token does not depend on its batch.
 
     Args:
         logits: [B, V] float32, bfloat16 or float16, any row stride, unit stride along V.
-        temperature: in [0, 2**120]; scalar or [B], like the rest. Between 0 and 2**-126 it counts
-            as 2**-126.
+        temperature: in [0, 2**120]; scalar or [B], like the other parameters. Between 0 and
+            2**-126 it counts as 2**-126.
         top_k: >= 0; 0 is off.
         top_p: in [0, 1]; 1 is off. The likeliest token always stays.
         min_p: in [0, 1]; 0 is off.
-        seed: in [0, 2**64); a tensor holds the 64 bits as int64 (or uint64).
-        position: >= 0, absolute index of the token that is drawn.
+        seed: in [0, 2**64); a tensor has the 64 bits as int64 (or uint64).
+        position: >= 0, absolute index of the drawn token.
         level: in [1, 2**16), the level that draws; 1 is the target.
         round: in [0, 2**32), counts the level's draws at a position.
-        node: in [0, 2**14), tells several draws for one position apart, such as those of a tree.
-        draws: [B, 1] int64, 64 uniform bits each, in place of Philox.
-        allowed: [B, ceil(V / 32)] int32, allowed ids: bit i % 32 of word i // 32, as llguidance and
-            xgrammar write it. A forbidden id has probability 0, as if its logit were -inf; a row
-            that allows nothing has the status ``EMPTY_ROW``. None: all are allowed.
-        validate: raise where the logits are probabilities. It reads them on the host, so it waits
-            for the device and is not for graphs or ``torch.compile``.
+        node: in [0, 2**14), distinguishes several draws at a position, as in a tree.
+        draws: [B, 1] int64, 64 uniform bits each, instead of Philox.
+        allowed: [B, ceil(V / 32)] int32, allowed ids: bit i % 32 of word i // 32, the layout of
+            llguidance and xgrammar. A forbidden id has probability 0, as if its logit were -inf; a
+            row without allowed ids has the status ``EMPTY_ROW``. None: all ids are allowed.
+        validate: raise where the logits are probabilities. It reads the logits on the host, so it
+            waits for the device and is not for graphs or ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
-        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     place = _checks.logits("logits", logits, "[B, V]", 2)
@@ -166,7 +166,7 @@ def sample(
 
 
 class _Options(TypedDict, total=False):
-    """What `verify` takes whether or not it is told where texts end."""
+    """Keyword arguments of `verify` other than ``eos`` and ``room``."""
 
     draft_lengths: torch.Tensor | None
     temperature: Real
@@ -245,9 +245,9 @@ def verify(
 
     Rule "token" accepts draft token y while u < p(y) / q(y) and draws from norm(max(p - q, 0)) at
     the first rejection (Leviathan et al. 2023, algorithm 1); rule "block" verifies the block as a
-    whole (Sun et al. 2024, arXiv 2403.10444). p and q are the processed distributions: the same
-    temperature and filters are applied to both sides here. Either way the emitted tokens have
-    exactly the target's distribution.
+    whole (Sun et al. 2024, arXiv 2403.10444). p and q are the processed distributions, with the
+    same temperature and filters. With both rules the emitted tokens have exactly the target's
+    distribution.
 
     Args:
         target_logits: [B, K+1, V] float32, bfloat16 or float16, any row strides, unit stride along
@@ -255,55 +255,55 @@ def verify(
         draft_tokens: [B, K] integers, the target's ids; entries past ``draft_lengths`` are ignored.
         draft_logits: [B, K, Vd] with Vd <= V, strides as above; None is a deterministic proposal
             (q is one-hot).
-        draft_lengths: [B] integers in [0, K]; None is K for every request, or with ``offsets``
-            one less than its rows.
-        draft_rows: draft rows by index instead of side by side: integers shaped as
-            ``draft_tokens``, for each token the row of the pool ``draft_logits`` [R, Vd] that it
-            was drawn from, or -1 where its proposal was deterministic. ``draft_statistics`` are
-            then [R, 2]. Any logits whose rows are evenly spaced are a pool, such as those that the
-            level below has verified with, ``logits.flatten(0, 1)``.
+        draft_lengths: [B] integers in [0, K]; None is K for every request, or with ``offsets`` the
+            request's rows - 1.
+        draft_rows: draft rows by index: integers shaped like ``draft_tokens``, for each token its
+            row in the pool ``draft_logits`` [R, Vd], or -1 for a deterministic proposal.
+            ``draft_statistics`` are then [R, 2]. Any logits with evenly spaced rows are a pool,
+            such as the logits from the level below's verification, ``logits.flatten(0, 1)``.
         slots: [B] integers: each of ``temperature`` ... ``round``, ``room`` (and ``eos`` with two
             dimensions) is a scalar or has a value per slot, [S], and request i reads slots[i].
-        offsets: [B+1] integers: the target's rows of all requests follow one another,
+        offsets: [B+1] integers: the target's rows of all requests are concatenated,
             ``target_logits`` [N, V], request i having rows offsets[i] ... offsets[i+1]-1.
             ``draft_tokens`` (and ``draft_rows``) are [N] then, entry offsets[i]+j being draft token
-            j of request i. A request of as many draft tokens as rows has no bonus row: if all are
-            accepted, nothing is emitted behind them.
-        draft_len: K, the most draft tokens of a request, with ``offsets``; gives the outputs their
-            shape. Any arrangement gives the same results, bit for bit. An index out of range is an
-            error of its request (``BAD_INDEX``, or ``BAD_LENGTH`` for more tokens than K or
+            j of request i. A request with as many draft tokens as rows has no bonus row: if all
+            tokens are accepted, no token is emitted after them.
+        draft_len: K, the maximum draft tokens of a request, with ``offsets``; determines the shape
+            of the outputs. Every layout has the same results, bit for bit. An index out of range is
+            an error of its request (``BAD_INDEX``, or ``BAD_LENGTH`` for more tokens than K or
             rows).
         temperature, top_k, top_p, min_p: as in ``sample``.
         seed: as in ``sample``.
         position: absolute index of the first draft token.
-        level: level that verifies; 1 is the target.
+        level: the verifying level; 1 is the target.
         round: counts the level's verifications.
         rule: "token" or "block".
         target_to_draft: [V] integers, draft id of each target id or -1. None with Vd < V: the same
             ids, q = 0 past Vd.
-        draft_statistics: [B, K, 2] int64, the ``statistics`` that ``sample`` or ``verify`` gave for
-            the draft rows under the same parameters; they are then not reduced again. What cannot
-            belong to the draft token's row is an error of the request
-            (``DRAFT_STATISTICS_MISMATCH``); the distributions of another row may pass, and the
-            tokens then do not have the target's distribution, though none has probability 0 under
-            it.
-        draws: [B, K+1] int64, 64 uniform bits each in place of Philox: K acceptance tests, then the
+        draft_statistics: [B, K, 2] int64, the ``statistics`` of the draft rows from ``sample`` or
+            ``verify`` with the same parameters, which saves a reduction. Statistics that cannot
+            belong to the draft token's row are an error of the request
+            (``DRAFT_STATISTICS_MISMATCH``). Statistics of another row may pass; the tokens then do
+            not have the target's distribution, though none has probability 0 under it.
+        draws: [B, K+1] int64, 64 uniform bits each instead of Philox: K acceptance tests, then the
             emitted token.
         allowed: [B, K+1, ceil(V / 32)] int32, or [N, ceil(V / 32)] with ``offsets``: allowed ids of
             each row of the target, as in ``sample``. Draft rows are not masked, so that a forbidden
-            draft token is rejected; ``draft_statistics`` stay theirs. A row behind one is not used.
-        eos: ids that end a text and are kept: one, several, or an integer tensor [E] or [B, E] on
-            the logits' device, padded with -1. (Ids that are no tensor are copied to the device.)
-        room: >= 0, most tokens that may be emitted; scalar or [B]. A request with room 0 is not
-            read. With ``eos`` or ``room`` given the emitted tokens are cut, and the result is a
-            ``CutVerifyResult``; without them nothing is cut.
-        validate: raise where logits are probabilities, or ``draft_statistics`` are not those of the
-            draft rows under the call's parameters, which are computed again. It reads tensors on
-            the host, so it waits for the device and is not for graphs or ``torch.compile``.
+            draft token is rejected, and ``draft_statistics`` are of unmasked rows. A row after a
+            forbidden draft token is not used.
+        eos: ids that end a text and are emitted: an id, several, or an integer tensor [E] or [B, E]
+            on the logits' device, padded with -1. (Other ids are copied to the device.)
+        room: >= 0, maximum emitted tokens; scalar or [B]. A request with room 0 is not read. With
+            ``eos`` or ``room`` the emitted tokens are cut, and the result is a
+            ``CutVerifyResult``; without both nothing is cut.
+        validate: raise where logits are probabilities, or ``draft_statistics`` differ from the
+            statistics of the draft rows, computed again with the call's parameters. It reads
+            tensors on the host, so it waits for the device and is not for graphs or
+            ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
-        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len)
@@ -366,8 +366,8 @@ def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> in
 
 
 def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tensor, ...]:
-    """Empty tensors like those that every verification gives first, of so many requests and rows of
-    the target, and what `CutVerifyResult` has beside them, [5, B]."""
+    """Return empty tensors like the common results of all verifications, for `batch` requests of
+    `rows` target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return logits.new_empty(shape, dtype=dtype)
@@ -406,17 +406,16 @@ _verify_tree = torch.ops.polyspec.verify_tree.default
 
 
 class TreeVerifyResult(NamedTuple):
-    """What ``verify_tree`` returns.
+    """Result of ``verify_tree``.
 
     Attributes:
         tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
-        num_accepted: [B] int64, nodes of the path.
-        path: [B, D] int64, the nodes, then -1.
-        rows: [B, D+1] int64, the row of ``target_logits`` that each token was drawn from: 0, or a
-            node + 1; then -1.
+        num_accepted: [B] int64, nodes of the accepted path.
+        path: [B, D] int64, the nodes of the path, then -1.
+        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
         logprobs: [B, D+1] float32, log p of each emitted token under the processed target
-            distribution; NaN past them.
-        status: [B] int32 bit set, 0 = fine.
+            distribution; then NaN.
+        status: [B] int32 bit set, 0 = no error.
         statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
             level above.
         num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
@@ -469,59 +468,58 @@ def verify_tree(
     """Verify a tree of draft tokens against the target's logits, and emit the accepted path and a
     token.
 
-    The walk begins at the root and goes on while a child stands. Deterministic children (EAGLE-2's
-    top-k): a token is drawn from the target's distribution, and the walk goes on if it is a
-    child's; the same as accepting child x with p(x), else zeroing p(x) and renormalising. Children
-    drawn independently from one draft distribution, with replacement: the recursive residual (Yang
-    et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. Either way the emitted tokens
-    have exactly the target's distribution. A chain (parents i-1) with draft rows gets the tokens
-    that ``verify`` gives it by the same rule.
+    The walk begins at the root and continues while a child is accepted. Deterministic children
+    (EAGLE-2's top-k): a token is drawn from the target's distribution, and the walk continues if a
+    child has the token; the same as accepting child x with p(x), else zeroing p(x) and
+    renormalising. Children drawn independently from one draft distribution, with replacement: the
+    recursive residual (Yang et al. 2024, arXiv 2401.06706). Temperature 0 follows the argmax. In
+    all cases the emitted tokens have exactly the target's distribution. A chain (parents i-1) with
+    draft rows has the tokens of ``verify`` with the same rule.
 
     Rule "block" verifies drawn children from the leaves to the root, siblings with a high p/q
-    first: more tokens are accepted of several paths drawn from one model. Paths that begin alike
-    share the nodes of that beginning. A sibling that was drawn again is a node too, without
-    children: what is drawn behind it hangs from the first of its equals. The children of a parent
-    are in the order drawn.
+    first: more tokens are accepted of several paths drawn from one model. Paths with a common
+    prefix share its nodes. A sibling drawn again is a node too, without children: draws after it
+    are children of the first equal sibling. The children of a parent are in the order of the draws.
 
     Args:
         target_logits: [B, N+1, V] float32, bfloat16 or float16, any row strides, unit stride along
-            V, N < 2**14. Row 0 is the distribution behind the root, row i+1 the one behind node i.
+            V, N < 2**14. Row 0 is the distribution after the root, row i+1 after node i.
         draft_tokens: [B, N] integers, the target's ids.
         parents: [B, N] integers: the parent's node, smaller than the node, or -1 for a child of the
             root. The children of a parent are tried in the order of their nodes.
-        draft_logits: the pool [R, Vd] that draft rows lie in; None: all children are deterministic.
+        draft_logits: the pool [R, Vd] of draft rows; None: all children are deterministic.
         counts: [B] integers in [0, N]; None is N nodes for every request.
-        depth: D, the most nodes of a path; None is N.
-        draft_rows: [B, N+1] integers: the pool's row that the children behind each row of the
-            target were drawn from; -1: they are deterministic. Needed with ``draft_logits``.
+        depth: D, the maximum nodes of a path; None is N.
+        draft_rows: [B, N+1] integers: the pool's row from which the children after each row of the
+            target were drawn; -1: deterministic children. Required with ``draft_logits``.
         draft_statistics: [R, 2] int64, as for ``verify``.
         target_to_draft: [V] integers, draft id of each target id or -1.
-        slots: [B] integers, as for ``verify``: parameters lie at them, [S].
-        offsets: [B+1] integers: the target's rows of all requests follow one another,
+        slots: [B] integers, as for ``verify``: index of each request's parameters, [S].
+        offsets: [B+1] integers: the target's rows of all requests are concatenated,
             ``target_logits`` [M, V], request i having rows offsets[i] ... offsets[i+1]-1: one more
             than nodes. ``draft_tokens``, ``parents`` (and ``draft_rows``) are [M] then: entry
-            offsets[i]+j is node j (row j) of request i, whose last entry is no node. ``counts`` is
-            None. Any arrangement gives the same results, bit for bit.
-        nodes: N, the most nodes of a request, with ``offsets``.
+            offsets[i]+j is node j (row j) of request i; the last entry is no node. ``counts`` is
+            None. Every layout has the same results, bit for bit.
+        nodes: N, the maximum nodes of a request, with ``offsets``.
         temperature, top_k, top_p, min_p, seed, position, level, round: as for ``verify``;
             ``position`` is that of the tree's first nodes.
-        rule: "token" or "block", of drawn children; deterministic ones come to the same under both.
-            By "block" a path has at most 32 drawn nodes one behind the other.
-        draws: [B, N+D+1] int64, 64 uniform bits each in place of Philox: the test of each node,
-            then the token drawn at each depth.
+        rule: "token" or "block", of drawn children; the rules agree for deterministic children. By
+            "block" a path has at most 32 consecutive drawn nodes.
+        draws: [B, N+D+1] int64, 64 uniform bits each instead of Philox: the test of each node, then
+            the token drawn at each depth.
         allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
             each row of the target, as for ``verify``.
-        eos, room: where texts end, as for ``verify``.
-        validate: look for mistakes that only values show, as for ``verify``.
+        eos, room: the ends of texts, as for ``verify``.
+        validate: check for errors in tensor values, as for ``verify``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
-        ValueError: a shape, stride, device or range is wrong; names expected and given.
+        ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
 
-    What is no tree (a parent that does not come before its node, equal deterministic siblings, a
-    path longer than D) is an error of its request (``BAD_TREE``), a draft row, slot or offset out
-    of range too (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
+    An invalid tree (a parent that does not come before its node, equal deterministic siblings, a
+    path longer than D) is an error of its request (``BAD_TREE``), as are a draft row, slot or
+    offset out of range (``BAD_INDEX``), and more nodes than N (``BAD_LENGTH``).
     """
     if offsets is not None and counts is not None:
         raise ValueError("counts: expected None with offsets, given a tensor")
@@ -599,13 +597,13 @@ def _verify_tree_fake(
 torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
 
 
-# ---- mistakes that only values show --------------------------------------------------------------
+# ---- checks of tensor values ---------------------------------------------------------------------
 
 
 def check_logits(name: str, rows: torch.Tensor | None) -> None:
     """Refuse `rows` [.., V] that are probabilities: each row in [0, 1] with a sum of 1.
 
-    Rows of zeros or with values that are not finite, which padding may be, say nothing. Nor does a
+    Rows of zeros or with values that are not finite, such as padding, are ignored, and so is a
     vocabulary of one token."""
     if rows is None or rows.shape[-1] < 2 or rows.numel() == 0:
         return
@@ -631,9 +629,9 @@ def rows_of_draft_tokens(
     entries: int,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token of blocks, and its draft row among all of them, -1: a
-    deterministic proposal. Arguments as `verify` takes them; `entries` is the
-    number of draft tokens' entries."""
+    """Return the request of each draft token of blocks, and its draft row in the pool, -1: a
+    deterministic proposal. Arguments as of `verify`; `entries` is the number of entries of the
+    draft tokens."""
     request, entry, index = _entries(batch, draft_len, lengths, offsets, entries, device)
     if draft_rows is None:
         return request, request * draft_len + index
@@ -649,10 +647,10 @@ def rows_of_nodes(
     offsets: torch.Tensor | None,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return request and draft row of each node of trees. Arguments as `verify_tree` takes them."""
+    """Return request and draft row of each node of trees. Arguments as of `verify_tree`."""
     request, entry, index = _entries(batch, nodes, counts, offsets, parents.numel(), device)
     parent = parents.reshape(-1)[entry]
-    # Without offsets a request has a draft row more than it has nodes.
+    # Without offsets a request has one more draft row than nodes.
     first = entry - index if offsets is not None else request * (nodes + 1)
     sound = (parent >= -1) & (parent < index)
     row = draft_rows.reshape(-1)[(first + parent + 1).where(sound, first)]
@@ -668,7 +666,7 @@ def _entries(
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the request of each draft token, its entry in the tables, and its index in the
-    request. (Impossible lengths are errors of the status.)"""
+    request. (Impossible lengths are errors in the status.)"""
     if offsets is not None:
         first, rows = offsets[:-1], offsets.diff()
         count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
@@ -690,16 +688,16 @@ def check_draft_statistics(
     slots: torch.Tensor | None,
     parameters: Sequence[Real | Int],
 ) -> None:
-    """Compute the statistics of the draft tokens' rows again, and refuse others, bit for bit.
+    """Recompute the statistics of the draft tokens' rows, and refuse any different bit.
 
     Args:
         draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.
         request, row: of each draft token, see `rows_of_draft_tokens`.
-        slots: [B], as `verify` takes them.
+        slots: [B], as in `verify`.
         parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
 
     Raises:
-        ValueError: they are those of another temperature, filter or row.
+        ValueError: the statistics are of another temperature, filter or row.
     """
     logits, given = draft_logits.flatten(0, -2), draft_statistics.reshape(-1, 2)
     holder = request if slots is None else slots[request]

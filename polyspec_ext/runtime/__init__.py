@@ -1,1 +1,1 @@
-"""Batches on their way through a chain: `batch` is what a chain drives."""
+"""Execution of batches: a chain uses `batch`."""

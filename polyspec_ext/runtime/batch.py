@@ -1,7 +1,7 @@
-"""Batches of requests, and which batch and which call the caches of a chain belong to.
+"""Batches of requests, and exclusive use of a chain's caches by one batch and one call.
 
-Every row has its own windows, parameters, seed, end and length. No token of a row depends on its
-neighbours, since draws are keyed by the row's seed and position (contract C3).
+Windows, parameters, seed, end and length are per row. No token of a row depends on other rows,
+because draws are keyed by the row's seed and position (contract C3).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _ENDED = operator.attrgetter("ended")
 
 
 class _Cache:
-    """The latest batch that has begun with a cache (None: it has ended), and one entry while a call
-    is at work, which is made if there is none, in one step that no thread and no signal can come
-    between."""
+    """State of a cache: the latest batch (None: it has ended), and, while a call uses the cache, a
+    single dict entry, inserted with `setdefault`: atomic with respect to threads and signals."""
 
     __slots__ = ("batch", "call")
 
@@ -40,18 +39,18 @@ class _Cache:
         self.call: dict[None, weakref.ref[_Call]] = {}
 
 
-# By level: several chains may have the same one, or levels that share a cache.
+# By level: several chains may share a level, or have levels that share a cache.
 _caches: weakref.WeakKeyDictionary[object, _Cache] = weakref.WeakKeyDictionary()
 
 
 class _Call:
-    """A call at work on caches, with the names of their levels, inside a ``with``."""
+    """Context of a call that uses caches, with the names of their levels."""
 
     __slots__ = ("__weakref__", "_caches", "_reference", "thread")
 
     def __init__(self, caches: Sequence[tuple[str, _Cache]]) -> None:
         self._caches, self.thread = caches, threading.current_thread()
-        # After an interrupt that came before the entries could be removed they go with the frame.
+        # If an interrupt prevents the removal of the entries, they are removed with the frame.
         self._reference = weakref.ref(self, partial(_release, caches))
 
     def __enter__(self) -> None:
@@ -63,7 +62,7 @@ class _Call:
 
     def __exit__(self, *error: object) -> None:
         _release(self._caches, self._reference)
-        # Nothing is left for the reference to do, and an error in its callback would be lost.
+        # The reference has no further use, and an error in its callback would be lost.
         del self._reference
 
 
@@ -89,9 +88,9 @@ def _busy(name: str, call: _Call | None) -> str:
 
 
 class CacheOwner:
-    """The call that is at work on the caches of a chain's levels, and the batch that they belong
-    to. A level that shares the cache of another names that other as its `cache_owner`. A
-    `begin_batch` is called where a batch begins with empty caches."""
+    """Owner of the caches of a chain's levels: the current call, and the batch in the caches. A
+    level that shares the cache of another level names the other level as its `cache_owner`. The
+    method `begin_batch` of a level, if any, is called when a batch begins with empty caches."""
 
     def __init__(self, levels: Sequence[tuple[str, object]]) -> None:
         holders = [(name, getattr(level, "cache_owner", level)) for name, level in levels]
@@ -106,9 +105,9 @@ class CacheOwner:
             self._caches.append((name, cache))
 
     def work(self) -> _Call:
-        """Return a context in which no other call works on the caches. Entering it raises a
-        RuntimeError where another call is at work, of this chain or on one of its caches, in
-        another thread or around this one."""
+        """Return a context in which no other call uses the caches. Entering it raises a
+        RuntimeError if another call uses this chain or one of its caches, in another thread or
+        around this call."""
         return _Call(self._caches)
 
     def begin(self, batch: object) -> None:
@@ -117,23 +116,23 @@ class CacheOwner:
             cache.batch = weakref.ref(batch)
 
     def forget(self) -> None:
-        """Tell levels that nothing in their caches is of the batch."""
+        """Notify levels that their caches have no tokens of the batch."""
         for begin in self._told:
             begin()
 
     def end(self, batch: object) -> None:
-        """End `batch`, if the chain's caches belong to it."""
+        """End `batch`, if it is the latest batch of the chain."""
         if self._chain.batch is not None and self._chain.batch() is batch:
             self._chain.batch = None
 
     @property
     def latest(self) -> object:
-        """Return the batch that all caches belong to; None: there is none."""
+        """Return the common batch of all caches; None: no common batch."""
         first, *others = (cache.batch and cache.batch() for _, cache in self._caches)
         return first if all(other is first for other in others) else None
 
     def require(self, batch: object) -> None:
-        """Refuse, with a RuntimeError, a batch that the caches do not belong to."""
+        """Raise a RuntimeError unless `batch` is the latest batch of every cache."""
         for name, cache in self._caches:
             if cache.batch is None or cache.batch() is not batch:
                 reason = "its chain has begun another request since, or it failed"
@@ -150,22 +149,22 @@ class Batch:
     """Requests of a chain. The chain's caches belong to its latest batch.
 
     Args:
-        engine: of the chain.
-        owner: says which batch the caches belong to.
+        engine: the chain's engine.
+        owner: owner of the caches.
         rows: requests that begin together; others may `join`.
-        policy: chooses the windows before each round of the target. None: they stay.
+        policy: chooses the windows before each round of the target. None: constant windows.
         processors: change logits before they become a distribution, on every level alike
-            (contract C1), behind those of each row.
-        observe: called with a row's number and the target's logits ``[e, V]``, processed, behind
-            which its e committed tokens were emitted.
-        prefixes: copies that texts begin with, and that theirs are added to.
-        isolates: an error in a round ends the request at fault alone (`Row.error`); else it is
-            raised, and ends the batch.
-        traces: note which level proposed each token (`Row.origins`).
-        reports: keep the steps of each row for `steps`.
+            (contract C1), after the processors of each row.
+        observe: called with a row's number and the target's processed logits ``[e, V]``, of which
+            its e committed tokens were drawn.
+        prefixes: saved prefixes, which texts begin with and are added to.
+        isolates: whether an error in a round ends only the request at fault (`Row.error`); else
+            the error is raised, and ends the batch.
+        traces: whether to record the level that proposed each token (`Row.origins`).
+        reports: whether to keep the steps of each row for `steps`.
 
     Attributes:
-        rows: in the order given, those that joined behind them.
+        rows: requests in their initial order, then joined requests.
         stats: the whole batch: counts added up, times and forward passes counted once.
     """
 
@@ -184,15 +183,15 @@ class Batch:
         reports: bool = False,
     ) -> None:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
-        self._policy = policy if engine.config.levels > 1 else None  # else there is no window
+        self._policy = policy if engine.config.levels > 1 else None  # a target has no window
         self._isolates, self._prefixes = isolates, prefixes
-        self._plain = False  # the policy has all rows decode plainly
+        self._plain = False  # whether the policy has all rows decode plainly
         if len(rows) == 1 and not isolates:
             self.stats = rows[0].stats
         else:
             self.stats = Stats([LevelStats(name) for name in engine.config.names])
             self.stats.num_requests = 0
-            if isolates:  # there is no end to its requests
+            if isolates:  # requests join without end
                 for level in self.stats.levels:
                     level.emitted_per_verification = None
             self._count(rows)
@@ -205,7 +204,7 @@ class Batch:
         for row in rows:
             self._processors.add(row.number, row.processors)
         with torch.inference_mode(), owner.work():
-            if isinstance(before := owner.latest, Batch):  # somebody has read enough of it
+            if isinstance(before := owner.latest, Batch):  # abandoned before its end
                 before._keep(before.rows)
             owner.begin(self)
             owner.forget()
@@ -225,14 +224,14 @@ class Batch:
 
     @property
     def admits(self) -> bool:
-        """Return whether texts can be read beside the batch (`Caches.admits`)."""
+        """Return whether texts can be read outside the batch (`Caches.admits`)."""
         return self._engine.caches.admits
 
     # ---- requests that join and leave ------------------------------------------------------------
 
     def open(self, row: Row) -> Reading:
-        """Return the reading of the text of a request that will `join`, which begins with the
-        copies that are kept of it."""
+        """Return the reading of the text of a request that will `join`, which begins with the saved
+        copies of its prefix."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             return self._open(row, {} if self._prefixes is None else self._find(row))
@@ -248,7 +247,7 @@ class Batch:
         return reading
 
     def _begin_behind(self) -> None:
-        """Have the rows begin with the copies that are kept of their texts, if there are any."""
+        """Start the rows from the saved copies of their prefixes, if any."""
         caches = self._engine.caches
         levels = caches.can_begin()
         found = [self._find(row) for row in self.rows]
@@ -259,20 +258,20 @@ class Batch:
         self._engine.fill(readings)
 
     def read(self, reading: Reading, most: int) -> None:
-        """Have every level read at most so many tokens of a text (`Caches.extend`)."""
+        """Read at most `most` tokens of a text with every level (`Caches.extend`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.caches.extend(reading, most, self._recorder)
 
     def read_all(self, readings: Sequence[Reading]) -> None:
-        """Have every level read the rest of several texts (`Caches.extend_all`)."""
+        """Read the rest of several texts with every level (`Caches.extend_all`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.caches.extend_all(readings, self._recorder)
 
     def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
-        """Have requests join the batch, with the readings of their texts, or without: then all
-        texts are read anew (`Engine.join`)."""
+        """Add requests to the batch, with the readings of their texts; without readings all texts
+        are read again (`Engine.join`)."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.join(rows, readings)
@@ -289,7 +288,7 @@ class Batch:
             self._recorder.take(row.stats)
 
     def pause(self, rows: Sequence[Row]) -> None:
-        """Have these rows, and no others, take no part in the rounds to come."""
+        """Exclude the rows `rows`, and no others, from the next rounds."""
         with torch.inference_mode(), self._owner.work():
             self._owner.require(self)
             self._engine.pause(rows)
@@ -307,13 +306,13 @@ class Batch:
             self._engine.set_windows(row, windows)
 
     def steps(self, row: Row) -> Sequence[StepReport]:
-        """Take the steps of a row since the last call, of a batch that keeps them (`reports`)."""
+        """Return and clear the steps of a row since the last call (with `reports`)."""
         assert isinstance(self._recorder, RoundRecorder)
         return self._recorder.take(row.stats)
 
     def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
-        """Keep copies of what the levels have read of those rows that are in the caches; of texts
-        that `begin` the states behind prompts alone."""
+        """Save copies of the levels' caches for the rows in the caches. With `begin`, levels that
+        save whole rows copy the state after the prompt only."""
         prefixes, caches = self._prefixes, self._engine.caches
         if prefixes is None or not rows or self._owner.latest is not self:
             return
@@ -336,13 +335,13 @@ class Batch:
     # ---- rounds ----------------------------------------------------------------------------------
 
     def advance(self) -> Committed:
-        """Run one round of the target; return the tokens that it commits, by the number of their
-        row, none when every text is complete.
+        """Run one round of the target; return its committed tokens by row number, none when every
+        text is complete.
 
         Raises:
             RequestError: a row of logits has no distribution; names request, level and position.
-            RuntimeError: the chain has begun another batch since, or this one failed; or it is at
-                work for another call.
+            RuntimeError: the chain has begun another batch since, or this batch failed; or another
+                call uses the chain.
         """
         with torch.inference_mode(), self._owner.work():
             return self._advance()
@@ -363,7 +362,7 @@ class Batch:
                 if self._policy is not None:
                     self._choose_windows(self._policy)
                 committed = self._round_apart() if self._isolates else self._engine.round()
-                if self._prefixes is not None:  # behind the first round of a text, and its last
+                if self._prefixes is not None:  # after a text's first and last round
                     self._keep([row for row in self.rows if not row.kept and not row.ended], True)
                     self._keep([row for row in self.rows if row.ended])
             seconds = time.perf_counter() - began - (recorder.prefill_seconds - prefilled)
@@ -374,8 +373,8 @@ class Batch:
         return committed
 
     def _round_apart(self) -> Committed:
-        """Run a round; if it fails, run it once more row by row, so that the request at fault ends
-        alone. Draws are keyed, so that the others have the tokens that they would have had."""
+        """Run a round; if it fails, run it again row by row, so that only the request at fault
+        ends. Draws are keyed, so that the tokens of the other rows do not change."""
         engine = self._engine
         try:
             return engine.round()
@@ -403,11 +402,11 @@ class Batch:
         self.end(row)
 
     def stop(self, number: int) -> None:
-        """End row `number`, whatever is pending for it."""
+        """End row `number`, and drop its pending tokens."""
         self.end(self.rows[number])
 
     def end(self, row: Row) -> None:
-        """End a row, whatever is pending for it."""
+        """End a row, and drop its pending tokens."""
         if not row.ended:
             with torch.inference_mode():
                 self._keep([row])
@@ -424,7 +423,7 @@ class Batch:
             steps = self._recorder.take(row.stats)
             report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
             windows = policy.next(report)
-            if not (type(windows) is list and windows == list(now)):  # most rounds change nothing
+            if not (type(windows) is list and windows == list(now)):  # most rounds keep all
                 name = f"policy ({type(policy).__name__})"
                 windows = arguments.sizes(name, windows, len(now), len(now) + 1)
                 self._engine.set_windows(row, windows)

@@ -1,9 +1,9 @@
-"""The engine of a chain: one batch at a time, one round of the target after the other.
+"""The engine of a chain, which runs one batch at a time in rounds of the target.
 
-A round follows docs/architecture.md: levels read the prompt (`Caches`), the rows say which step is
-due (`StateRows.next`), the drafter drafts, levels verify, caches are cut, and the target's tokens
-are committed. Two executors run the same steps, with the same rows and draws: the host reads the
-result of each step before the next; or the steps are queued, and it reads once (`Queue`).
+A round follows docs/architecture.md: levels read the prompt (`Caches`), `StateRows.next` returns
+the next step, the drafter drafts, levels verify, caches are truncated, and the target's tokens are
+committed. Two executors run the same steps, with the same rows and draws: the host reads the
+result of each step before the next; or the steps are queued, and the host reads once (`Queue`).
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from .rows import (
 )
 
 _ENDED = operator.attrgetter("ended")
-# Called with a row's number and the target's logits [e, V], processed, behind which its e committed
-# tokens were emitted. They are valid until it returns.
+# Called with a row's number and the target's processed logits [e, V], of which the e committed
+# tokens were drawn. The logits are valid during the call.
 Observer = Callable[[int, torch.Tensor], None]
 Committed = list[tuple[int, list[int]]]
 
 
 class Engine:
-    """Runs the rounds of one batch at a time, with levels that verify, target first, and a drafter,
-    which a target alone does not have.
+    """Runner of the rounds of one batch at a time, with verifying levels, target first, and a
+    drafter (None: the target alone).
 
     Args:
         graphs: captures the steps of queued rounds.
-        sync_each_step: whether the host reads the result of each step. None: on the CPU, where that
-            costs nothing, and where it must.
+        sync_each_step: whether the host reads the result of each step. None: on the CPU, at no
+            cost, and where reading is required.
 
     Attributes:
         parts: levels and drafter, target first.
         slots: the requests in the caches.
-        recovers: note before each round what `begin_again` needs.
-        traces: note the origins of committed tokens (`Row.origins`).
+        recovers: whether to save the state for `begin_again` before each round.
+        traces: whether to record the origins of committed tokens (`Row.origins`).
 
     Raises:
         ValueError: levels and drafter do not fit (`plan.check_parts`); or `sync_each_step` is
@@ -86,13 +86,13 @@ class Engine:
         self.config, self.graphs = config, graphs
         self._levels, self._drafter = list(levels), drafter
         self.parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
-        self._count = len(config.windows) + 1  # n; 2 of a target alone, whose window is 0
-        # Levels whose hidden states the drafter is told.
+        self._count = len(config.windows) + 1  # n; 2 for a target alone, with window 0
+        # Levels with hidden states for the drafter.
         self._gives_hidden = check_parts(config, levels, drafter)
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
         self._layers, self._trees = can.hidden_layers, can.trees
         self._keeps_paths = can.keeps_paths
-        # Which entries of the drafter's rows the ids of the level above are.
+        # Index in the drafter's rows of each id of the level above.
         self._target_to_draft: torch.Tensor | None = None
         if drafter is not None:
             entries = config.id_maps[-1].target_to_draft(config.vocab_sizes[-2])
@@ -108,11 +108,11 @@ class Engine:
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
-        self._passes: Passes | None = None  # of steps that the host follows
+        self._passes: Passes | None = None  # captured passes of steps that the host reads
         if graphs is not None and any(part.capabilities.keeps_lengths for part in self.parts):
             self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
-        # Which level is at work, and in which step (None: in all rows), for messages.
+        # Current level and step (None: all rows), for messages.
         self._at_work: tuple[int, Step | None] | None = None
 
     # ---- a batch ---------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Engine:
         self._follow(slots)
 
     def fill(self, readings: Sequence[Reading]) -> None:
-        """Have the rows of a batch that has begun begin with readings of their texts."""
+        """Start the rows of a new batch from readings of their texts."""
         self.caches.join(readings, self.slots, self._rows)
 
     def _follow(self, slots: Sequence[Row]) -> None:
@@ -143,10 +143,10 @@ class Engine:
 
     @torch.inference_mode()
     def join(self, new: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
-        """Have requests join the batch, behind its rows; where steps are captured, in place of rows
-        that are complete, so that the graphs serve on. Every level has read their texts beside the
-        batch but for the last token; without `readings` all levels read all texts anew. Behind an
-        error the batch goes on without them."""
+        """Add requests after the rows of the batch; where steps are captured, into the slots of
+        complete rows, so that the graphs stay valid. With `readings`, every level has already read
+        the new texts but for the last token; without, all levels read all texts again. After an
+        error the batch continues without the requests."""
         self._drop_complete()
         slots = list(self.slots) if self._captures or not all(map(_ENDED, self.slots)) else []
         free = [row.slot for row in slots if row.ended] if self._captures else []
@@ -166,7 +166,7 @@ class Engine:
             if together:
                 self.caches.join(readings, slots, rows)
         except BaseException:
-            self._begin_caches()  # some of them have the new rows
+            self._begin_caches()  # some caches have the new rows
             raise
         self._rows = rows
         if not together:
@@ -188,8 +188,8 @@ class Engine:
 
     @torch.inference_mode()
     def begin_again(self) -> None:
-        """Return to the beginning of a round that has failed (`recovers`), so that it may be run
-        again, with the same draws. All levels read the texts anew."""
+        """Restore the state before a failed round (`recovers`), to run it again with the same
+        draws. All levels read the texts again."""
         slots, counts = self._before  # rows may have left since
         places = {id(row): place for place, row in enumerate(slots)}
         self._rows = self._rows.select(range(len(self.slots)))
@@ -198,7 +198,7 @@ class Engine:
 
     @torch.inference_mode()
     def pause(self, paused: Collection[Row]) -> None:
-        """Have these rows, and no others, take no part in the rounds to come."""
+        """Exclude the rows `paused`, and no others, from the next rounds."""
         for row in self.slots:
             row.paused = any(row is other for other in paused)
         self._rows = self._rows.select(range(len(self.slots)))
@@ -206,9 +206,9 @@ class Engine:
 
     @torch.inference_mode()
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
-        """Replace the texts of rows between two rounds: caches keep what the old text and the new
-        have in common. New tokens are counted from the new text on. Round counts go on, so that no
-        draw comes twice. Refuses drafters of hidden states, empty texts and rows that have ended.
+        """Replace the texts of rows between two rounds; caches keep the common prefix of the old
+        and the new text. New tokens are counted from the new text on. Round counts continue, so
+        that no draw repeats. Refuses drafters of hidden states, empty texts and ended rows.
         """
         if self._layers:
             reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
@@ -222,14 +222,14 @@ class Engine:
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
         try:
-            # A step that the host reads takes the token behind accepted drafts as well.
+            # A step that the host reads also reads the token after accepted drafts.
             self.caches.cut(kept, self.slots, self._rows.state, int(self._sync_each_step))
         except BaseException:
-            self._begin_caches()  # some of them are cut
+            self._begin_caches()  # some caches are cut
             raise
-        # Behind the cuts: after an interrupt no cache has tokens that a text lacks.
+        # After the cuts: after an interrupt no cache has tokens that a text lacks.
         for row, text in zip(rows, texts, strict=True):
-            row.num_reported += len(text) - row.committed  # what a policy has yet to hear stays
+            row.num_reported += len(text) - row.committed  # unreported tokens stay unreported
             row.tokens = list(text)
             row.logprobs.clear()
             row.origins.clear()
@@ -239,8 +239,8 @@ class Engine:
         return self._rows.state.windows[row.slot][: self._count - 1]
 
     def cached(self, row: Row) -> list[int]:
-        """Return how many tokens of a row each level has in its cache, as it would have them
-        alone: of a drafter that reads hidden states those that it will not read again."""
+        """Return the cached length of a row at each level, at most its committed tokens; for a
+        drafter that reads hidden states only tokens that it will not read again."""
         state, numbers = self._rows.state, range(1, len(self.parts) + 1)
         lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
         if self._layers:
@@ -262,7 +262,7 @@ class Engine:
 
     @torch.inference_mode()
     def end(self, row: Row) -> None:
-        """End a row, if it is one of this batch: it takes no part in later steps."""
+        """End a row of this batch, which then idles in later steps; ignore other rows."""
         if any(other is row for other in self.slots):
             self._rows.state.end(row.slot)
             self._rounds = 0
@@ -290,14 +290,14 @@ class Engine:
     def _prepare_rounds(self) -> None:
         """Plan the next rounds, prefill caches, and grow caches and rows for them."""
         self._drop_complete()
-        self._applied = self._processors or None  # false while it changes no request's logits
+        self._applied = self._processors or None  # None if no processors apply
         active = [row for row in self.slots if row.active]
         planner, rows = self._planner, self._rows
         plan = planner.plan(rows.state, active)
         nodes = planner.tree_size(plan).nodes
         self.caches.prepare(plan, nodes, self.slots, active, rows, self._recorder)
         on_host = self._on_host or plan.steps is None
-        # For this round alone, after which it is asked again.
+        # For this round alone; the next round checks again.
         forced = not on_host and not planner.can_queue(plan, rows, active)
         rows = planner.rows(plan, on_host or forced, self.slots, rows)
         rows.pending.max_pending = plan.max_pending
@@ -313,8 +313,8 @@ class Engine:
         return self.graphs is not None and not (self._on_host and self._passes is None)
 
     def _drop_complete(self) -> None:
-        """Drop complete rows from the caches, where the last rows take their slots. Captured steps
-        keep them, so that the graphs of the batch serve to its end."""
+        """Drop complete rows from the caches; the last rows move to their slots. Captured steps
+        keep complete rows, so that the graphs of the batch stay valid to its end."""
         staying = [row for row in self.slots if not row.ended]
         if len(staying) == len(self.slots) or not staying or self._captures:
             return
@@ -329,10 +329,10 @@ class Engine:
         self._follow(staying)
 
     def _run_steps(self) -> tuple[Sequence[Entry], Record, torch.Tensor]:
-        """Run the steps of a round. Returns the target's entries, what the host has read, and the
-        target's logits in text order."""
+        """Run the steps of a round. Returns the target's entries, the round's record on the host,
+        and the target's logits in text order."""
         rows, plan, state = self._rows, self._plan, self._rows.state
-        self._drafts: list[tuple[int, list[int] | None]] = []  # passes, and nodes of trees, of each
+        self._drafts: list[tuple[int, list[int] | None]] = []  # (passes, tree nodes) by draft
         if rows.on_host:
             state.log.clear()
             rows.pending.tail_has_statistics = True
@@ -387,7 +387,7 @@ class Engine:
     # ---- draft -----------------------------------------------------------------------------------
 
     def _draft(self, step: Step) -> Outputs:
-        """Have the drafter draft tokens or trees, and enter them in the rows."""
+        """Draft tokens or trees with the drafter, and enter them in the rows."""
         drafter, rows, level = self._drafter, self._rows, self._count
         assert drafter is not None
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
@@ -421,7 +421,7 @@ class Engine:
             passes=passes,
         )
         if any(runs):
-            from .forced import draft_behind  # which only grammars need
+            from .forced import draft_behind  # only grammars need the import
 
             block, drafts = draft_behind(drafter, inputs, runs, id_map, self._trees)
         else:
@@ -438,7 +438,7 @@ class Engine:
         if self._layers and drafts:
             if told is not None and rows.hidden.width:
                 rows.hidden.forget(plan.part, told.counts)
-            else:  # no states are told of complete texts
+            else:  # the drafter reads no states of complete texts
                 rows.hidden.forget(plan.part + rows.state.complete())
         tree = pending.tree
         if tree is None:
@@ -459,7 +459,7 @@ class Engine:
         return ()
 
     def _forced(self, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
-        """Return the tokens that a grammar forces in each row, no more than it drafts."""
+        """Return the tokens forced by a grammar in each row, at most the row's draft length."""
         applied, rows, runs = self._applied, self._rows, list[list[int]]()
         assert applied is not None
         for slot, length in enumerate(lengths):
@@ -483,9 +483,9 @@ class Engine:
     # ---- verify ----------------------------------------------------------------------------------
 
     def _verify(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Have a level verify the tokens or trees that are pending for it, append the tokens that
-        it emits for the level above, and cut the caches. Returns the emitted tokens, their
-        log-probabilities, and the level's logits in text order."""
+        """Verify the pending tokens or trees of a level, append its emitted tokens for the level
+        above, and cut the caches. Returns the emitted tokens, their log-probabilities, and the
+        level's logits in text order."""
         config, rows, number, plan = self.config, self._rows, step.level, step.plan
         level, state, pending = self._levels[number - 1], rows.state, rows.pending
         parameters = rows.parameters
@@ -527,7 +527,7 @@ class Engine:
         size, id_map = config.vocab_sizes[number - 1], config.id_maps[number - 1]
         if id_map.drawn is not None:
             logits = id_map.spread(logits[..., : id_map.entries_below(size)], size)
-        elif logits.shape[2] > size:  # ids that it may not draw
+        elif logits.shape[2] > size:  # drop ids that the level may not draw
             logits = logits[..., :size]
         unchanged = logits
         allowed = None
@@ -540,7 +540,7 @@ class Engine:
             else:
                 allowed = torch.from_numpy(words).to(logits.device)
         if id_map.drawn is not None and logits is not unchanged:
-            # All that it draws may be forbidden: the level above rejects it.
+            # If every id is forbidden, keep the logits: the level above rejects the draw.
             logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
@@ -548,7 +548,7 @@ class Engine:
         entries = self._target_to_draft if lowest and q is not None else None
         drawn = config.id_maps[-1].drawn
         if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
-            entries = None  # rows of all ids
+            entries = None  # the rows cover all ids
         shared: dict[str, Any] = {
             **parameters.on(device),
             "position": own.positions,
@@ -591,7 +591,7 @@ class Engine:
         return emitted.tokens, emitted.logprobs, logits
 
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
-        """Cut the caches from the step's level downwards; of a tree keep the path, by level."""
+        """Cut the caches from the step's level downwards; for a tree keep the path, by level."""
         asked = self._plan.asked if report.cut is None else report.cut
         for number in sorted({*asked, *paths}):
             if number < step.level:
@@ -600,7 +600,7 @@ class Engine:
             self._at_work = number, None
             path, positions = paths.get(number), step.plan.positions
             if path is not None:
-                # Nothing moves in a row that takes no part.
+                # Idle rows keep all tokens.
                 front = torch.minimum(positions, wanted.on(positions.device))
                 begin = RowCounts.read(front, wanted.host is not None)
                 left = cast(Any, part).keep_path(begin, path.to(part.device), wanted)
@@ -616,7 +616,7 @@ class Engine:
     # ---- commit ----------------------------------------------------------------------------------
 
     def _commit(self, entries: Sequence[Entry], record: Record, logits: torch.Tensor) -> Committed:
-        """Commit the tokens that the target has emitted; end the texts that are complete."""
+        """Commit the target's emitted tokens; end complete rows. Returns the tokens by row."""
         committed = []
         for slot, (row, entry) in enumerate(zip(self.slots, entries, strict=True)):
             asked, _, _, emitted, ended, _, _ = entry

@@ -1,5 +1,5 @@
-"""Tokens that a grammar forces, in front of a draft: certain, so that every level accepts them. The
-drafter reads them, and drafts behind them."""
+"""Tokens forced by a grammar, before a draft: certain, so that every level accepts them. The
+drafter reads them, and drafts after them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def draft_behind(
     id_map: IdMap,
     trees: bool,
 ) -> tuple[DraftBlock, bool]:
-    """Have a drafter, of chains or `trees`, draft behind the forced tokens of each row (`runs`), no
-    more than it drafts. Returns the block with these in front, and whether it has drafted."""
+    """Draft chains or `trees` after the forced tokens of each row (`runs`, at most its draft
+    length). Returns the block with the forced tokens first, and whether the drafter drafted."""
     inputs = _behind(inputs, runs, id_map)
     drafts = inputs.most > 0
     if drafts:
         block = drafter.draft(inputs)
-    else:  # it has read nothing new but these tokens
+    else:  # every draft is fully forced: the drafter only reads the tokens
         drafter.read(inputs.tokens, list(inputs.counts))
         none = inputs.tokens.new_empty((len(runs), 0))
         block = DraftBlock(none, none.new_zeros(len(runs)), parents=none if trees else None)
@@ -34,8 +34,8 @@ def draft_behind(
 
 
 def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) -> DraftInput:
-    """Return the input of the drafts behind forced tokens, of which the last token of a draft is
-    not read."""
+    """Return the input of the drafts after forced tokens; a fully forced draft's last token is not
+    read."""
     text = inputs.text
     assert text is not None
     left = [length - len(run) for length, run in zip(inputs.lengths, runs, strict=True)]
@@ -68,8 +68,8 @@ def _in_front(
     id_map: IdMap,
     size: int,
 ) -> DraftBlock:
-    """Return a block with forced tokens in front, behind which each row drafts so many. Rows of
-    logits of a chain are then of all ids below `size`; those of forced tokens have one id."""
+    """Return a block with the forced tokens first, then each row's `lengths` draft tokens. Logits
+    of a chain cover all ids below `size` then; a forced token's logits allow its id alone."""
     drafted, width = block.tokens, block.tokens.shape[1]
     sizes = [min(width, length) for length in lengths]
     if block.counts is not None:

@@ -1,10 +1,10 @@
 """Rounds without host synchronisation: queued steps, their CUDA graphs, streams and clocks.
 
-The first call of a step runs as it is, which warms up what libraries and buffers set up lazily. The
-next is captured, and those after it are replayed. Of steps that differ in the span of attention
-alone the first one warms up for all. A graph reads and writes the addresses that it was captured
-with, so its key names every one of them (`Place`), and it goes when their owner goes. No Python
-runs in a replay: the caller books what the host keeps beside the device.
+The first call of a step runs eagerly, to warm up lazily initialised libraries and buffers. The
+second call is captured, later calls are replayed. Steps that differ only in the span of attention
+share the warm-up. A graph reads and writes the addresses of its capture, so its key has all of
+them (`Place`), and the graph is dropped with their owner. A replay runs no Python: the caller
+updates the state on the host.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .plan import ChainConfig, Member, RoundPlan, size_of
 from .rows import PlannedStep, Row, Rows, Step
 
 Run = Callable[[], Outputs]
-_FAILURES = 2  # captures of one kind of step that fail in a row, before none is tried again
+_FAILURES = 2  # consecutive failed captures of a kind of step before capturing stops
 
 
 class Recorder(Protocol):
-    """Makes graphs of steps. Tests have one without a device."""
+    """Recorder of graphs of steps. Tests use a recorder without a device."""
 
     def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
-        """Run `step` for its effects on the host alone; return what does it on the device, and the
-        outputs that this writes. RuntimeError: it cannot be captured, and nothing was done there.
-        """
+        """Run `step` for its effects on the host alone. Returns a function that replays the step on
+        the device, and the outputs that the replay writes. RuntimeError: the step cannot be
+        captured, and the device is unchanged."""
         ...
 
 
 class CudaRecorder:
-    """Records steps on `device` as `torch.cuda.CUDAGraph`, all in one memory pool."""
+    """Recorder of steps on `device` as `torch.cuda.CUDAGraph`, all in one memory pool."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
@@ -64,8 +64,8 @@ class CudaRecorder:
                 with cuda.graph(graph, pool=self._pool):
                     outputs = step()
             except BaseException:
-                # Where ending the capture fails, torch leaves the capture's stream the current one;
-                # and the pool may be open still, which the next capture would not get then.
+                # If ending the capture fails, torch leaves the capture's stream current, and the
+                # pool may still be open, so that the next capture could not use it.
                 cuda.set_stream(current)
                 self._pool = cuda.graph_pool_handle()
                 raise
@@ -73,16 +73,16 @@ class CudaRecorder:
 
 
 class Graphs:
-    """Graphs by step and by the memory they use.
+    """Graphs by step and memory of the step.
 
-    A step whose capture fails runs as it is. After two failures in a row none of its kind is
-    captured any more, which a warning says.
+    A step runs eagerly if its capture fails. After two consecutive failures no step of the kind is
+    captured any more, with a warning.
 
     Args:
-        recorder: makes them.
-        limit: graphs kept; the one longest unused goes first. Each holds its intermediate tensors,
-            so this bounds memory.
-        progress: a line per capture on standard error, where that is a terminal.
+        recorder: captures the steps.
+        limit: maximum graphs; the least recently used is dropped first. Each graph keeps its
+            intermediate tensors, so this bounds memory.
+        progress: whether to write a line per capture to standard error, if that is a terminal.
     """
 
     def __init__(self, recorder: Recorder, *, limit: int = 64, progress: bool = True) -> None:
@@ -92,7 +92,7 @@ class Graphs:
         self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()  # keys without spans, of steps run
         self._owners: dict[int, weakref.ref[object]] = {}
-        self._failures: dict[str, int] = {}  # captures that failed in a row, by kind
+        self._failures: dict[str, int] = {}  # consecutive failed captures, by kind
         self.num_captures = 0
         self.num_replays = 0
 
@@ -107,19 +107,18 @@ class Graphs:
         return len(self._graphs)
 
     def clear(self) -> None:
-        """Forget all graphs and give their memory back."""
+        """Drop all graphs and free their memory."""
         self._graphs.clear()
         self._seen.clear()
         self._failures.clear()
 
     def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
-        """Return the outputs of ``step()``, by a graph where there is one, valid until the next
-        call.
+        """Return the outputs of ``step()``, by a graph if available, valid until the next call.
 
         Args:
-            kind: of the step, for a message.
-            key: everything that `step` depends on: which step it is, what it has closed over, and a
-                `Place` for all memory that it uses.
+            kind: kind of the step, for a message.
+            key: all dependencies of `step`: the step, the values in its closure, and a `Place` with
+                all memory that it uses.
         """
         full = (kind, *key)
         graph = self._graphs.get(full)
@@ -130,7 +129,7 @@ class Graphs:
             if seen not in self._seen:
                 self._watch(full)
                 outputs = step()
-                self._seen[seen] = None  # now that it was run
+                self._seen[seen] = None  # after the warm-up
                 if len(self._seen) > 4 * self._limit:
                     self._seen.popitem(last=False)
                 return outputs
@@ -143,7 +142,7 @@ class Graphs:
         else:
             self._graphs.move_to_end(full)
             self.num_replays += 1
-        # Capturing ran `step` once for the host; this is the same call on the device.
+        # A capture ran `step` on the host only; this replay is the same call on the device.
         graph.replay()
         return graph.outputs
 
@@ -167,7 +166,7 @@ class Graphs:
         return graph
 
     def _watch(self, key: _Key) -> None:
-        """Forget the graph of `key` when the owner of one of its places goes."""
+        """Drop the graph of `key` when an owner of memory in the key is freed."""
         this = weakref.ref(self)
 
         def gone(_: object) -> None:
@@ -209,8 +208,8 @@ class _Graph(NamedTuple):
 
 
 class Queue:
-    """Runs the steps of rounds whose order is known before the tokens are: by graphs, or, without
-    these, as they are. The drafter is told the hidden states of the levels `gives_hidden`."""
+    """Runner of rounds with an order of steps known before the tokens, by graphs if available, else
+    eagerly. The levels `gives_hidden` output hidden states for the drafter."""
 
     def __init__(
         self,
@@ -224,7 +223,7 @@ class Queue:
         self._spans: dict[int, Hashable | None] = {}
 
     def begin(self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], size: TreeSize) -> None:
-        """Queue the steps of a round, and reserve room in the caches for trees of this size."""
+        """Queue the steps of a round, and reserve room in the caches for trees of `size`."""
         limit = max(row.committed + (0 if row.ended else plan.ahead) for row in slots)
         self._spans = {}
         for level in plan.asked:
@@ -233,15 +232,15 @@ class Queue:
         rows.state.queue = iter(plan.queue())
 
     def run(self, step: PlannedStep, rows: Rows, run: Run) -> Outputs:
-        """Return the outputs of `run`, which does `step`, by its graph where there is one."""
+        """Return the outputs of `run`, which performs `step`, by its graph if available."""
         level, count = step.level, rows.state.shape.levels
         draft = level == count
         if draft:
             rows.pending.begin_draft(level - 1, step.most)
         if self._graphs is None or any(span is None for span in self._spans.values()):
             return run()
-        # The levels below are cut as well, so the graph depends on where they are, and not on how
-        # many slots their own passes read.
+        # A step also cuts the caches of lower levels, so the graph depends on their addresses, but
+        # not on the span of their passes.
         touched = {
             at: span.of_any_span() if at > level and isinstance(span, Place) else span
             for at, span in self._spans.items()
@@ -255,7 +254,7 @@ class Queue:
         return self._graphs.run(kind, [*key, place, tuple(touched), *touched.values()], run)
 
     def end(self, plan: RoundPlan, rows: Rows) -> None:
-        """Tell the caches what the host could not see."""
+        """Set the cached lengths on the host after a round that the host did not follow."""
         for level in plan.asked:
             self._lengths(level).note_lengths(rows.state.cached(level))
 
@@ -265,14 +264,14 @@ class Queue:
 
 # ---- passes that the host follows ----------------------------------------------------------------
 
-# Where the host follows each step, a step's tokens and numbers reach the device in one upload, and
-# its result comes back in one read. A pass in between is one replay: its inputs lie at fixed
-# addresses, and the level keeps its lengths on the device meanwhile, so a text of any length has a
-# graph for every size and span alone.
+# If the host reads each step, a step's tokens and numbers reach the device in one upload, and its
+# result comes back in one read. Each pass is one replay: its inputs have fixed addresses, and the
+# level keeps its lengths on the device during the pass, so there is one graph per size and span,
+# for texts of any length.
 
 
 class Read(NamedTuple):
-    """The result of a verification on the host, with the names and shapes of `VerifyResult`."""
+    """Result of a verification on the host, with the names and shapes of `VerifyResult`."""
 
     tokens: torch.Tensor
     num_accepted: torch.Tensor
@@ -281,8 +280,8 @@ class Read(NamedTuple):
 
 
 def uploaded(step: Step, device: torch.device, width: int) -> Step:
-    """Return a step on `device`, with at least `width` tokens a row, in one upload. The host knows
-    its numbers still."""
+    """Return a step on `device`, with at least `width` tokens per row, in one upload. The step
+    keeps its host values."""
     rows, batch = step.table.shape
     ids = torch.nn.functional.pad(step.input_ids, (0, max(0, width - step.input_ids.shape[1])))
     both = torch.cat([step.table.flatten(), ids.flatten()])
@@ -294,12 +293,12 @@ def uploaded(step: Step, device: torch.device, width: int) -> Step:
 
 
 class Passes:
-    """Runs the passes of levels by graphs. Usually so many draft tokens can be pending for level 1
+    """Runner of the passes of levels by graphs. `usual`: maximum pending draft tokens of level 1
     ... n-1 with the chain's windows."""
 
     def __init__(self, graphs: Graphs, usual: Sequence[int]) -> None:
         self._graphs, self._usual = graphs, usual
-        # Of each size the tokens of a pass, with counts and the first token whose logits are kept.
+        # By size: counts, index of the first token with kept logits, and tokens of a pass.
         self._inputs: dict[Hashable, torch.Tensor] = {}
         self._cached: list[int] = []
         self._limit = 0
@@ -309,16 +308,16 @@ class Passes:
         return {**self.__dict__, "_inputs": {}}
 
     def serves(self, part: Member) -> bool:
-        """Return whether passes of a level or drafter can be captured, in the batch at hand."""
+        """Return whether passes of a level or drafter can be captured, in the current batch."""
         can = part.capabilities
         return can.keeps_lengths and can.device_lengths
 
     def begin(
         self, step: Step, device: torch.device, cached: Sequence[int], limit: int, lag: int
     ) -> Step:
-        """Begin the passes of a step, and return the step on the `device` of its level, which has
-        `cached` tokens by row; none gets longer than `limit`. Rows read `lag` tokens in front of
-        the draft tokens, as a rule."""
+        """Begin the passes of a step, and return the step on the `device` of its level. `cached`
+        are the level's cached lengths by row, `limit` bounds all lengths to come, and `lag` is the
+        usual maximum of tokens read before the draft tokens."""
         self._cached, self._limit = list(cached), limit
         verifies, lag = step.level <= len(self._usual), max(step.lag, lag)
         most = size_of(step.most, self._usual[step.level - 1]) if verifies else 0
@@ -338,8 +337,8 @@ class Passes:
         )
 
     def forward(self, level: BatchedLevel, block: InputBlock) -> LevelOutput:
-        """Return the output of ``level.forward``, by a graph unless it reads a later part of a
-        tree, or many tokens. Logits are valid until the level's next pass."""
+        """Return the output of ``level.forward``, by a graph unless the block has later nodes of a
+        tree, or more than `LONGEST` tokens. Logits are valid until the level's next pass."""
         width, layers = block.tokens.shape[1], block.hidden_layers
         tree = block.parents is not None
         counts = [width] * len(self._cached) if block.counts is None else block.counts.host
@@ -364,7 +363,7 @@ class Passes:
         lengths.note_lengths(self._cached)
         logits, skipped, *states = made
         assert logits is not None
-        # A later pass writes states again before the drafter has read them.
+        # A later pass overwrites the states before the drafter has read them.
         hidden = {at: x.clone() for at, x in zip(layers, states, strict=False) if x is not None}
         return LevelOutput(logits, hidden or None, None if skipped is None else skipped.clone())
 
@@ -397,7 +396,7 @@ class Passes:
 
     def _written(self, level: int, block: InputBlock) -> torch.Tensor:
         """Return ``[2 + T, B]``, counts, first and the tokens of a block, or ``[2 + 2T, B]`` with
-        the parents behind them, at a fixed address."""
+        the parents after the tokens, at a fixed address."""
         (batch, width), device = block.tokens.shape, block.tokens.device
         ids = [block.tokens] if block.parents is None else [block.tokens, block.parents]
         size = level, batch, width, block.keep, len(ids)
@@ -419,12 +418,12 @@ class Passes:
 
 
 class SideStreams:
-    """Streams beside the current ones, for work that may overlap.
+    """Side streams for work that may overlap with the current streams.
 
-    Work in one follows everything that was queued before `open`, and work queued after it follows
-    all of them; between each other they are not ordered. Memory that one allocates is given out
-    again to that one only, so never while work queued before the next `open` still uses it.
-    """
+    Work in a side stream follows everything queued before `open`, and work queued after `open`
+    follows all side streams; side streams are not ordered with each other. Memory allocated in a
+    side stream is reused in that stream only, so never while work queued before the next `open`
+    still uses it."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
@@ -434,7 +433,7 @@ class SideStreams:
 
     @contextmanager
     def open(self, devices: Sequence[torch.device]) -> Iterator[None]:
-        """Allow streams on these devices meanwhile."""
+        """Allow streams on `devices` in the context."""
         self._used = []
         gpus = {device for device in devices if device.type == "cuda"}
         self._begun = {gpu: self._cuda.current_stream(gpu).record_event() for gpu in gpus}
@@ -446,7 +445,7 @@ class SideStreams:
 
     @contextmanager
     def stream(self, device: torch.device, number: int) -> Iterator[None]:
-        """Work in stream `number` of `device` meanwhile, if that is a CUDA device."""
+        """Use stream `number` of `device` in the context, if `device` is a CUDA device."""
         if device.type != "cuda":
             yield
             return
@@ -460,8 +459,8 @@ class SideStreams:
 
 
 class Clock(NamedTuple):
-    """Times work on a device: `tick` behind all that is queued, and seconds `elapsed` from its
-    second argument to its first, once the work has been waited for."""
+    """Clock of a device: `tick` after all queued work, and seconds `elapsed` from the second tick
+    (argument) to the first, after a wait for the work."""
 
     tick: Callable[[], Any]
     elapsed: Callable[[Any, Any], float] = operator.sub

@@ -1,5 +1,5 @@
-"""The form of a chain and what it requires of levels and drafter; the plan of a round: its steps
-and sizes before its tokens are known, and the rows it runs in."""
+"""The form of a chain and its requirements on levels and drafter; the plan of a round: steps and
+sizes, known before the tokens, and the rows of the round."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..levels.base import BatchedLevel, IdMap
 from ..ops import unchecked
 from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
 
-_CAPACITY = 256  # texts are allocated in multiples of so many tokens, doubled
-_TRUSTED = 1 << 15  # new tokens; texts that get longer have their rows allocated again
-_KEPT = 4  # batch sizes whose rows stay allocated
-_STEPS = 16  # of a round, whose entries are allocated together
-_USEFUL = 64  # windows up to this are planned as they are to the end of a text
+_CAPACITY = 256  # minimum tokens allocated per text; beyond that a power of two
+_TRUSTED = 1 << 15  # maximum new tokens allocated in advance; longer texts reallocate their rows
+_KEPT = 4  # batch sizes with rows that stay allocated
+_STEPS = 16  # steps of a round are allocated in multiples
+_USEFUL = 64  # windows up to this size are not reduced near the end of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """The operators that draw tokens, as of `ops.unchecked`. Exact enumeration and measurements
-    replace them."""
+    """The operators that draw tokens, with the signatures of `ops.unchecked`. Exact enumeration and
+    measurements replace them."""
 
     draw: Callable[..., Any] = unchecked.draw
     verify: Callable[..., Any] = unchecked.verify
@@ -38,15 +38,15 @@ class ChainConfig:
     """The form of a chain, without its models.
 
     Attributes:
-        names: of the levels, target first, drafter last; n of them.
-        vocab_sizes: ids that each level draws are below these; no level draws an id that the level
-            above it does not have.
-        id_maps: between the ids of the text, the target's, and those of each level.
+        names: names of the n levels, target first, drafter last.
+        vocab_sizes: exclusive upper bounds of the ids that each level draws; no level draws an id
+            that the level above lacks.
+        id_maps: between the ids of the text, the target's, and the ids of each level.
         windows: tokens that level i waits for, i = 1 ... n-1.
-        rounds: blocks that level i waits for at most, i = 1 ... n-1; 0: no bound.
-        tail: tokens that the drafter adds at most, unverified, to those that the target verifies.
+        rounds: maximum blocks that level i waits for, i = 1 ... n-1; 0: no bound.
+        tail: maximum unverified draft tokens that the drafter appends to the target's block.
         rule: "token" or "block".
-        device: of the target.
+        device: the target's device.
         operators: draw the tokens.
     """
 
@@ -67,7 +67,7 @@ class ChainConfig:
 
 Member = BatchedLevel | BatchedDrafter
 
-# Attributes of a level or drafter, by the capability that states them.
+# Required attributes of a level or drafter, by capability.
 _STATED = {
     "continues": ("open", "extend", "admit", "save", "restore"),
     "keeps_lengths": ("reserve_span", "note_lengths"),
@@ -81,8 +81,8 @@ def _refuse(name: str, expected: str, given: str) -> NoReturn:
 def check_parts(
     config: ChainConfig, levels: Sequence[BatchedLevel], drafter: BatchedDrafter | None
 ) -> set[int]:
-    """Refuse levels and a drafter that cannot form a chain. Returns the numbers of the levels whose
-    hidden states the drafter is told."""
+    """Refuse levels and a drafter that cannot form a chain. Returns the numbers of the levels that
+    output hidden states for the drafter."""
     target, drawn = levels[0], config.id_maps[0].drawn
     if drawn is not None:
         drawing = f"a target that draws all of its {target.vocab_size} ids"
@@ -109,7 +109,7 @@ def check_parts(
 
 def _require_stated(part: Member) -> None:
     for capability, names in _STATED.items():
-        holders = part, getattr(part, "level", part)  # a wrapper has them all
+        holders = part, getattr(part, "level", part)  # a wrapper has all attributes
         lacks = [name for name in names if not all(hasattr(one, name) for one in holders)]
         if lacks and getattr(part.capabilities, capability):
             stated = f"an attribute `{lacks[0]}` beside capabilities with `{capability}`"
@@ -117,8 +117,8 @@ def _require_stated(part: Member) -> None:
 
 
 def _levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
-    """Return the numbers of the levels whose hidden states have the drafter's width and layers. The
-    target's must, and every level must give some."""
+    """Return the numbers of the levels with hidden states of the drafter's width and layers.
+    Refuses a target without them, and any level without hidden states."""
     wanted, numbers = drafter.capabilities, set()
     for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
         can = level.capabilities
@@ -144,8 +144,8 @@ def needs_host(
     telling: Collection[int],
     bounded: bool,
 ) -> str | None:
-    """Return why the host has to read between steps; None: it need not. Levels `telling` are of
-    `check_parts`; the order of `bounded` steps is known before the tokens are."""
+    """Return why the host has to read between steps; None: no need. `telling`: result of
+    `check_parts`; `bounded`: whether the order of steps is known before the tokens."""
     parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
     devices = {part.device for part in parts}
     if len(devices) > 1:
@@ -166,15 +166,15 @@ def needs_host(
 
 
 class RoundPlan(NamedTuple):
-    """One round of the target.
+    """A round of the target.
 
     Attributes:
         windows: tokens that level 1 ... n-1 waits for.
-        steps: the level of each step in order, n for a draft; the last is 1. None where the order
-            depends on the tokens, as a level waits for its window however many blocks that takes.
-        max_pending: tokens that can be pending for level 1 ... n-1.
+        steps: the level of each step in order, n for a draft; the last is 1. None: the order
+            depends on the tokens, because a level waits for its window without a bound of blocks.
+        max_pending: maximum pending tokens of level 1 ... n-1.
         asked: the levels of the round, from 1 on.
-        tail: of those pending for level 1, tokens that the last draft of the round may add.
+        tail: maximum tokens of the round's last draft among the pending tokens of level 1.
     """
 
     windows: tuple[int, ...]
@@ -188,11 +188,11 @@ class RoundPlan(NamedTuple):
         return len(self.windows) + 1
 
     @property
-    def drafts(self) -> int:  # tokens of one draft, at most
+    def drafts(self) -> int:  # maximum tokens of a draft
         return max(self.windows[-1], self.max_pending[-1])
 
     def queue(self) -> list[PlannedStep]:
-        """Return the steps of a round whose order is known before its tokens are."""
+        """Return the steps of a round with an order known before its tokens."""
         steps = []
         for place, level in enumerate(self.steps or ()):
             width = self.width_at(place)
@@ -200,27 +200,27 @@ class RoundPlan(NamedTuple):
                 steps.append(PlannedStep(level, self.max_pending[level - 1], width, False))
                 continue
             last = self.tail > 0 and place == len(self.steps or ()) - 2
-            # A first draft is no row's tail; a later one may be, where a window is full early.
+            # The first draft is never a tail; a later draft may be, if a window is full early.
             may = self.tail > 0 and place > 0
             steps.append(PlannedStep(level, self.tail if last else self.drafts, width, may))
         return steps
 
     @property
     def ahead(self) -> int:
-        """Return how many tokens a text can run ahead of the committed ones."""
+        """Return the maximum tokens of a text after its committed tokens."""
         return self.levels + sum(self.max_pending) + self.drafts + 1
 
     def lag(self, level: int) -> int:
-        """Return how many committed tokens `level` can lack where a round begins: the last that it
-        has emitted, the bonus of every level above it, and a tail, which only the target and the
-        drafter have read."""
+        """Return the maximum committed tokens that `level` has not read when a round begins: its
+        last emitted token, the bonus of every level above, and a tail, which only the target and
+        the drafter have read."""
         return level + (self.tail if 1 < level < self.levels else 0)
 
     def width_at(self, place: int) -> int:
-        """Return how many tokens the level of the step at `place` reads at most: its lag, and those
-        pending for it. The tail's draft may be the drafter's first: with a window of 0 above it, or
-        near the end of a text. Then it reads those pending for the target too; not of three levels,
-        where it has drafted before."""
+        """Return the maximum tokens that the level of step number `place` reads: its lag, and its
+        pending tokens. The tail's draft may be the drafter's first, with a window of 0 above it or
+        near the end of a text; then it also reads the pending tokens of the target. Not with three
+        levels, because the drafter has drafted before."""
         assert self.steps is not None
         level = self.steps[place]
         if level < self.levels:
@@ -231,7 +231,7 @@ class RoundPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0) -> RoundPlan:
-    """Return the round of a chain with these windows, rounds and tail (`ChainConfig`)."""
+    """Return the round of a chain with `windows`, `rounds` and `tail` (`ChainConfig`)."""
     count = len(windows)
     max_pending = [0] * count
     bounded = True
@@ -254,7 +254,7 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
         return below * max(bound, 1)
 
     gathered = gather(1)
-    # As the state rows have it (round_state.hpp): a tail has no more tokens than a draft.
+    # As in the state rows (round_state.hpp), a tail has at most as many tokens as a draft.
     tail = min(tail, windows[-1]) if gathered and count > 1 else 0
     max_pending[0] += tail
     steps = (*gathered, *([count + 1] if tail else []), 1)
@@ -263,8 +263,8 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
 
 
 def size_of(most: int, usual: int) -> int:
-    """Return the draft tokens that a pass over `most` of them is made for: few sizes, 0, 7, 15, 31,
-    ..., or `usual`, the most that the windows of the chain give."""
+    """Return `most` draft tokens of a pass, rounded up to few sizes: 0, 7, 15, 31, ..., or `usual`,
+    the maximum with the windows of the chain."""
     if most == 0:
         return 0
     size = max(8, 1 << most.bit_length()) - 1
@@ -272,24 +272,24 @@ def size_of(most: int, usual: int) -> int:
 
 
 def draft_size(most: int, usual: int) -> int:
-    """Return the tokens that a draft of `most` is made for, which takes a pass for each: few sizes,
-    up to 4, 6, 8, 12, 16, 24, ..., or `usual`."""
+    """Return `most` tokens of a draft, one pass each, rounded up to few sizes: up to 4, 6, 8, 12,
+    16, 24, ..., or `usual`."""
     step = 1 << max(0, (most - 1).bit_length() - 2)
     size = -(-most // step) * step
     return min(size, usual) if most <= usual else size
 
 
 def default_rounds(windows: Sequence[int]) -> list[int]:
-    """Return how many rounds of the level below fill each window if all tokens are accepted. A
+    """Return the rounds of the level below that fill each window if all tokens are accepted. A
     verification of m tokens emits up to m + 1."""
     pairs = itertools.pairwise(windows)
     return [max(1, -(-window // (below + 1))) for window, below in pairs]
 
 
 class RoundPlanner:
-    """Plans the rounds of a chain of `parts`, target first, whose drafter `can` do so much, and
-    provides the rows that they run in. Windows that a policy chooses come in few sizes where steps
-    are `captured`."""
+    """Planner of the rounds of a chain of `parts`, target first, and owner of their rows. `can` are
+    the drafter's capabilities. If steps are `captured`, the windows of a policy are rounded up to
+    few sizes."""
 
     def __init__(
         self,
@@ -305,22 +305,21 @@ class RoundPlanner:
         self._kept: dict[Hashable, Rows] = {}
 
     def plan(self, state: StateRows, active: Sequence[Row]) -> RoundPlan:
-        """Return the round with the largest windows of all rows."""
+        """Return the round with the largest windows of the rows `active`."""
         count = len(self._config.windows)
         sizes = {state.windows[row.slot] for row in active}
         largest = tuple(map(max, zip(*sizes, strict=True)))
         windows, rounds = largest[:count], largest[count:]
         room = max(row.room for row in active)
-        # The last token of a text needs no draft, and no window is filled past the end of all
-        # texts: in powers of two, so that few plans differ.
+        # The last token of a text needs no draft, and no window reaches past the end of all texts;
+        # in powers of two, for few different plans.
         useful = max(_USEFUL, 1 << room.bit_length()) if room > 1 else 0
         if max(windows, default=0) > useful:
             windows = tuple(min(window, useful) for window in windows)
         plan = round_plan(windows, rounds, self._config.tail)
         if not self._captured:
             return plan
-        # Room for more pending tokens than the windows give. Rows have the numbers that they had:
-        # what a step has too much is padding.
+        # Round up the pending tokens. The rows keep their windows; excess tokens are padding.
         *above, drafts = zip(plan.max_pending, self._usual.max_pending, strict=True)
         few = (*itertools.starmap(size_of, above), draft_size(*drafts))
         return plan._replace(max_pending=few)
@@ -333,14 +332,14 @@ class RoundPlanner:
     def drafted(
         self, step: Step | PlannedStep, entries: Sequence[Entry]
     ) -> tuple[int, list[int] | None]:
-        """Return the passes of a queued draft, and the nodes of each row's tree; None: a chain."""
+        """Return the passes of a queued draft, and the tree nodes of each row; None: a chain."""
         size = self._tree_size
         nodes = None if size is None else [size(max(entry[0], 0)).nodes for entry in entries]
         return 1 if self._one_pass else step.most, nodes
 
     def can_queue(self, plan: RoundPlan, rows: Rows, active: Sequence[Row]) -> bool:
-        """Return whether a round can be queued: a text may run ahead of its end then, for which
-        every context and the window of hidden states must have room."""
+        """Return whether a round can be queued. A text may then run past its end, so every context
+        and the window of hidden states must have room."""
         longest = max(row.committed for row in active) + plan.ahead
         for number in plan.asked:
             part = self._parts[number - 1]
@@ -351,7 +350,7 @@ class RoundPlanner:
             return True
         sizes = {rows.state.windows[row.slot][: plan.levels - 1] for row in active}
         if min(plan.windows) == 0 or len(sizes) > 1:
-            return False  # the states of rows that do not draft would be more and more
+            return False  # the states of rows without drafts would accumulate
         slots = [row.slot for row in active]
         return rows.hidden.width > 0 or rows.hidden.fits(slots, self._hidden_width(plan))
 
@@ -359,20 +358,20 @@ class RoundPlanner:
         return 2 * (plan.levels - 1) + max(plan.max_pending)
 
     def rows(self, plan: RoundPlan, on_host: bool, slots: Sequence[Row], before: Rows) -> Rows:
-        """Return rows for the rounds to come, which the host reads after each step if `on_host`, of
-        the requests `slots`, whose rows have been `before`."""
-        # Of captured steps in multiples: rows that move have all captured anew.
+        """Return rows for the next rounds of the requests `slots`, with the state of `before`. The
+        host reads the rows after each step if `on_host`."""
+        # Multiples, because reallocated rows invalidate all captured steps.
         steps = 1 if on_host else -(-len(plan.steps or ()) // _STEPS) * _STEPS
         longest = max(row.committed for row in slots)
         width = self._hidden_width(plan) if self._hidden and not on_host else 0
-        # (The batch and its EOS ids are as they were.)
+        # (The batch and its EOS ids have not changed.)
         if (
             before.on_host == on_host
             and before.state.fits(steps, longest + plan.ahead + 1)
             and before.hidden.width >= width
         ):
             return before
-        # The whole text as far as is known, up to a size that is asked for on trust only.
+        # The whole text up to its limit, of which at most _TRUSTED new tokens.
         capacity = longest + min(max(row.room for row in slots), _TRUSTED) + plan.ahead
         eos = max(1, *[len(row.eos) for row in slots])
         greedy = all(row.sampling.greedy for row in slots)
@@ -392,13 +391,14 @@ class RoundPlanner:
     def lasting(
         self, plan: RoundPlan, rows: Rows, slots: Sequence[Row], active: Sequence[Row]
     ) -> int:
-        """Return for how many rounds a plan holds, if no row ends and no window changes."""
-        # Where rows differ, or draft in some rounds only, caches come to lag in ways of their own.
+        """Return the number of rounds that a plan is valid for if no row ends and no window
+        changes."""
+        # If rows differ, or draft in some rounds only, the lags of their caches differ.
         steady = len({rows.state.windows[row.slot] for row in active}) == 1
         if not steady or (min(plan.windows) == 0 and len(plan.asked) > 1):
             return 1
-        # A round begins with room for all that can be pending, in the texts, the rows and the
-        # contexts; windows that are planned no longer than a text has room for follow it.
+        # A round begins with room for all pending tokens in the texts, the rows and the contexts;
+        # windows reduced to the room of a text change with it.
         if max(plan.windows) > _USEFUL:
             return 1
         longest = max(row.committed for row in slots)

@@ -1,9 +1,9 @@
 """The committed tokens in the caches of a chain: prefilling and catching up; prompts that begin
-behind copies or are read beside a batch, and join it.
+with saved prefixes, or are read outside a batch and join it.
 
-A level reads all committed tokens but the last, whose logits are wanted. Levels on several devices
-read at the same time, and so do those of one CUDA device, as far as it has room: each level below
-the target has a stream there (`SideStreams`), unless it shares a cache with another.
+A level reads all committed tokens but the last, which its next pass reads for the logits. Levels on
+several devices read concurrently, and so do levels on one CUDA device, as far as it has room: each
+level below the target has a stream (`SideStreams`), unless it shares a cache with another level.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .graphs import SideStreams
 from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
 
-_AHEAD = 512  # new tokens that a row which joins is given room for at once
+_AHEAD = 512  # maximum new tokens with room in the caches when a row joins
 
 
 @dataclass(slots=True)
 class Reading:
-    """A text that is read beside a batch, which its request will join: by level its sequence
-    (`levels.base.Admitting`) and the tokens that the level has read of the text but for its last;
-    the levels that are asked to; tokens from the begin on that the target need not read, which
-    copies had; and its hidden states behind, by pass, where the drafter reads them."""
+    """A text that is read outside a batch, which its request will join: by level the sequence
+    (`levels.base.Admitting`) and the number of tokens read of the text but for its last; `asked`,
+    the levels that read; `begin`, leading tokens that the target has from copies; and the target's
+    hidden states after `begin`, by pass, if the drafter reads them."""
 
     row: Row
     sequences: dict[int, Any]
@@ -44,7 +44,7 @@ class Reading:
 
     @property
     def left(self) -> int:
-        """Return how many tokens some level has yet to read."""
+        """Return the maximum unread tokens of any level."""
         return self.row.committed - 1 - min(self.lengths[number] for number in self.asked)
 
 
@@ -56,7 +56,7 @@ class Caches:
     ) -> None:
         self._config, self._parts, self._layers = config, parts, hidden_layers
         self.streams = SideStreams()
-        self._count = len(config.windows) + 1  # 2 of a target alone, whose window is 0
+        self._count = len(config.windows) + 1  # 2 for a target alone, with window 0
         self.begin()
 
     def begin(self) -> None:
@@ -67,55 +67,55 @@ class Caches:
 
     @property
     def can_join(self) -> bool:
-        """Return whether readings can join the batch as it is: the target has begun it, and the
-        drafter where it reads hidden states of every token."""
+        """Return whether readings can join the current batch: the target has begun it, and so has a
+        drafter that reads hidden states of every token."""
         return all(self._begun[: len(self._parts)]) if self._layers else self._begun[0]
 
     @property
     def admits(self) -> bool:
-        """Return whether texts can be read beside the batch: every part can have rows join."""
+        """Return whether texts can be read outside the batch: every level can add rows to it."""
         return all(part.capabilities.admits for part in self._parts)
 
     @property
     def saves_rows(self) -> list[int]:
-        """Return the levels whose copies are of whole rows (`LevelCapabilities.saves_rows`)."""
+        """Return the levels that copy whole rows (`LevelCapabilities.saves_rows`)."""
         return [n for n, part in enumerate(self._parts, 1) if part.capabilities.saves_rows]
 
     @property
     def ahead(self) -> dict[int, int]:
-        """Return by level another that has read a token more where a batch begins: the target of a
-        drafter that reads its hidden states."""
+        """Return by level another level that has read one more token when a batch begins: for the
+        target a drafter that reads its hidden states."""
         return {1: self._count} if self._layers else {}
 
     def can_begin(self) -> list[int]:
-        """Return the levels with which a batch can begin behind copies; others read all texts."""
+        """Return the levels that can begin a batch with copies; other levels read all texts."""
         can = [(number, part.capabilities) for number, part in enumerate(self._parts, 1)]
         able = [number for number, one in can if one.admits or one.continues]
         if self._layers and not {1, self._count} <= set(able):
-            # The target must read the states that the drafter is told.
+            # The target must compute the hidden states that the drafter reads.
             able = [number for number in able if 1 < number < self._count]
-        # A level that begins anew may do so in the cache of another.
+        # A level that begins without copies may overwrite a cache shared with another level.
         apart = {number for number, one in can if one.reads_apart}
         others = {number for number, _ in can} - set(able)
         return [] if set(able) - apart and others - apart else able
 
     def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
-        """Return the reading of a request's text, which begins with copies by level. Where requests
-        decode with the target alone (`plain`), levels below it read the text when they draft."""
+        """Return the reading of a request's text, which begins with copies by level. If requests
+        decode with the target alone (`plain`), lower levels read the text when they draft."""
         numbers = self.can_begin()
         parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
         sequences = {number: part.open(row.committed) for number, part in parts.items()}
-        # A target that decodes alone needs no level below it.
+        # A target that decodes alone needs no lower level.
         alone = row.window_bound == 0 or (plain and not self._layers)
         asked = numbers[:1] if alone else numbers
         lengths = dict.fromkeys(sequences, 0)
         for number in asked:
             lengths[number] = sum(count for _, count in found.get(number, ()))
-            if sequences[number] is None:  # it has read what the levels above have
+            if sequences[number] is None:  # it has read as much as the levels above
                 lengths[number] = min(lengths[above] for above in asked if above < number)
         if self._layers and self._count in asked and 1 in asked:
-            # The drafter is told the states that the target's passes give from now on. What it
-            # makes of one takes the next token as well, so the last common one is read again.
+            # The drafter reads the hidden states of the target's next passes. It combines a state
+            # with the next token, so the last common token is read again.
             lengths[1] = max(0, min(lengths[1], lengths[self._count] - 1))
             lengths[self._count] = min(lengths[self._count], lengths[1] + 1)
         for number in asked:
@@ -127,15 +127,15 @@ class Caches:
         return Reading(row, sequences, lengths, asked, lengths.get(1, 0))
 
     def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
-        """Have every level read the text as far as `most` tokens behind the level that has read the
-        least."""
+        """Read the text with every level, up to `most` tokens beyond the tokens that all levels
+        have read."""
         end = reading.row.committed - 1 - max(0, reading.left - most)
         for number in reading.asked:
             if reading.lengths[number] < end:
                 self._extend(number, [reading], end, recorder)
 
     def extend_all(self, readings: Sequence[Reading], recorder: StatsRecorder) -> None:
-        """Have every level read the whole texts; those that it has read nothing of together, if it
+        """Read the whole texts with every level; completely unread texts in one pass, if the level
         can (`LevelCapabilities.reads_together`)."""
         for number in readings[0].sequences:
             due = [one for one in readings if number in one.asked]
@@ -149,7 +149,7 @@ class Caches:
     def _extend(
         self, number: int, readings: Sequence[Reading], end: int, recorder: StatsRecorder
     ) -> None:
-        """Have a level read texts as far as `end`; several from their first token on."""
+        """Read texts with a level up to position `end`; several texts from their first token on."""
         part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
         layers = self._layers if number == 1 else ()
         texts = [one.row.tokens[:-1][one.lengths[number] : end] for one in readings]
@@ -170,9 +170,9 @@ class Caches:
             recorder.read_beside(one.row.stats, number - 1, seconds)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
-        """Have the requests of these readings join the batch, `slots` and `rows` with them. Levels
-        that have not begun it have read nothing of the other rows. Where the drafter reads the
-        target's hidden states, both must have (`can_join`)."""
+        """Add the requests of `readings` to the batch; `slots` and `rows` include them. In levels
+        that have not begun the batch the other rows are empty. If the drafter reads the target's
+        hidden states, both must have begun the batch (`can_join`)."""
         joined = [one.row.slot for one in readings]
         capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
         for number in readings[0].sequences:
@@ -212,7 +212,7 @@ class Caches:
             rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
 
     def save(self, slot: int, number: int, begin: int, end: int) -> Any:
-        """Return a copy of what level `number` keeps of tokens of a row (`Admitting.save`)."""
+        """Return a copy of level `number` for tokens [begin, end) of a row (`Admitting.save`)."""
         return cast(Admitting, self._parts[number - 1]).save(slot, begin, end)
 
     # ---- a batch ---------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ class Caches:
     def cut(
         self, lengths: Mapping[int, int], slots: Sequence[Row], state: StateRows, more: int
     ) -> None:
-        """Cut every cache to at most ``lengths[slot]`` tokens of these rows. From now on first
-        steps read `more` tokens than planned, as passes of their own would."""
+        """Cut every cache to at most ``lengths[slot]`` tokens per row. From now on the first step
+        of a level may read `more` additional tokens instead of a separate pass."""
         self._more = more
         for number, part in enumerate(self._parts, 1):
             if self._begun[number - 1]:
@@ -240,9 +240,9 @@ class Caches:
         rows: Rows,
         recorder: StatsRecorder,
     ) -> None:
-        """Have every level of the round read the committed tokens up to the few that its first step
-        reads, of the requests `slots`, of which the `active` are not complete. Trees have so many
-        `nodes`."""
+        """Read the committed tokens of the requests `slots` with every level of the round, up to
+        the few tokens that its first step reads. `active`: requests that are not complete; `nodes`:
+        nodes of a tree."""
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
@@ -268,19 +268,19 @@ class Caches:
     def prefill(
         self, numbers: Sequence[int], slots: Sequence[Row], ahead: int, recorder: StatsRecorder
     ) -> Hidden | None:
-        """Have the levels `numbers` (from 1) begin a batch and read `slots`, whose texts may run so
-        many tokens `ahead` of the committed ones. Returns the target's hidden states of the tokens
-        that it has read, if they are wanted."""
+        """Begin a batch with the levels `numbers` (from 1) and read the texts of `slots`, which may
+        grow to `ahead` tokens beyond the committed tokens. Returns the target's hidden states of
+        its tokens, if the drafter reads them."""
         states: Hidden | None = None
         capacity = max(row.committed + row.room for row in slots) + ahead
         chosen = [(number, self._parts[number - 1]) for number in numbers]
         devices = {part.device for _, part in chosen}
-        # Paused rows are read when they go on; not without the states of their tokens.
+        # Read paused rows when they continue, or now if the drafter reads their hidden states.
         texts = [[] if row.paused and not self._layers else row.tokens[:-1] for row in slots]
         with self.streams.open(list(devices)):
             for number, part in chosen:
                 began = time.perf_counter()
-                # The target stays where its collectives may be, if it is sharded.
+                # The target keeps its stream, where a sharded target has its collectives.
                 apart = number > 1 and part.capabilities.reads_apart
                 stream = self.streams.stream(part.device, number) if apart else nullcontext()
                 with named(self._config.names, number - 1, slots), stream:
@@ -297,7 +297,7 @@ class Caches:
                 recorder.prefilled(number - 1, time.perf_counter() - began)
         began = time.perf_counter()
         for device in devices:
-            if device.type == "cuda":  # so that prefill and decoding are timed apart
+            if device.type == "cuda":  # to time prefill and decoding separately
                 torch.cuda.synchronize(device)
         recorder.prefilled(0, time.perf_counter() - began)
         return states
@@ -315,7 +315,7 @@ class Caches:
         return [length + count for length, count in zip(cached, counts, strict=True)]
 
     def select(self, keep: Sequence[int], staying: Sequence[Row]) -> None:
-        """Keep the rows `keep` of every cache, which are the requests `staying`."""
+        """Keep the rows `keep`, the requests `staying`, in every cache."""
         for number, part in enumerate(self._parts, 1):
             if self._begun[number - 1]:
                 with named(self._config.names, number - 1, staying):

@@ -1,8 +1,8 @@
 """The rows of a batch. A state row has a request's tokens and, for each level, cached length,
-pending draft tokens, window and round count. Pending rows are the draft logits of these tokens.
+pending draft tokens, window and round count. Pending rows are the logits of pending draft tokens.
 
-`StateRows.next` is where the two executors differ. Either the host reads the rows between steps,
-and they say which one is due, or the steps follow a plan, and the host reads one copy of a round.
+The two executors differ in `StateRows.next`: either the host reads the rows between steps and
+computes the next step from them, or the steps follow a plan and the host reads once per round.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Row:
-    """A request, as the host knows it.
+    """A request on the host.
 
     Attributes:
-        number: its index in the batch, for messages.
+        number: index of the request in the batch, for messages.
         tokens: prompt and committed tokens.
         encoded: input of the encoder in a chain of encoder-decoder models.
-        slot: its row in the caches, another one when neighbours leave.
-        logprobs: of the committed tokens, under the target's processed distribution.
-        ended: the text is complete.
-        paused: the row takes no part in the rounds to come.
-        origins: of the committed tokens (`trace.origins`), where they are traced.
-        window_bound: no window of the row is larger; None: no bound.
-        policy_number: by which a policy knows the row; numbers of rows that left are used again.
-        num_reported: committed tokens that the policy has been told of.
+        slot: row in the caches, which changes when other rows leave.
+        logprobs: log-probabilities of committed tokens under the target's processed distribution.
+        ended: whether the text is complete.
+        paused: whether the row idles in the next rounds.
+        origins: origins of the committed tokens (`trace.origins`), if traced.
+        window_bound: maximum window of the row; None: no bound.
+        policy_number: number of the row for the policy; numbers of removed rows are reused.
+        num_reported: committed tokens reported to the policy.
         error: why the request has failed.
-        processors: of its logits, in the order of application.
-        kept: committed tokens when copies of it were kept last; 0: none were.
+        processors: logits processors, in the order of application.
+        kept: committed tokens at the last copy to the prefix cache; 0: no copy.
     """
 
     number: int
@@ -86,20 +86,20 @@ class Row:
         return not self.ended and not self.paused
 
     @property
-    def room(self) -> int:  # new tokens that are left
+    def room(self) -> int:  # remaining new tokens
         return 0 if self.ended or self.paused else self.max_new_tokens - len(self.logprobs)
 
 
 # ---- steps ---------------------------------------------------------------------------------------
 
-# A step in one row (`RoundShape::Log`): tokens to draft or to verify (-1: the row took no part),
-# position of the first of them, accepted, emitted, 1 if the last of these ends the text, status
-# bits, tokens of a tail among the first.
+# A step in one row (`RoundShape::Log`): tokens to draft or verify (-1: the row idled), position of
+# the first, accepted tokens, emitted tokens, 1 if the last emitted token ends the text, status
+# bits, tail tokens among the tokens to draft or verify.
 Entry = Sequence[int]
 
 
 class PlannedStep(NamedTuple):
-    """A step before its tokens are known: as `Step`, and a row reads at most `width` tokens."""
+    """A step before its tokens are known: as `Step`; a row reads at most `width` tokens."""
 
     level: int
     most: int
@@ -112,13 +112,13 @@ class Step(NamedTuple):
 
     Attributes:
         level: n for a draft.
-        most: tokens that a row drafts or verifies at most.
-        lag: no row has more tokens to read in front of these.
-        tail: whether some row may draft a tail.
-        input_ids: ``[B, T]`` int64, tokens to read, at the front of each row.
-        table: ``[7, B]`` int64; plan: its rows. The next step may write over them.
-        host: the same in lists, where the host reads the rows.
-        numbers: 1, 2, ... on the rows' device, where it does not.
+        most: maximum tokens that a row drafts or verifies.
+        lag: maximum tokens that a row reads before the tokens to draft or verify.
+        tail: whether any row may draft a tail.
+        input_ids: ``[B, T]`` int64, tokens to read, left-aligned in each row.
+        table: ``[7, B]`` int64; plan: its rows. The next step may overwrite them.
+        host: the same as lists, if the host reads the rows.
+        numbers: 1, 2, ... on the rows' device, if the host does not read the rows.
     """
 
     level: int
@@ -138,7 +138,7 @@ class Step(NamedTuple):
         return Plan._make(moved(self.table, device).unbind())
 
     def by_row(self, name: str) -> RowCounts:
-        """Return a row of `plan` by its name, with the values where the host knows them."""
+        """Return the row `name` of `plan`, with host values where the host knows them."""
         host = None if self.host is None else getattr(self.host, name)
         return RowCounts(host, getattr(self.plan, name))
 
@@ -152,16 +152,16 @@ class Step(NamedTuple):
         if numbers is None or numbers.device != device:
             numbers = torch.arange(1, self.most + 1, device=device)
         reach = self.on(device).first[:, None] + numbers[: self.most]
-        # Ids past a row's last token are not read, so the last column may be read again.
+        # Ids past a row's last token are ignored, so the clamped last column may repeat.
         return input_ids.gather(1, reach.clamp_max(input_ids.shape[1] - 1))
 
 
 class Report(NamedTuple):
-    """The effect of a step on the state rows: the index ``[B, W]`` int64 of each emitted token
-    among those that are pending for the level above (None: not asked for); by level, arguments of
-    `RowCounts`, the cached lengths that remain; entries by row, none where the host does not read
-    them, and then `status` is 0; and the levels from the step's downwards whose cache holds more
-    (None: any may)."""
+    """The effect of a step on the state rows: `slots`, the index ``[B, W]`` int64 of each emitted
+    token among the pending tokens of the level above (None: not requested); `kept`, the remaining
+    cached lengths by level, as arguments of `RowCounts`; `entries` by row, empty if the host does
+    not read them (`status` is 0 then); and `cut`, the levels from the step's downwards with a
+    longer cache (None: any level may have it)."""
 
     slots: torch.Tensor | None
     kept: Sequence[tuple[Any, ...]]
@@ -171,8 +171,8 @@ class Report(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A round as the host reads it: of every step the entries by row; and by row the tokens of the
-    target, as many as its entry says, with their log-probabilities."""
+    """A round on the host: the entries of every step by row; and by row the target's tokens, of
+    which the entry's emitted count is valid, with their log-probabilities."""
 
     entries: Sequence[Sequence[Entry]]
     tokens: list[list[int]]
@@ -180,8 +180,8 @@ class Record(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The level that proposed a token, from 1, the target, to n, the drafter; and whether it did so
-    in place of a token that it had rejected."""
+    """The level that proposed a token, from 1, the target, to n, the drafter; and whether the token
+    corrects a draft token that the level rejected."""
 
     level: int
     corrected: bool
@@ -190,12 +190,12 @@ class Origin(NamedTuple):
 def origins(
     levels: int, steps: Sequence[int], entries: Sequence[Sequence[Entry]], slot: int
 ) -> list[Origin]:
-    """Return the origin of each token that a round of the target has emitted in one row.
+    """Return the origin of each token emitted by a round of the target in one row.
 
     Args:
         levels: n.
         steps: the level of each step in order; the last is the target's.
-        entries: of each step, by row.
+        entries: entries of each step, by row.
     """
     drafted = Origin(levels, False)
     pending: dict[int, list[Origin]] = {level: [] for level in range(levels + 1)}
@@ -206,7 +206,7 @@ def origins(
         if level == levels and levels > 1:
             pending[level - 1] += [drafted] * emitted
             continue
-        # A tail was drafted behind what the level below has emitted.
+        # A tail follows the tokens emitted by the level below.
         tokens = [*pending[level], *[drafted] * asked][:accepted]
         pending[level] = []
         pending[level - 1] += [*tokens, *[Origin(level, accepted < asked)] * (emitted - accepted)]
@@ -222,17 +222,17 @@ class StateRows:
     Args:
         levels: n.
         batch: rows, B.
-        steps: steps that are entered before the host reads them.
+        steps: maximum steps entered before the host reads them.
         capacity: tokens per text.
-        eos: ids that end a text, at most.
+        eos: maximum ids that end a text.
 
     Attributes:
-        head: ``[B, shape.log_at]`` int64, header and levels of each row as the host knows them: the
-            rows themselves on the CPU, elsewhere as they were when it last read them.
-        windows: of level 1 ... n-1, then their rounds, by row; as in `head`.
+        head: ``[B, shape.log_at]`` int64, header and levels of each row on the host: on the CPU
+            the rows themselves, elsewhere the last copy that the host read.
+        windows: windows of level 1 ... n-1, then their rounds, by row; as in `head`.
         numbers: ``[capacity]`` int64, 1, 2, ...
-        queue: planned steps that are left of the round; None: the rows say which step is due.
-        log: entries of the round's steps, where the host reads each.
+        queue: remaining planned steps of the round; None: the rows determine the next step.
+        log: entries of the round's steps, if the host reads each step.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class StateRows:
         self.queue: Iterator[PlannedStep] | None = None
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
-        # Windows of all levels but the drafter, then their bounds; and all that a batch keeps.
+        # Words of the windows of all levels but the drafter, of their bounds, and of lasting state.
         above, kept = self._levels[:-1], (shape.CACHED, shape.ROUND)
         self._sizes = [at + word for word in (shape.WINDOW, shape.BOUND) for at in above]
         self.windows = [(0,) * len(self._sizes)] * batch
@@ -271,8 +271,8 @@ class StateRows:
         return steps <= self.shape.steps and capacity <= self.shape.capacity
 
     def write(self, rows: Sequence[Row], before: StateRows, tail: int = 0) -> None:
-        """Write these rows, with windows, cached lengths and round counts of `before`, and at most
-        `tail` tokens of a tail. Nothing is pending."""
+        """Write `rows`, with windows, cached lengths and round counts of `before`, a
+        tail window of `tail` tokens, and no pending tokens."""
         shape = self.shape
         table = torch.zeros(self.batch, shape.words, dtype=torch.int64)
         host = table.numpy()
@@ -289,8 +289,8 @@ class StateRows:
         self.eos.copy_(on_device(ends, torch.int64, self.device).view_as(self.eos))
 
     def select(self, rows: Sequence[int | None]) -> StateRows:
-        """Return windows, cached lengths and round counts of these rows, in that order; None: of a
-        row that begins."""
+        """Return state rows with windows, cached lengths and round counts of `rows`, in that order;
+        None: an empty row."""
         made = StateRows(self.shape.levels, len(rows))
         for place, row in enumerate(rows):
             if row is not None:
@@ -300,7 +300,7 @@ class StateRows:
 
     @property
     def round_counts(self) -> npt.NDArray[np.int64]:
-        """Return a copy of the round counts of each level, by row, as the host knows them."""
+        """Return a copy of the round counts of each level by row, from `head`."""
         return self.head[:, [at + self.shape.ROUND for at in self._levels]]
 
     def begin_again(self, round_counts: npt.NDArray[np.int64]) -> None:
@@ -317,7 +317,7 @@ class StateRows:
                 self.words[slot, word] = size
 
     def cached(self, level: int) -> list[int]:
-        """Return the cached lengths of `level` by row, as the host knows them."""
+        """Return the cached lengths of `level` by row, from `head`."""
         lengths: list[int] = self.head[:, self._levels[level - 1] + self.shape.CACHED].tolist()
         return lengths
 
@@ -333,11 +333,11 @@ class StateRows:
             self.words[:, word] = on_device(cached, torch.int64, self.device)
 
     def end(self, slot: int) -> None:
-        """Exclude a row from all steps to come."""
+        """Exclude a row from all later steps."""
         self.words[slot, self.shape.ROOM] = 0
 
     def complete(self) -> torch.Tensor:
-        """Return which rows are complete, ``[B]`` bool."""
+        """Return whether each row is complete, ``[B]`` bool."""
         return self.words[:, self.shape.ROOM] <= 0
 
     def text(self, slot: int) -> torch.Tensor:
@@ -346,10 +346,10 @@ class StateRows:
         return self.words[slot, begin : begin + int(self.head[slot, self.shape.TOTAL])]
 
     def next(self, unread: torch.Tensor | None = None) -> Step | PlannedStep | None:
-        """Return the step to do now: the next of the queue, whatever the steps before have emitted;
-        else a draft, or the deepest verification that is due, so that rows that lag find the others
-        at the same level. The drafter reads from position `unread`, ``[B]`` int64, on at the
-        latest."""
+        """Return the next step: the next of the queue, independent of emitted tokens; without a
+        queue the deepest verification that is due, or a draft, so that rows that lag catch up at
+        the same level. None: all rows are complete. The drafter reads from position `unread`,
+        ``[B]`` int64, or an earlier position on."""
         if self.queue is not None:
             return next(self.queue, None)
         if unread is not None:
@@ -373,9 +373,9 @@ class StateRows:
         padding: int | None = None,
         ends: bool = True,
     ) -> Report:
-        """Enter the tokens of a step (`schedule.report`), on any device if `next` returned it.
-        `status` None: no error in a draft; `padding` None: no slots are wanted; `ends`: a token may
-        end a text."""
+        """Enter the tokens of a step (`schedule.report`), on any device if `next` returned the
+        step. `status` None: a draft without errors; `padding` None: return no slots; `ends`:
+        whether a token may end a text."""
         if step.host is None:
             if status is None:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
@@ -398,13 +398,13 @@ class StateRows:
         return Report(wanted, list(zip(made.kept)), entries, made.cut, made.status)
 
     def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
-        """Return what the host reads of a round, ``[B, N]`` int64: the rows without their texts,
-        and the target's tokens, ``[B, W]`` int64, with log-probabilities, ``[B, W]`` float32."""
+        """Return the record of a round for the host, ``[B, N]`` int64: the rows without their
+        texts, the target's tokens, ``[B, W]`` int64, and log-probabilities, ``[B, W]`` float32."""
         bits = logprobs.view(torch.int32).to(torch.int64)
         return torch.cat([self.words[:, : self.shape.text_at], tokens, bits], 1)
 
     def read(self, record: torch.Tensor) -> Record:
-        """Return a round's record on the host, and empty the log. Waits for the device."""
+        """Return a round's record on the host, and clear the log. Waits for the device."""
         self.words[:, self.shape.STEP].zero_()
         shape, table = self.shape, record.cpu()
         width = (table.shape[1] - shape.text_at) // 2
@@ -424,16 +424,16 @@ class StateRows:
 
 
 class Tree(NamedTuple):
-    """The trees of a batch that are pending.
+    """The pending trees of a batch.
 
     Attributes:
-        tokens, parents: ``[B, N]`` int64, as of `DraftBlock`; 0 and -1 behind the nodes of a row.
+        tokens, parents: ``[B, N]`` int64, as in `DraftBlock`; 0 and -1 after the nodes of a row.
         counts: ``[B]`` int64, nodes of each row.
         longest: ``[B, D]`` int64, tokens of a longest path, then -1.
-        depths: ``[B]`` int64, its length.
-        drawn: as of `DraftBlock`.
-        again: ``[B, N]`` bool, nodes without children that an earlier sibling equals; None: none,
-            or not asked for. Such a node counts among the draws and is never accepted.
+        depths: ``[B]`` int64, length of the longest path.
+        drawn: as in `DraftBlock`.
+        again: ``[B, N]`` bool, childless nodes equal to an earlier sibling, which count as draws
+            and are never accepted; None: no repeats, or not computed.
     """
 
     tokens: torch.Tensor
@@ -447,13 +447,13 @@ class Tree(NamedTuple):
     def proposal(
         self, rows: RowBuffer | None, most: int, device: torch.device
     ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]:
-        """Return the arguments of `ops.verify_tree` behind the target's logits, of paths of at most
-        `most` nodes. The `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root
-        and of each node, where `drawn` does not say otherwise; None: all are deterministic."""
+        """Return the arguments of `ops.verify_tree` after the target's logits, for paths of at most
+        `most` nodes. `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root and
+        of each node, except where `drawn` is False; None: all children are deterministic."""
         batch, nodes = self.tokens.shape
         pool = ids = statistics = None
         if rows is not None:
-            # The rows of one request behind those of the other.
+            # The rows of all requests in sequence.
             pool = rows.logits.reshape(-1, rows.logits.shape[2])
             ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
             if self.drawn is not None:
@@ -477,7 +477,7 @@ class Tree(NamedTuple):
 
 def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
     """Refuse trees of a drafter that the level above, with `vocab_size` ids, cannot verify. Reads
-    them on the host. Paths have at most ``lengths[b]`` nodes; 0: the row takes no part."""
+    the trees on the host. Paths have at most ``lengths[b]`` nodes; 0: the row idles."""
     assert block.parents is not None
     batch, nodes = block.tokens.shape
     if tuple(block.parents.shape) != (batch, nodes):
@@ -502,8 +502,8 @@ def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_siz
 
 
 def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
-    """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: nodes that a path may
-    have, at most `most`, D; 0: the row takes no part."""
+    """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: maximum nodes of a
+    path, at most `most`, D; 0: the row idles."""
     assert block.parents is not None
     (batch, nodes), device = block.tokens.shape, lengths.device
     index = torch.arange(nodes, device=device)
@@ -517,16 +517,16 @@ def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
     if nodes:
         seen = ancestors(parents, most)
         depth = torch.where(known, seen.sum(-1), 0)
-        last = (depth * nodes - index).argmax(1, keepdim=True)  # of equal depths the first
+        last = (depth * nodes - index).argmax(1, keepdim=True)  # the first of equal depths
         depths = depth.gather(1, last)[:, 0]
         line = seen.gather(1, last[..., None].expand(-1, -1, nodes))[:, 0] & known
-        # Behind the last column stands what is not on the path.
+        # The extra last column takes the nodes that are not on the path.
         longest.scatter_(1, torch.where(line, depth - 1, most).clamp_max(most), tokens)
     return Tree(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
 
 
 def with_repeats(tree: Tree) -> Tree:
-    """Return the tree with the nodes that need not be read (`Tree.again`). Reads it on the host."""
+    """Return the tree with its repeated nodes (`Tree.again`). Reads the tree on the host."""
     tokens, parents = tree.tokens, tree.parents
     index = torch.arange(tokens.shape[1])
     known = index < tree.counts[:, None]
@@ -538,14 +538,14 @@ def with_repeats(tree: Tree) -> Tree:
 
 
 class TreePass(NamedTuple):
-    """Input of a level that reads a tree: in each row first a chain, its lag, then the nodes.
+    """Input of a level that reads a tree: in each row a chain of unread tokens, then the nodes.
 
     Attributes:
-        tokens, parents: ``[B, T]`` int64, as of `InputBlock`.
-        counts: ``[B]`` int64, tokens of each row; lags: of these, those in front of the tree.
-        lag: no row lags by more.
-        places: ``[B, N]`` int64, where each node of the tree lies among those that are read; None:
-            all are.
+        tokens, parents: ``[B, T]`` int64, as in `InputBlock`.
+        counts: ``[B]`` int64, tokens of each row; lags: ``[B]``, tokens before the tree.
+        lag: maximum of `lags`.
+        places: ``[B, N]`` int64, index of each node of the tree among the nodes in the pass; None:
+            the pass has all nodes.
     """
 
     tokens: torch.Tensor
@@ -556,12 +556,12 @@ class TreePass(NamedTuple):
     places: torch.Tensor | None = None
 
     def by_node(self, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return the logits behind the root and every node of the tree, ``[B, N + 1, V]``."""
+        """Return the logits after the root and every node of the tree, ``[B, N + 1, V]``."""
         rows = torch.nn.functional.pad(places + 1, (1, 0)).to(logits.device)
         return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
     def placed(self, path: torch.Tensor) -> torch.Tensor:
-        """Return a path ``[B, D]`` by the nodes that are read; -1 stays."""
+        """Return a path ``[B, D]`` as indices among the nodes in the pass; -1 stays."""
         if self.places is None or not self.places.shape[1]:
             return path
         places = self.places.to(path.device).gather(1, path.clamp_min(0))
@@ -569,7 +569,7 @@ class TreePass(NamedTuple):
 
     @property
     def first(self) -> torch.Tensor:
-        """Return the token behind whose logits the tree begins, by row."""
+        """Return the index of the token before the tree, by row; its logits are the root's."""
         return (self.lags - 1).clamp_min(0)
 
     def along(
@@ -579,8 +579,8 @@ class TreePass(NamedTuple):
         result: Any,
         path: torch.Tensor,
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
-        """Return logits and hidden states of the accepted path, in text order; `result` is of
-        `verify_tree`, and `path` its path as `placed` has it."""
+        """Return logits and hidden states of the accepted path, in text order; `result` is the
+        result of `verify_tree`, and `path` its path from `placed`."""
         drawn = result.rows.clamp_min(0)[..., None]
         logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
         if hidden is not None:
@@ -591,7 +591,7 @@ class TreePass(NamedTuple):
         return logits, hidden
 
     def _in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        # Lag and path of the states [B, T, H], as [B, lag + D, H].
+        # Select lag and path from the states [B, T, H]: [B, lag + D, H].
         lags = self.lags.to(states.device)[:, None]
         reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
         nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
@@ -602,16 +602,16 @@ class TreePass(NamedTuple):
 def tree_pass(
     input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
 ) -> TreePass:
-    """Return the pass that verifies `tree`. Of the tokens that a level has not read, `input_ids`
-    ``[B, T]``, each row has `counts` ``[B]``, of which the last `lengths` are one of the longest
-    paths of the tree; no row has more than `lag` in front of it."""
+    """Return the pass that verifies `tree`. `input_ids` ``[B, T]`` are the level's unread tokens,
+    `counts` ``[B]`` in each row, of which the last `lengths` ``[B]`` are a longest path of the
+    tree; each row has at most `lag` tokens before the tree."""
     if tree.again is not None:
         return _without_repeats(input_ids, counts, lengths, tree, lag)
     nodes, device = tree.tokens.shape[1], input_ids.device
     lags = counts - lengths
     own = torch.where(counts > 0, tree.counts, 0)[:, None]
     reach = torch.arange(lag + nodes, device=device)
-    place = reach - lags[:, None]  # the node that stands there
+    place = reach - lags[:, None]  # index of the node in each column
     inside = (place >= 0) & (place < own)
     given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
     at = place.clamp(0, max(nodes - 1, 0))
@@ -626,7 +626,7 @@ def tree_pass(
 def _without_repeats(
     input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
 ) -> TreePass:
-    """Return the pass over the nodes that must be read, in their order."""
+    """Return the pass without repeated nodes, in their order."""
     assert tree.again is not None
     index = torch.arange(tree.tokens.shape[1])
     read = ~tree.again & (index < tree.counts[:, None])
@@ -649,18 +649,18 @@ def _without_repeats(
 
 
 class HiddenWindow:
-    """The states of one run of tokens per row, of several passes; of two the later one's.
+    """Hidden states of consecutive tokens per row, from several passes; a later pass overwrites.
 
     Args:
         batch: rows, B.
-        device: of `begin` and `end`.
-        width: tokens of a row at most, W, at a fixed address, for captured steps: a pass begins
-            within the run or right behind it, and has at most 2 W tokens. 0: any number, on the
-            CPU, where the host reads them.
+        device: device of `begin` and `end`.
+        width: maximum tokens of a row, W, at a fixed address, for captured steps: a pass begins
+            within the window or at its end, and has at most 2 W tokens. 0: any number, on the
+            CPU, where the host reads the counts.
 
     Attributes:
-        begin, end: ``[B]`` int64, positions of the first token of each row and behind the last; the
-            drafter has been told the states in front of them.
+        begin, end: ``[B]`` int64, positions of the first token of each row and after the last. The
+            drafter has read all states before `begin`.
     """
 
     def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
@@ -668,8 +668,8 @@ class HiddenWindow:
         self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
         self.end = torch.zeros_like(self.begin)
         self._layers: dict[int, torch.Tensor] = {}  # without a width
-        # With a width a ring ``[B, size + 1, sum of H]`` of the layers side by side: position p is
-        # in slot p % size, and the last slot takes what is not kept.
+        # With a width a ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is
+        # in slot p % size, and the last slot takes discarded states.
         self._ring: torch.Tensor | None = None
         self._sizes: dict[int, int] = {}
         self._size = 6 * width
@@ -687,7 +687,7 @@ class HiddenWindow:
         return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
 
     def write(self, other: HiddenWindow) -> None:
-        """Copy the states of `other`. Waits for the device where it is another."""
+        """Copy the states of `other`. Waits for its device if the devices differ."""
         device, told = self.begin.device, other.states()
         self.begin.copy_(other.begin)
         self.end.copy_(other.begin)
@@ -695,7 +695,7 @@ class HiddenWindow:
             layers = told.layers
             if self.width:
                 layers = {layer: states[:, : self.width] for layer, states in layers.items()}
-            elif not other.width:  # which may write its own again
+            elif not other.width:  # `other` may overwrite its states
                 layers = {layer: states.clone() for layer, states in layers.items()}
             self.add(layers, other.begin.to(device), told.counts.to(device, copy=True))
 
@@ -706,10 +706,10 @@ class HiddenWindow:
         counts: torch.Tensor,
         skipped: torch.Tensor | None = None,
     ) -> None:
-        """Add the states ``[B, T, H]`` of a pass, which the window keeps; those of an earlier one
-        behind them are dropped. Of row b they are of ``counts[b]`` tokens from position
-        ``begin[b]`` on, of which the first ``skipped[b]`` keep their earlier states
-        (`LevelOutput.skipped`); a count of 0 leaves the row as it is."""
+        """Add the states ``[B, T, H]`` of a pass, maybe without a copy, and drop earlier states
+        after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
+        ``skipped[b]`` keep their earlier states (`LevelOutput.skipped`); a count of 0 leaves the
+        row unchanged."""
         part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
         if skipped is not None:
             own_begin = torch.minimum(begin + skipped.to(begin.device), end)
@@ -722,7 +722,7 @@ class HiddenWindow:
         if not part.any():
             return
         if skipped is None and not known.any():
-            # Nothing to put together.
+            # No earlier states to merge.
             self._layers = dict(layers)
             self.begin = torch.where(part, begin, self.begin)
             self.end = self.begin + counts
@@ -739,7 +739,7 @@ class HiddenWindow:
             own = self._layers.get(layer)
             if own is None:
                 own = states.new_zeros(len(first), width, states.shape[2])
-            dtype = torch.promote_types(own.dtype, states.dtype)  # nothing of either is rounded
+            dtype = torch.promote_types(own.dtype, states.dtype)  # rounds no state
             new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
             both = torch.where(fresh[..., None].to(own.device), new, old)
             if own.shape == both.shape and own.dtype == dtype:
@@ -756,9 +756,9 @@ class HiddenWindow:
         skipped: torch.Tensor | None,
         above: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Write the states of a pass but for `skipped` ones and those in front of `above`, in few
-        operators, since captured steps have them. Returns the positions of the first tokens, which
-        are those in front of `second`, in rows without a part of none whose state is told."""
+        """Write the states of a pass to the ring, but not `skipped` states and states before
+        position `above`; in few operators, for captured steps. Returns the positions of the first
+        tokens, ``second - 1``; in an idle row a position whose state the drafter has not read."""
         self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
         apart, ring = [layers[layer] for layer in self._sizes], self._ring
         device = apart[0].device if ring is None else ring.device
@@ -773,7 +773,7 @@ class HiddenWindow:
             slots.masked_fill_(positions < own[:, None], self._size)
         if ring is None:
             ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
-        dtype = torch.promote_types(ring.dtype, states.dtype)  # nothing of either is rounded
+        dtype = torch.promote_types(ring.dtype, states.dtype)  # rounds no state
         ring = self._ring = ring.to(dtype)
         ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
         return begin
@@ -787,11 +787,11 @@ class HiddenWindow:
         skipped: torch.Tensor | None,
         above: torch.Tensor | None,
     ) -> None:
-        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if it
-        gives none, drop those of rejected tokens. What remains of the caches of the levels that
-        verify is `kept`; with a width each of these gives states, so the run ends with the longest.
-        States of the target, whose cached lengths are `above` ``[B]``, replace those of the
-        level."""
+        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if
+        its output has none, drop the states of rejected tokens. `kept` are the remaining cached
+        lengths of the verifying levels; with a width all of them output states, so the window ends
+        at the longest. The target's states, up to its cached lengths `above` ``[B]``, take
+        precedence over the level's."""
         device = plan.part.device
         if layers is None:
             lengths = kept[level - 1].on(device)
@@ -808,11 +808,11 @@ class HiddenWindow:
         if above is not None:
             read = (above - begin).clamp_min(0)
             skipped = read if skipped is None else read.maximum(skipped.to(read.device))
-        # (Rows without a part have none.)
+        # (Idle rows have no states.)
         self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
 
     def states(self) -> HiddenStates:
-        """Return the states, with a width in memory of their own."""
+        """Return the states; with a width a copy."""
         layers, ring = self._layers, self._ring
         if ring is not None:
             slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
@@ -822,22 +822,22 @@ class HiddenWindow:
         return HiddenStates(layers, self.begin, self.end - self.begin)
 
     def cut(self, lengths: torch.Tensor) -> None:
-        """Drop states behind the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
+        """Drop states after the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
         torch.minimum(self.end, lengths, out=self.end)
         torch.minimum(self.begin, lengths, out=self.begin)
 
     def forget(self, part: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Drop the states of rows whose `part`, ``[B]`` int64, is not 0: the drafter has them. With
-        the `counts` of `states` it is 1 there, and few operators are needed."""
+        """Drop the states of rows with nonzero `part`, ``[B]`` int64, after the drafter has read
+        them. With the `counts` of `states`, `part` is 0 or 1, and one operator suffices."""
         if counts is not None:
             self.begin.addcmul_(counts, part)
             return
         torch.where(part > 0, self.end, self.begin, out=self.begin)
         if not self.width and not (self.end > self.begin).any():
-            self._layers = {}  # those of a prompt may be large
+            self._layers = {}  # states of a prompt may be large
 
     def select(self, rows: Sequence[int | None]) -> None:
-        """Keep these rows, in that order; None: one without states."""
+        """Keep the rows `rows`, in that order; None: a row without states."""
         index = [0 if row is None else row for row in rows]
         fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
         self.begin = self.begin[index].masked_fill(fresh, 0)
@@ -847,7 +847,7 @@ class HiddenWindow:
         self._ring = None if self._ring is None else self._ring[index]
 
     def fits(self, rows: Sequence[int], width: int) -> bool:
-        """Return whether all of `rows` have states, and no row more than `width`."""
+        """Return whether all of `rows` have states, and every row at most `width`."""
         counts = self.counts
         return bool(counts[list(rows)].all()) and int(counts.max()) <= width
 
@@ -864,14 +864,14 @@ class PendingRows:
     """The draft logits q of all pending tokens, by the level that verifies them (contract C1).
 
     Rows of a verification are copied into a table with a fixed address: blocks of several passes
-    are pending at once, and a level may write over its logits with its next pass. Rows of a drafter
+    are pending at once, and the next pass of a level may overwrite its logits. Rows of a drafter
     stay in its buffer.
 
     Attributes:
-        max_pending: tokens that can be pending for level 1 ... n-1.
-        tables: rows by level; a drafter's are in its buffer. Empty where all rows are greedy.
+        max_pending: maximum pending tokens of level 1 ... n-1.
+        tables: rows by level; a drafter's are in its buffer. Empty if all rows are greedy.
         tail_has_statistics: whether the statistics of all rows for the target are known.
-        tree: pending for the level above the drafter; None: a chain of tokens.
+        tree: pending trees for the level above the drafter; None: a chain of tokens.
     """
 
     def __init__(self) -> None:
@@ -879,12 +879,12 @@ class PendingRows:
         self.tables: dict[int, RowBuffer | None] = {}
         self.tail_has_statistics = True
         self.tree: Tree | None = None
-        # Trees drafted without host synchronisation, by their depth, with their rows.
+        # Trees drafted without host synchronisation, by depth, with their rows.
         self._trees: dict[int, tuple[Tree, RowBuffer | None]] = {}
 
     def take(self, level: int, device: torch.device) -> RowBuffer | None:
         """Return the rows of the tokens that `level`, on `device`, verifies, ``[B, N, Vd]``; None:
-        the tokens are deterministic."""
+        a deterministic draft."""
         rows = self.tables.get(level)
         if rows is None:
             return None
@@ -898,7 +898,7 @@ class PendingRows:
         )
 
     def padding(self, level: int) -> int:
-        """Return the slot of rows that belong to no token, behind all that can be pending."""
+        """Return the slot of rows without a token, after all slots of pending tokens."""
         most, rows = self.max_pending[level - 1], self.tables.get(level)
         return most if rows is None else max(most, rows.logits.shape[1] - 1)
 
@@ -910,19 +910,19 @@ class PendingRows:
         slots: torch.Tensor,
         padding: int,
     ) -> None:
-        """Append the rows that the level below has verified or drawn its emitted tokens with:
-        logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and the slots ``[B, W]`` int64, index
-        of each among those pending; `padding` for the others."""
+        """Append the rows from which the level below drew or accepted its emitted tokens: logits
+        ``[B, W, V]``, their statistics ``[B, W, 2]``, and slots ``[B, W]`` int64, the index of each
+        token among the pending tokens; `padding` for rows without a token."""
         (batch, _, vocab), device = logits.shape, logits.device
         old = self.tables.get(level)
-        # Windows may change: a table that only grows keeps the address of earlier graphs.
+        # Windows may change: reuse a large enough table, whose address earlier graphs have.
         if (
             old is None
             or old.logits.shape[1] <= padding
             or (*old.logits.shape[::2], old.logits.device) != (batch, vocab, device)
             or torch.promote_types(old.logits.dtype, logits.dtype) != old.logits.dtype
         ):
-            # Zeros: rows without a token are handed to the operator as well, and must be harmless.
+            # Zeros: the operator also reads rows without a token, which must be harmless.
             zeros = statistics.new_zeros(batch, padding + 1, 2)
             old = RowBuffer(logits.new_zeros(batch, padding + 1, vocab), zeros)
             self.tables[level] = old
@@ -938,11 +938,11 @@ class PendingRows:
         of_tail: torch.Tensor,
         id_map: IdMap,
     ) -> None:
-        """Append the rows ``[B, at least W, Vd]`` of a tail for the target, behind those of the
-        level below it, of drafted `tokens` ``[B, W]``. None: they are deterministic. Of a row that
-        drafts no tail `of_tail` is 0."""
+        """Append the rows ``[B, at least W, Vd]`` of a tail for the target, after the rows of the
+        level below the target. `tokens` ``[B, W]`` are the draft; `rows` None: it is deterministic.
+        `of_tail` ``[B]`` is 0 in a row that drafts no tail."""
         table = self.tables.get(1)
-        if table is None:  # nothing is pending for the target, of any row
+        if table is None:  # no row has tokens pending for the target
             return
         width, vocab = tokens.shape[1], table.logits.shape[2]
         device, padding = table.logits.device, table.logits.shape[1] - 1
@@ -954,11 +954,11 @@ class PendingRows:
         else:
             logits, statistics = rows
             logits = logits[:, :width]
-            if logits.shape[2] < vocab:  # the statistics are of fewer ids
+            if logits.shape[2] < vocab:  # the statistics cover fewer ids
                 logits, statistics = id_map.spread(logits, vocab), None
         logits = logits.to(device)
         dtype = torch.promote_types(table.logits.dtype, logits.dtype)
-        if dtype != table.logits.dtype:  # nothing of either is rounded
+        if dtype != table.logits.dtype:  # promote, to round no logits
             table = self.tables[1] = RowBuffer(table.logits.to(dtype), table.statistics)
         statistics = None if statistics is None else statistics[:, :width].to(device)
         known = None if statistics is None else table.statistics
@@ -967,8 +967,8 @@ class PendingRows:
         self.tail_has_statistics = self.tail_has_statistics and statistics is not None
 
     def append_tree(self, name: str, block: DraftBlock, step: Step, vocab_size: int) -> None:
-        """Append the trees of a draft: checked where the host reads the rows; else at a fixed
-        address. `name` and `vocab_size` are of the drafter and of the level above."""
+        """Append the trees of a draft: checked if the host reads the rows, else copied to a fixed
+        address. `name` is the drafter's, `vocab_size` that of the level above."""
         if step.host is not None:
             require_tree(name, block, step.host.lengths, vocab_size)
             self.tree = pending_tree(block, step.plan.lengths, step.most)
@@ -979,7 +979,7 @@ class PendingRows:
         kept = self._trees[step.most][0] if step.most in self._trees else None
         shapes = [[None if x is None else x.shape for x in each] for each in (kept or (), tree)]
         if kept is None or shapes[0] != shapes[1]:
-            drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter writes it
+            drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter overwrites it
             kept = tree._replace(drawn=drawn)
         else:
             for into, new in zip(kept, tree, strict=True):
@@ -989,7 +989,7 @@ class PendingRows:
         self._trees[step.most] = kept, block.rows
 
     def begin_draft(self, level: int, most: int) -> None:
-        """Make the trees current that a replayed draft of this depth writes for `level`."""
+        """Set the current trees to the memory of a replayed draft of depth `most` for `level`."""
         kept, self.tree = self._trees.get(most), None
         if kept is not None:
             self.tree, self.tables[level] = kept
@@ -999,9 +999,9 @@ class PendingRows:
 
 
 class Rows:
-    """All that is kept by row from round to round, with fixed addresses, so that CUDA graphs can be
-    replayed. Where the host reads the state rows after each step (`on_host`), it has the number of
-    each row's request, ids that end each text, and texts."""
+    """The lasting state of a batch by row, at fixed addresses, so that CUDA graphs can be replayed.
+    If the host reads the state rows after each step (`on_host`), `requests`, `eos` and `text` have
+    request numbers, ids that end each text, and texts."""
 
     def __init__(self, state: StateRows, on_host: bool = True) -> None:
         self.state, self.on_host = state, on_host
@@ -1014,7 +1014,7 @@ class Rows:
 
     def write(self, slots: Sequence[Row], before: Rows, tail: int, width: int) -> None:
         """Write the requests of a batch (`StateRows.write`), and the hidden states of `before`, at
-        most `width` of a row."""
+        most `width` per row."""
         self.state.write(slots, before.state, tail)
         if not width or self.hidden.width < width:
             self.hidden = HiddenWindow(self.state.batch, self.state.device, width)
@@ -1024,13 +1024,13 @@ class Rows:
             self.requests, self.eos = [row.number for row in slots], [row.eos for row in slots]
 
     def fill(self, step: PlannedStep) -> Step:
-        """Return a planned step with its tokens, in which rows that are due for another one idle,
-        without host synchronisation."""
+        """Return a planned step with its tokens, without host synchronisation. Rows that are due
+        for another step idle."""
         state, (level, most, width, tail) = self.state, step
         if level == state.shape.levels and self.hidden.width:
-            # From the first token on whose state is told, and the one that was emitted last.
+            # Tokens with a new hidden state, and the last emitted token.
             width = max(width, self.hidden.width + 1)
-            # It stays, since few operators are captured; the report of a draft writes it anew.
+            # The shorter length stays, to capture few operators; the draft's report sets it again.
             cached = state.read_by(level)
             torch.minimum(cached, self.hidden.begin, out=cached)
         input_ids, table = schedule.next_step(state.words, state.shape, level, width)
@@ -1038,8 +1038,8 @@ class Rows:
         return Step(level, most, width - most, tail, input_ids, table, plan, None, state.numbers)
 
     def select(self, keep: Sequence[int | None]) -> Rows:
-        """Return windows, cached lengths and hidden states of these rows, in that order; None: of
-        a row that begins. What was pending is forgotten."""
+        """Return rows with windows, cached lengths and hidden states of the rows `keep`, in that
+        order; None: an empty row. Pending tokens are dropped."""
         rows = Rows(self.state.select(keep))
         window = HiddenWindow(self.state.batch, _CPU)
         window.write(self.hidden)
@@ -1050,7 +1050,7 @@ class Rows:
     def process(
         self, processors: LogitsProcessors, logits: torch.Tensor, step: Step, tree: Tree | None
     ) -> torch.Tensor:
-        """Return the logits of a verification, changed by processors, float32."""
+        """Return the logits of a verification after the processors, float32."""
         changed = logits.to(torch.float32, copy=True)
         for slot, rows, prefix in self._texts(step, tree):
             changed[slot, rows] = processors.apply(
@@ -1061,8 +1061,8 @@ class Rows:
     def allowed(
         self, processors: RequestProcessors, shape: Sequence[int], step: Step, tree: Tree | None
     ) -> Words:
-        """Return the allow-masks of a verification of logits of a shape ``[B, W, V]``,
-        ``[B, W, ceil(V / 32)]``."""
+        """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
+        ``[B, W, V]``."""
         batch, width, vocab_size = shape
         allowed = stacked([None] * (batch * width), vocab_size).reshape(batch, width, -1)
         for slot, rows, prefix in self._texts(step, tree):
@@ -1072,8 +1072,8 @@ class Rows:
         return allowed
 
     def _texts(self, step: Step, tree: Tree | None) -> Iterator[tuple[int, slice, torch.Tensor]]:
-        """Yield for each slot of a step rows of the level's logits, and the text that the last of
-        them is behind."""
+        """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the
+        text that the last of these rows follows."""
         assert step.host is not None
         for slot in step.host.group:
             text, length = self.state.text(slot), step.host.lengths[slot]
@@ -1086,13 +1086,13 @@ class Rows:
                 yield slot, slice(node + 1, node + 2), torch.cat([root, path])
 
     def place(self, level: int, tail: bool, hidden: bool) -> Place:
-        """Return the memory that a captured step of `level` uses, which may draft a `tail` or give
-        the drafter `hidden` states."""
+        """Return the memory of a captured step of `level`, which may draft a `tail` or output
+        `hidden` states for the drafter."""
         pending, levels = self.pending, self.state.shape.levels
         parameters = self.parameters.on(self.state.device).values()
         tensors = [self.state.words, self.state.eos, self.state.numbers]
         tensors += [value for value in parameters if isinstance(value, torch.Tensor)]
-        # Rows that it verifies, and that it appends; a tail goes to the target.
+        # Rows that the step verifies and rows that it appends; a tail's are the target's.
         for at in {level, level - 1, 1} if tail else {level, level - 1}:
             tensors += [tensor for tensor in pending.tables.get(at) or () if tensor is not None]
         if level >= levels - 1 and pending.tree is not None:
