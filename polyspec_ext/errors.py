@@ -71,7 +71,7 @@ class PolyspecError(RuntimeError):
 
 
 class RequestError(PolyspecError, ValueError):
-    """A request whose data has no valid distribution. Also a ValueError.
+    """Error of a request without a valid distribution. Also a ValueError.
 
     Attributes:
         request: row of the batch.

@@ -171,7 +171,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens per second of decoding. NaN before the first."""
+        """New tokens per second of decoding. NaN before the first token."""
         return self.num_new_tokens / self.decode_seconds if self.decode_seconds > 0 else math.nan
 
     @property
