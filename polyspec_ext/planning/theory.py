@@ -432,8 +432,8 @@ def expectation(
         acceptance: acceptance by every level that verifies.
         seconds: seconds of each step.
         batch: rows. Texts fill batches in their order; the first texts fill up the last batch.
-            Rows wait for each other: a step is taken if any row needs it, in the time of the row
-            with the most tokens, and a batch has rounds until all rows have ended. Rows accept
+            Rows wait for each other: a step is taken if any row takes part, in the time of the row
+            with the most tokens, and rounds of the target are common to all rows. Rows accept
             independently.
         tail: maximum number of tokens that level n adds to a block of the target, as for `Chain`.
 
@@ -511,7 +511,7 @@ def _together(
     done, spent = np.zeros((2, chain.levels))
     for step in log.values():
         sizes = sorted(step.sizes)
-        # The probability that no row has more tokens than each size; first: that no row has any.
+        # The probability that no row takes part with more tokens than each size; first: at all.
         below = np.ones((count, len(sizes) + 1))
         for text in texts:
             chances = [visits[:count, text] @ step.sizes[size][text] for size in sizes]
