@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from polyspec_ext.serving import Server as Server
     from polyspec_ext.serving import ServerFull as ServerFull
 
-# Public names by their module, which is imported when one is first asked for: most pull in
+# Public names by module, which is imported at the first use of a name: most modules import
 # transformers, which the operators do not need.
 _NAMES = {
     "chain": ("Chain",),

@@ -1,9 +1,9 @@
-"""A caller's values, checked and made plain Python: numbers, containers, flags, dtypes, devices.
+"""Check a caller's values and convert them to plain Python: numbers, containers, flags, dtypes,
+devices.
 
-Where one value or several are taken, several are a list, a tuple or another sequence, a numpy
-array or a tensor; a number is Python's own, numpy's or a tensor of no dimensions, and never a bool.
-Errors begin with the argument's name. TypeError: wrong kind. ValueError: wrong number, shape or
-range.
+Several values are a list, a tuple or another sequence, a numpy array or a tensor; a number is
+Python's, numpy's or a tensor of no dimensions, and never a bool. Errors begin with the argument's
+name. TypeError: wrong type. ValueError: wrong number, shape or range.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from polyspec_ext import validate as _checks
 
 SIZE_MAX = 2**31 - 1
 
-# Tensors with one value per request are checked by the operators; here all values are scalars.
+# Tensors with a value per request are checked by the operators; here all values are scalars.
 _ANYWHERE: _checks.Place = (1, torch.device("cpu"))
 
 
 def shown(value: object) -> str:
-    """Return `value` as an error shows it, shortened."""
+    """Return a short description of `value` for an error."""
     if isinstance(value, torch.Tensor):
-        # A nested tensor has no shape to tell.
+        # A nested tensor has no shape.
         shape = "" if value.is_nested else f" of shape {list(value.shape)}"
         return f"a {value.dtype} tensor{shape}"
     if isinstance(value, type):
@@ -42,8 +42,8 @@ def shown(value: object) -> str:
 
 
 def entries(name: str, value: Any) -> list[Any] | None:
-    """Return the entries of a sequence, array or tensor; None where `value` is none of these.
-    Those of arrays and tensors are Python's numbers, or lists where there are more dimensions."""
+    """Return the entries of a sequence, array or tensor; None for any other value. Entries of
+    arrays and tensors are Python's numbers, or lists for several dimensions."""
     if isinstance(value, list | tuple):
         return list(value)
     if hasattr(value, "__array__") and hasattr(value, "tolist"):
@@ -55,7 +55,7 @@ def entries(name: str, value: Any) -> list[Any] | None:
 
 
 def listed(name: str, value: Any, of: str) -> list[Any]:
-    """Require a sequence, array or tensor, and return its entries; `of`: what they are."""
+    """Require a sequence, array or tensor, and return its entries; `of`: their name in errors."""
     found = entries(name, value)
     if found is None:
         raise TypeError(f"{name}: expected a list of {of}, given {shown(value)}")
@@ -97,7 +97,7 @@ def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) 
 
 
 def integers(name: str, values: Sequence[Any]) -> list[int]:
-    """Require integers of any size and sign."""
+    """Require integers of any size and sign, and return them as Python's."""
     if all(type(one) is int for one in values):
         return list(values)
     made = []
@@ -112,7 +112,7 @@ def integers(name: str, values: Sequence[Any]) -> list[int]:
 
 
 def int64(name: str, value: Any) -> int:
-    """Require an integer of 64 bits with a sign."""
+    """Require an integer in [-2**63, 2**63)."""
     made = integers(name, [value])[0]
     if not -(2**63) <= made < 2**63:
         raise ValueError(f"{name}: expected an integer in [-2**63, 2**63), given {made}")
@@ -127,7 +127,7 @@ def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
 
 
 def require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse integers that are no ids in [0, vocab_size)."""
+    """Refuse integers outside [0, vocab_size)."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         bad = next(one for one in ids if not 0 <= one < vocab_size)
         raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {bad}")
@@ -153,7 +153,7 @@ def row_integers(name: str, value: Any) -> list[int]:
 
 
 def per_row(name: str, value: Any, count: int) -> list[Any]:
-    """Return as many values as rows; repeat a single one."""
+    """Return `count` values, a value per row; repeat a single value."""
     given = entries(name, value)
     if given is None:
         return [value] * count
@@ -217,7 +217,7 @@ def switch(name: str, value: Any) -> None:
 
 
 def dtype(name: str, value: Any) -> torch.dtype | None:
-    """Return the data type of logits that a dtype or its name says; None stays None."""
+    """Return a data type of logits from a dtype or its name; None stays None."""
     found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
     if found is None and value is None:
         return None
@@ -256,7 +256,7 @@ def model(name: str, value: Any) -> None:
 
 
 def place(name: str, value: Any) -> torch.device:
-    """Return a device of a kind that the operators run on."""
+    """Return a device of a type that the operators support: CPU, or CUDA in a CUDA build."""
     wanted = f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given"
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{wanted} {shown(value)}")
@@ -275,7 +275,7 @@ def place(name: str, value: Any) -> torch.device:
 
 
 def device(name: str, value: Any) -> torch.device | None:
-    """Return an available device that the operators run on; None stays None."""
+    """Return an available device that the operators support; None stays None."""
     if value is None:
         return None
     made = place(name, value)

@@ -1,8 +1,8 @@
 """`Chain`: a target, the levels below it and a drafter, generating with the target's distribution.
 
-The staged rule (Wang et al., ICML 2025, algorithm 1, made exact): level i < n waits for
+The staged rule (Wang et al., ICML 2025, algorithm 1, in an exact form): level i < n waits for
 window[i-1] tokens from below and verifies them, with the processed distribution of level i+1 as q
-for every one of them. `runtime.engine` does it.
+for each of them. `runtime.engine` implements it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
 from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
 
-Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each
-_KEPT = 16384  # tokens whose keys and values are kept for calls with `cache_prompt`
-_STATES = 8  # and texts of a level with a state that cannot be cut
+Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
+_KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
+_STATES = 8  # texts in that cache of a level whose state cannot be truncated
 
 
 class Prediction(NamedTuple):
-    """The tokens per second that `Chain.generate` is expected to give for calls of `batch` prompts,
-    and how far that may be off (`planning.search.Candidate.uncertainty`)."""
+    """Predicted tokens per second of `Chain.generate` for calls of `batch` prompts, and their
+    relative uncertainty (`planning.search.Candidate.uncertainty`)."""
 
     tokens_per_second: float
     uncertainty: float
@@ -53,66 +53,65 @@ class Prediction(NamedTuple):
 class Chain:
     """A polybasic chain of models.
 
-    Wherever several values are taken, a list, a tuple, a numpy array and a tensor will do; a number
-    is Python's, numpy's or a tensor of no dimensions, and never a bool. Every argument is checked
-    as `ps.sample` and `ps.verify` check theirs, and errors begin with its name.
+    Several values may be a list, a tuple, a numpy array or a tensor; a number is Python's, numpy's
+    or a tensor of no dimensions, and never a bool. Arguments are checked as by `ps.sample` and
+    `ps.verify`, and errors begin with the argument's name.
 
     Args:
         levels: target first, drafter last, in a list or tuple. Hugging Face causal models, model
             ids or paths, or `Level` objects, none of them twice; the last may be a `Drafter`
             instead, or a word: "prompt-lookup", "suffix" or "ngram" for a `PromptLookup`,
-            `SuffixMatch` or `NGramTable`, "early-exit:K" for the target's own first K layers
+            `SuffixMatch` or `NGramTable`, "early-exit:K" for the first K layers of the target
             (`early_exit`), "mtp" for the multi-token head of the target's checkpoint; or the
-            directory of an EAGLE or DFlash head for the target ("eagle:" or "dflash:" in front of
-            an id on the hub). One element alone decodes plainly, which is the honest baseline.
+            directory of an EAGLE or DFlash head for the target ("eagle:" or "dflash:" before an id
+            on the hub). A single element decodes plainly, which is the honest baseline.
         window: ``window[i]`` tokens are gathered for level i+1 before it verifies (``[mu, K]`` for
             three levels), each >= 0; 0 lets that level decode alone. Default: 4 at the bottom,
             doubled at every level above.
-        rounds: ``rounds[i]`` bounds how often level i+1 waits: it verifies once so many blocks have
-            come from level i+2, full window or not. For every level above the lowest that verifies
-            (one number for three levels); 0: no bound, as in the paper. Default: as many as fill
-            the window if all is accepted, ceil(window[i] / (window[i+1] + 1)). Bounded rounds have
-            the rows of a batch keep step, and let a CUDA device do a round of the target without
-            host synchronisation.
-        tail: tokens that the drafter adds at most, from three levels on, to those that the target
-            is about to verify and the level below it has verified; no more than a draft has. They
-            cost drafting and no verification of their own: the target verifies each against the
-            drafter's distribution. Not with a drafter of trees.
+        rounds: ``rounds[i]`` bounds how often level i+1 waits: it verifies after as many blocks of
+            level i+2, full window or not. For every level above the lowest that verifies (a single
+            number for three levels); 0: no bound, as in the paper. Default: as many as fill the
+            window if every token is accepted, ceil(window[i] / (window[i+1] + 1)). Bounded rounds
+            keep the rows of a batch in step, and let a CUDA device do a round of the target
+            without host synchronisation.
+        tail: maximum number of tokens, from three levels on, that the drafter adds to the block
+            that the target is about to verify; at most the drafter's window. The target verifies
+            them against the drafter's distribution: they cost drafting, and no verification by the
+            levels between. Not with a drafter of trees.
         rule: "token" (Leviathan et al. 2023) or "block" (Sun et al. 2024), on every level.
-        dtype, device: for models loaded here. float32, bfloat16 or float16, or the name of one, or
-            "auto" for each checkpoint's own; by default that too, but on the CPU float32 unless it
-            is bfloat16, packed, and the processor multiplies that (`tuning.level_for`). CPU or
-            CUDA; by default the CPU.
-        check_vocabulary: compare the tokenizers that lie beside the models.
-        graphs: capture drafting and verification as CUDA graphs. None: where all levels are on one
-            CUDA device; never on the CPU. Only rounds without host synchronisation are captured. A
-            step that cannot be captured is a warning, and runs as it is.
-        pack: of the models that are loaded or given here (`HuggingFaceLevel`): weights packed for
-            the CPU's matrix kernels. "auto": whichever is faster on this processor for one
-            sequence; packed in other data types than float32. It is timed once, which takes about
-            a second per level of small models, longer the larger they are, with the memory of all
-            candidates, and the answer kept (`tuning.choose`). None: "auto" for models that are
-            loaded by path or id, False for those that are given.
+        dtype, device: for models loaded here. float32, bfloat16 or float16, as dtype or name, or
+            "auto" for the data type of each checkpoint; the default is "auto", but on the CPU
+            float32, except for bfloat16 checkpoints with packed weights on a processor with
+            bfloat16 products (`tuning.level_for`). CPU or CUDA; default: the CPU.
+        check_vocabulary: compare the tokenizers beside the models' weights.
+        graphs: capture drafting and verification as CUDA graphs. None: if all levels are on the
+            same CUDA device; never on the CPU. Only rounds without host synchronisation are
+            captured. A step that cannot be captured runs uncaptured, with a warning.
+        pack: pack weights for the CPU's matrix kernels (`HuggingFaceLevel`). "auto": if that is
+            faster on this processor for one sequence; always in other data types than float32. The
+            timing takes about a second per level of small models, longer for larger models, and
+            the memory of all candidates; its result is stored (`tuning.choose`). None: "auto" for
+            models loaded by path or id, False for model objects.
         policy: chooses the windows of every row before each round of the target, from `window` on:
-            an object of `ps.policies`, one of your own with `next(report)`, or a name: "online",
-            "cached-fsm", "joint" or "fixed". None: they stay.
-        sync_each_step: whether the host reads what came of each draft and verification before the
+            an object of `ps.policies`, any object with `next(report)`, or a name: "online",
+            "cached-fsm", "joint" or "fixed". None: constant windows.
+        sync_each_step: whether the host reads the result of each draft and verification before the
             next. None: on the CPU, and where it must: unbounded `rounds`, logits processors,
             a drafter on the host, levels on several devices, the end of a context.
             Else it reads once per round of the target.
-        operators: draw the tokens (`runtime.plan.Operators`).
+        operators: operators that draw the tokens (`runtime.plan.Operators`).
 
     Attributes:
-        names: of the levels, target first, as in messages and statistics.
-        levels: those that verify, as `Level` objects.
-        drafter: the lowest level; None where the target decodes alone.
-        vocab_sizes: ids that each level of a model may draw are below them.
-        window, rounds, tail, rule: as above, with what was chosen by default.
-        prediction: tokens per second of a chain that was planned (`planned`), and the relative
-            uncertainty; None of others.
+        names: names of the levels, target first, as in messages and statistics.
+        levels: the levels that verify, as `Level` objects.
+        drafter: the lowest level; None if the target decodes alone.
+        vocab_sizes: for each level with a model, the bound of the ids that it may draw.
+        window, rounds, tail, rule: as above, after defaults.
+        prediction: predicted tokens per second of a planned chain (`planned`) with the relative
+            uncertainty; None: not planned.
 
     Raises:
-        TypeError: an argument, or an element of `levels`, is none of the above.
+        TypeError: an argument, or an element of `levels`, has a wrong type.
         ValueError: windows, rule, device, dtype or vocabularies do not fit, a path has no model, a
             model gives logits that the operators cannot read (float64, on the meta device), or its
             cache cannot roll back. The message names the argument or the level.
@@ -166,7 +165,7 @@ class Chain:
         if pack is not None:
             arguments.switch("pack", pack)
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
-        several: dict[str, Any] = {}  # of a model that drafts several paths
+        several: dict[str, Any] = {}  # options of a model that drafts several paths
         made: list[Level] = []
         widths = widths_of(self.window)
         for place, thing in enumerate(things):
@@ -200,7 +199,7 @@ class Chain:
         _warn_of_order(names, made)
         if check_vocabulary:
             require_same_vocabulary(names, made)
-        # A level never draws an id that the level above it does not have.
+        # A level never draws an id outside the vocabulary of the level above it.
         self.vocab_sizes = [level.vocab_size for level in made]
         for i in range(1, len(made)):
             self.vocab_sizes[i] = min(self.vocab_sizes[i], self.vocab_sizes[i - 1])
@@ -210,7 +209,7 @@ class Chain:
             self.drafter = DraftModel(made.pop(), own, self._operators.draw, **several)
         elif self.drafter is not None:
             names.append(_name(self.drafter))
-        self.levels = made  # those that verify; the target is levels[0]
+        self.levels = made  # the levels that verify; the target is levels[0]
         self.names = names
         self.policy = policy
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
@@ -229,18 +228,18 @@ class Chain:
         consider: bool = False,
         batch: int = 1,
     ) -> Chain:
-        """Return the chain of `levels` that `ps.plan` recommends for such requests; the target
-        alone where speculation does not pay. It is planned once for these levels, prompts and
-        requests on a machine, and the answer kept in the user's cache folder.
+        """Return the chain of `levels` that `ps.plan` recommends for the requests; the target alone
+        if speculation does not pay. The plan is computed once for the same levels, prompts and
+        requests on a machine, and stored in the user's cache folder.
 
         Args:
-            levels ... seconds, consider, batch: as of `ps.plan`. A plan is one for calls of so many
-                prompts; other numbers want others, and `prediction.batch` tells.
+            levels ... seconds, consider, batch: as for `ps.plan`. A plan is for calls of `batch`
+                prompts (`prediction.batch`); another number needs another plan.
 
         Raises:
-            TypeError, ValueError: as of `ps.plan`.
+            TypeError, ValueError: as for `ps.plan`.
         """
-        from .planning.planner import load_or_plan  # which runs chains
+        from .planning.planner import load_or_plan  # imports this module
 
         consider, request = arguments.flag("consider", consider), (max_new_tokens, temperature)
         options: dict[str, Any] = {"pack": pack, "seconds": seconds, "batch": batch}
@@ -248,12 +247,12 @@ class Chain:
 
     @classmethod
     def from_plan(cls, path: str | Path) -> Chain:
-        """Return the chain of a file that ``plan --save`` or `Plan.save` wrote, with the data
-        types, devices and packed weights of its levels as they were planned. Nothing is timed.
+        """Return the chain of a file written by ``plan --save`` or `Plan.save`, with the data
+        types, devices and packed weights of its levels as planned. Nothing is timed.
 
         Raises:
-            TypeError, ValueError: no path, no such file, or one of another form; as of `Chain`,
-                where an element cannot be loaded any more.
+            TypeError, ValueError: `path` is no path, the file is missing or has another form; as
+                for `Chain`, if an element cannot be loaded any more.
         """
         saved = ChainFile.read("path", arguments.path("path", path))
         elements: list[Any] = []
@@ -305,11 +304,11 @@ class Chain:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for `copy` and `pickle`: a copy is idle. Levels and
-        drafters are copied as they define it.
+        """Return the state for `copy` and `pickle`: a copy is idle. Levels and drafters define
+        how they are copied.
 
         Raises:
-            RuntimeError: a call is at work.
+            RuntimeError: a call is running.
         """
         with self.owner.work():
             pass
@@ -348,18 +347,18 @@ class Chain:
         cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Stream:
-        """Like `generate` for one prompt, but yields each new token when the target has committed
-        it. A chain works on one batch at a time: starting another ends this one.
+        """Continue a prompt like `generate`, and yield each new token when the target has committed
+        it. A chain runs a single batch at a time: another call ends the stream.
 
         Args:
-            input_ids: one prompt, ``[N]`` or ``[1, N]``.
-            max_new_tokens ... eos_token_id, rules: as of `generate`, one value each.
-            stop: as of `generate`. The tokens of a stop string come as well, and tokens behind it
-                where only they settle its last character.
-            cache_prompt: as of `batch`.
+            input_ids: a single prompt, ``[N]`` or ``[1, N]``.
+            max_new_tokens ... eos_token_id, rules: as for `generate`, a single value each.
+            stop: as for `generate`. The stream includes the tokens of a stop string, and tokens
+                after it if only they decide its last character.
+            cache_prompt: as for `batch`.
 
         Raises:
-            TypeError, ValueError: as of `generate`; several prompts.
+            TypeError, ValueError: as for `generate`; several prompts.
         """
         inputs.refuse(self.stream, others)
         ids, mask = inputs.unwrapped("input_ids", input_ids)
@@ -398,23 +397,23 @@ class Chain:
         cache_prompt: bool = True,
         **others: NoReturn,
     ) -> Answer:
-        """Answer a conversation through the chat template of the target's tokenizer: an iterator
-        over the answer's text, whose `message` goes on with it.
+        """Answer a conversation through the chat template of the target's tokenizer. Returns an
+        iterator over the answer's text; its `message` continues the conversation.
 
-        What calls before have read of the conversation is not read again (`batch`). Turns for which
-        the context of the levels has no room are left out, the oldest first.
+        Text that earlier calls have read is not read again (`batch`). Turns that exceed the
+        context of the levels are left out, the oldest first.
 
         Args:
             messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
                 and "content", a string.
-            max_new_tokens ... eos_token_id, rules, cache_prompt: as of `stream`. Without
-                `eos_token_id`, the tokenizer's end of a text is an end as well.
-            stop: strings that end the answer, and are no part of it.
-            system: a system prompt in front of them.
+            max_new_tokens ... eos_token_id, rules, cache_prompt: as for `stream`. Without
+                `eos_token_id`, the tokenizer's EOS id ends the answer as well.
+            stop: strings that end the answer; the answer excludes them.
+            system: a system prompt before the messages.
 
         Raises:
-            TypeError, ValueError: as of `stream`; these are no messages, the last one is too long,
-                the template refuses them, or the target has no tokenizer with a template.
+            TypeError, ValueError: as for `stream`; `messages` has another form, the last message is
+                too long, the template refuses, or the target has no tokenizer with a template.
         """
         inputs.refuse(self.chat, others)
         tokenizer = self._tokenizer.find()
@@ -452,23 +451,23 @@ class Chain:
         cache_prompt: bool = False,
         **others: NoReturn,
     ) -> Batch:
-        """Begin a batch of token lists, of which the caller calls ``advance()``.
+        """Begin a batch of token lists; the caller runs it by ``advance()``.
 
         Args:
             prompts: as `input_ids` of `generate`; the lists are copied.
-            max_new_tokens ... eos_token_id, rules: as of `generate`.
-            encoder_input_ids: as of `generate`, or an `EncodedInput`, which has a mask as well.
-            processors, observe: as of `Batch`. Processors come behind the rules.
-            cache_prompt: keep copies of what the levels read of prompts and answers, and read of a
-                prompt only what calls before with `cache_prompt` have not read. Tokens and draws
-                are those of reading all of it: with packed weights bit for bit
+            max_new_tokens ... eos_token_id, rules: as for `generate`.
+            encoder_input_ids: as for `generate`, or an `EncodedInput`, which has a mask as well.
+            processors, observe: as for `Batch`. Processors apply after the rules.
+            cache_prompt: use the prefix cache: keep keys, values and states of prompts and answers,
+                and read only the new tokens of a prompt that earlier calls with `cache_prompt`
+                began. Tokens and draws are the same: with packed weights bit for bit
                 (`HuggingFaceLevel.varies`), else up to the rounding of passes of other lengths.
-                Levels that cannot begin so, such as those with a streaming cache, read all.
-                Weights must not have changed in between. 16384 tokens are kept beside the prompts
-                of the call. `Stats.num_cached_tokens` counts tokens that were not read again.
+                Levels without support, e.g. with a streaming cache, read the whole prompt.
+                Weights must not change between calls. The cache has 16384 tokens beside the
+                prompts of the call. `Stats.num_cached_tokens` counts tokens not read again.
 
         Raises:
-            TypeError, ValueError: as of `generate`.
+            TypeError, ValueError: as for `generate`.
         """
         inputs.refuse(self.batch, others)
         arguments.flag("cache_prompt", cache_prompt)
@@ -505,11 +504,10 @@ class Chain:
         eos_token_id: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
         rules: Rules = None,
     ) -> list[Row]:
-        """Return the checked requests of a batch, which has not begun; the arguments are those of
-        `batch`.
+        """Check the arguments of `batch` and return its requests, without beginning it.
 
         Raises:
-            TypeError, ValueError: as of `generate`.
+            TypeError, ValueError: as for `generate`.
         """
         vocab_size = self.vocab_sizes[0]
         if not isinstance(prompts, inputs.Prompts):
@@ -525,7 +523,7 @@ class Chain:
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         values = [arguments.per_row(name, value, count) for name, value in given.items()]
         if eos_token_id is None:
-            # Not the caller's: configurations name ids that a smaller vocabulary does not have.
+            # Configurations name ids outside a smaller vocabulary: no fault of the caller.
             own = getattr(self.levels[0], "eos_token_ids", ())
             eos_token_id = [token for token in own if 0 <= token < vocab_size]
         sampling = [Sampling(*own) for own in zip(*values, strict=True)]
@@ -567,37 +565,37 @@ class Chain:
         """Continue prompts with exactly the target's distribution.
 
         Args:
-            input_ids: one prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with
-                `attention_mask` or a list of rows of any length; B and N >= 1, integers in
-                [0, vocab_size of the target). Or what a tokenizer gives: a mapping with input_ids
-                and, where it has one, attention_mask.
-            max_new_tokens: never exceeded; >= 0. This and what follows: one value, or one per row.
-            temperature, top_k, top_p, min_p: make the distribution out of the logits, alike on
+            input_ids: a prompt, ``[N]`` or ``[1, N]``; or several, ``[B, N]`` with `attention_mask`
+                or a list of rows of any length; B and N >= 1, integers in
+                [0, vocab_size of the target). Or the mapping of a tokenizer with input_ids and
+                perhaps attention_mask.
+            max_new_tokens: never exceeded; >= 0. This and the next: a value, or a value per row.
+            temperature, top_k, top_p, min_p: temperature and filters of the logits, the same on
                 every level; temperature 0 is the target's argmax.
-            seed: in [0, 2**64). The same seed and inputs give the same tokens, whatever the rest of
-                the batch. One value s for B rows stands for ``ps.row_seeds(s, B)``: row 0 has s
-                itself, as a prompt alone, and the others bits hashed out of s and their number.
-                None: another one each call, out of torch's generator, so that
-                ``torch.manual_seed`` fixes it; `Output.seeds` says which. (A policy and an
-                `NGramTable` learn from each call: the next one may draft, and so draw, otherwise.)
-            eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or ids for
-                each row in one more list; None: the target's own, []: none.
+            seed: in [0, 2**64). The same seed and inputs give the same tokens, in any batch. A
+                value s for B rows means ``ps.row_seeds(s, B)``: row 0 has s itself, as a single
+                prompt, and the other rows have hashes of s and the row's number.
+                None: a new seed for each call from torch's generator, so that
+                ``torch.manual_seed`` fixes it; see `Output.seeds`. (A policy and an `NGramTable`
+                learn from each call: the next call may draft, and so draw, otherwise.)
+            eos_token_id: id or ids in [0, vocab_size) that end a text (and are kept), or a list of
+                ids for each row; None: the ids of the target's configuration, []: none.
             attention_mask: ``[B, N]``, 0 where a row of `input_ids` is padding, on either side.
             pad_token_id: fills the ends of short rows of the output. None: the first EOS id, or 0.
-            encoder_input_ids: where the target is an encoder-decoder model, what the encoders read,
-                one text ``[S]`` or ``[1, S]``, or a mapping as of `input_ids`; `input_ids` is then
-                what the decoders begin with.
+            encoder_input_ids: input of the encoders for an encoder-decoder target: a single text,
+                ``[S]`` or ``[1, S]``, or a mapping as for `input_ids`; `input_ids` is then the
+                beginning of the decoders' text.
             rules: penalties, biases, bad words and a least length: `LogitsRules` for all rows, or
                 for each prompt.
             stop: strings that end a text, by the tokenizer beside the target's weights. A row
-                keeps the tokens of its stop string; `Output.text` is the text in front of it.
-            n: texts for each prompt, which follow each other in the output. What has a value per
-                prompt has it for each of its texts; seeds have a value per text.
-            logprobs: how many of the likeliest ids `Output.alternatives` has for each new token.
+                keeps the tokens of its stop string; `Output.text` is the text before it.
+            n: texts for each prompt, adjacent in the output. A value per prompt holds for each of
+                its texts; seeds have a value per text.
+            logprobs: number of likeliest ids in `Output.alternatives` for each new token.
 
         Raises:
-            TypeError, ValueError: bad input; begins with the argument's name, then what was
-                expected and what was given.
+            TypeError, ValueError: bad input; begins with the argument's name, then the expected
+                and the actual value.
             RequestError: a row of logits has no distribution (NaN, +inf, all -inf); names request,
                 level and position. The chain stays usable.
         """
@@ -680,16 +678,16 @@ class Chain:
         raw: bool = False,
         **others: NoReturn,
     ) -> Output:
-        """Answer a text, or several as one batch; `Output.text` has the answers.
+        """Answer a text, or several in a batch; `Output.text` has the answers.
 
         Args:
-            prompt: read through the chat template of the target's tokenizer, where it has one.
-            max_new_tokens ... eos_token_id, rules, stop, n, logprobs: as of `generate`.
+            prompt: read through the chat template of the target's tokenizer, if it has a template.
+            max_new_tokens ... eos_token_id, rules, stop, n, logprobs: as for `generate`.
             system: a system prompt for the template.
             raw: leave out the template, and continue the text itself.
 
         Raises:
-            TypeError, ValueError: as of `generate`; the target has no tokenizer.
+            TypeError, ValueError: as for `generate`; the target has no tokenizer.
         """
         inputs.refuse(self.generate_text, others)
         tokenizer = self._tokenizer.require("generate_text")
@@ -717,8 +715,8 @@ def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
 
 
 def _require_apart(name: str, levels: Sequence[object], above: Sequence[object]) -> None:
-    """Refuse a level twice in one chain, and one in a cache of which no level above has charge: its
-    keys would stand where the other's are read."""
+    """Refuse a level twice in a chain, and a level in a cache with no owner above it: its keys
+    would overwrite the keys that the other level reads."""
     for earlier, other in enumerate(above):
         if any(level is other for level in levels):
             raise ValueError(
@@ -750,7 +748,7 @@ def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
 
 
 def _warn_of_order(names: Sequence[str], levels: Sequence[object]) -> None:
-    """Warn of a level that is larger than the level above it: the first level has the last word."""
+    """Warn of a level that is larger than the level above it: the target may not be first."""
     sizes = [num_parameters(level) for level in levels]
     for place in range(1, len(levels)):
         above, own = sizes[place - 1], sizes[place]

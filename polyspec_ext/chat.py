@@ -1,4 +1,4 @@
-"""Conversations as a model reads them: messages through the chat template of its tokenizer."""
+"""Prompts of conversations by the tokenizer's chat template, and streaming text of tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 from . import arguments
 
 _IN_FRONT = ("system", "developer")  # roles of messages that are never left out
-_WINDOW = 8  # tokens that go on being decoded, for what they tell of the next
-_BYTE = re.compile("<0x[0-9A-F]{2}>")  # how vocabularies with byte fallback write a byte
-# Ends of texts that `clean_up_tokenization` of transformers may still join to what follows.
+_WINDOW = 8  # tokens decoded again with each new token, since they may change its text
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte token of a vocabulary with byte fallback
+# Ends of texts that `clean_up_tokenization` of transformers may still join to the next token.
 _UNTIDIED = re.compile(r"(?: n? ?'?|'| '[rv])$")
 
 
 class ChatPrompt(NamedTuple):
-    """What a model reads before it answers.
+    """The prompt of a conversation.
 
     Attributes:
-        text: the conversation as the template writes it, up to where the answer begins.
-        input_ids: its tokens.
+        text: the conversation in the template's form, up to the beginning of the answer.
+        input_ids: tokens of `text`.
     """
 
     text: str
@@ -42,11 +42,11 @@ def chat_prompt(
         tokenizer: of transformers, with a chat template. If it has several, its "default" is used.
         messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
             and "content", a string.
-        system: a system prompt in front of them.
+        system: a system prompt before the messages.
 
     Raises:
-        TypeError, ValueError: `messages` are something else, the tokenizer has no template, or the
-            template refuses the conversation; some take no system prompt.
+        TypeError, ValueError: `messages` has another form, the tokenizer has no template, or the
+            template refuses the conversation; some templates refuse a system prompt.
     """
     from jinja2 import TemplateError
 
@@ -71,15 +71,15 @@ def chat_prompt(
 def prompt_of_text(
     tokenizer: Any, text: str, system: str | None = None, raw: bool = False
 ) -> ChatPrompt:
-    """Return the prompt for an answer to `text`, through the chat template where there is one.
+    """Return the prompt for an answer to `text`, through the chat template if there is a template.
 
     Args:
         tokenizer: of transformers.
-        system: a system prompt in front of it.
+        system: a system prompt before the text.
         raw: leave out the template.
 
     Raises:
-        ValueError: no token, or a system prompt and no template, or one that refuses it.
+        ValueError: no token; or a system prompt without a template, or refused by the template.
     """
     if not raw and has_template(tokenizer):
         return chat_prompt(tokenizer, [{"role": "user", "content": text}], system)
@@ -92,8 +92,8 @@ def prompt_of_text(
 
 
 def ends_of_turn(tokenizer: Any, level: Any) -> list[int]:
-    """Return the ids that end an answer: those of the level's configurations, and the tokenizer's
-    end of a text, which is the end of a turn in its template. Fine-tunes have that there alone."""
+    """Return the ids that end an answer: EOS ids of the level's configurations and the tokenizer's
+    EOS id, the end of a turn in its template, which fine-tunes may set in the tokenizer only."""
     ends = {*getattr(level, "eos_token_ids", ()), getattr(tokenizer, "eos_token_id", None)}
     return sorted(i for i in ends if i is not None and 0 <= i < level.vocab_size)
 
@@ -102,10 +102,10 @@ class FittedPrompt(NamedTuple):
     """A prompt that leaves room for an answer.
 
     Attributes:
-        prompt: of the messages that it has room for.
-        left_out: how many of the oldest messages it has not.
-        limit: tokens that the answer may have.
-        context: tokens that both may have; None: any number.
+        prompt: prompt of the messages that fit.
+        left_out: number of the oldest messages that were left out.
+        limit: maximum tokens of the answer.
+        context: maximum tokens of prompt and answer; None: no limit.
     """
 
     prompt: ChatPrompt
@@ -121,19 +121,19 @@ def fitted_prompt(
     limit: int,
     context: int | None,
 ) -> FittedPrompt:
-    """Return the prompt for an answer of `limit` tokens in a context of so many; None: of any
-    number. Exchanges, a question with all up to the next one, are left out while it has no room,
-    the oldest first; then the answer may have fewer tokens.
+    """Return the prompt for an answer of `limit` tokens in a context of `context` tokens; None: no
+    limit. While it does not fit, the oldest exchange is left out, a question with all messages up
+    to the next question; then the answer may have fewer tokens.
 
     Raises:
-        TypeError, ValueError: as of `chat_prompt`; the last exchange alone is too long.
+        TypeError, ValueError: as for `chat_prompt`; the last exchange alone is too long.
     """
     prompt = chat_prompt(tokenizer, messages, system)
     if context is None:
         return FittedPrompt(prompt, 0, limit, None)
     begin = next((n for n, one in enumerate(messages) if one["role"] not in _IN_FRONT), 0)
-    # Where a prompt may go on behind the messages in front: at a question, not within an exchange,
-    # since templates refuse tool results without their call.
+    # Messages at which the prompt may continue after the system messages: questions, not messages
+    # within an exchange, since templates refuse tool results without their call.
     questions = [
         number
         for number in range(begin + 1, len(messages))
@@ -164,15 +164,15 @@ def fitted_prompt(
 
 
 class TextDecoder:
-    """Text of tokens as they come, in pieces that together are the text of all tokens.
+    """A streaming decoder: pieces of text by token, which together are the text of all tokens.
 
-    Each token costs a decode of the last few tokens only. Held back is what later tokens may still
-    change: unfinished characters, runs of byte tokens and, where the tokenizer tidies spaces, those
-    in front of what may become a contraction or punctuation. Where a tokenizer changes other text,
-    the pieces go on from what both texts have in common.
+    Each token costs a decode of the last few tokens only. Text that later tokens may change is
+    delayed: unfinished characters, runs of byte tokens and, if the tokenizer cleans up spaces,
+    spaces before a possible contraction or punctuation. If a tokenizer changes other text, the
+    pieces continue after the common prefix of both texts.
 
     Attributes:
-        tokens: so far.
+        tokens: tokens so far.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -181,18 +181,18 @@ class TextDecoder:
         self._tidies = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
         self._begin, self._due = 0, 0  # first token of the window, number of tokens to decode at
         self._in_bytes = False
-        self._shown = ""  # the text of the window, as far as it was returned
+        self._shown = ""  # the returned text of the window
 
     @property
     def text(self) -> str:
-        """Of all tokens, without the special ones."""
+        """Text of all tokens, without special tokens."""
         return self.decoded(0)
 
     def add(self, token: int) -> str:
-        """Return the text that is settled with this token and was not returned before."""
+        """Add a token, and return the new text that later tokens cannot change."""
         self.tokens.append(token)
-        # Bytes that turn out to be no UTF-8 change the text of their whole run. Special tokens do
-        # not end it.
+        # Bytes that prove to be invalid UTF-8 change the text of their whole run. Special tokens do
+        # not end a run.
         if _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             self._in_bytes = True
         elif self._in_bytes and self.decoded(-1):
@@ -207,15 +207,15 @@ class TextDecoder:
         return piece
 
     def rest(self) -> str:
-        """Return the text that was not returned before, settled or not."""
+        """Return all text that was not returned before."""
         return self._show(self.decoded(self._begin))
 
     def decoded(self, begin: int, end: int | None = None) -> str:
-        """Return the text of a span of tokens, without the special ones."""
+        """Return the text of a span of tokens, without special tokens."""
         return str(self._tokenizer.decode(self.tokens[begin:end], skip_special_tokens=True))
 
     def _num_settled(self, text: str) -> int:
-        settled = len(text.rstrip("\ufffd"))  # which unfinished characters show as
+        settled = len(text.rstrip("\ufffd"))  # the text of unfinished characters
         untidied = _UNTIDIED.search(text, 0, settled) if self._tidies else None
         return settled if untidied is None else untidied.start()
 
@@ -228,8 +228,8 @@ class TextDecoder:
         return text[common:]
 
     def _move_window(self, text: str) -> bool:
-        """Keep the last `_WINDOW` tokens, if their text ends as `text`, that of the whole window,
-        from before what is held back on. Its beginning may be another: decoders strip spaces."""
+        """Shorten the window to `_WINDOW` tokens if their text ends like `text`, from a character
+        before the delayed text on; return whether. Beginnings may differ: decoders strip spaces."""
         held = len(text) - len(self._shown)
         begin = len(self.tokens) - _WINDOW
         short = self.decoded(begin)
@@ -240,14 +240,14 @@ class TextDecoder:
 
 
 class StopStrings:
-    """Text of tokens as they come, as of `TextDecoder`, up to a stop string: the stop string that
-    is complete first; of several that end there, the longest.
+    """A streaming decoder like `TextDecoder` that ends at a stop string: the first complete stop
+    string; of several with the same end, the longest.
 
-    Text that may be the beginning of a stop string is held back until it cannot be.
+    Text that may begin a stop string is delayed until it cannot.
 
     Args:
         tokenizer: of transformers.
-        stops: none of them empty; none at all: the whole text.
+        stops: stop strings, not empty; an empty sequence: the whole text.
 
     Attributes:
         stopped: the stop string that has ended the text, or None.
@@ -259,8 +259,8 @@ class StopStrings:
                 raise ValueError("stop: expected strings of at least 1 character, given ''")
         self.stopped: str | None = None
         self._decoder = TextDecoder(tokenizer)
-        self._stops, self._end = tuple(stops), 0  # its tokens, once it has stopped
-        self._text, self._waiting = "", ""  # returned, and settled but held back
+        self._stops, self._end = tuple(stops), 0  # number of tokens, once stopped
+        self._text, self._waiting = "", ""  # returned text, and delayed text
 
     @property
     def num_tokens(self) -> int:
@@ -269,23 +269,23 @@ class StopStrings:
 
     @property
     def tokens(self) -> list[int]:
-        """So far, those of the stop string among them."""
+        """Tokens so far, with the tokens of the stop string."""
         return self._decoder.tokens[: self.num_tokens]
 
     @property
     def text(self) -> str:
-        """So far, returned or not, without the special tokens."""
+        """Text so far, returned or not, without special tokens."""
         return self._text if self.stopped is not None else self._decoder.text
 
     def add(self, token: int) -> str:
-        """Return the text that is settled with this token, is not part of a stop string and was not
-        returned before; "" behind a stop."""
+        """Add a token, and return the new text that later tokens cannot change and that cannot
+        belong to a stop string; "" after a stop."""
         if self.stopped is not None:
             return ""
         return self._show(self._decoder.add(token), self._num_waiting)
 
     def rest(self) -> str:
-        """Return the text that was not returned before, as no token comes any more."""
+        """Return all text that was not returned before, after the last token."""
         return "" if self.stopped is not None else self._show(self._decoder.rest(), lambda text: 0)
 
     def _show(self, piece: str, num_waiting: Callable[[str], int]) -> str:
@@ -303,7 +303,7 @@ class StopStrings:
         return shown
 
     def _num_waiting(self, text: str) -> int:
-        # The longest end of the text that a stop string begins with.
+        # The longest end of the text that begins a stop string.
         longest = max(map(len, self._stops), default=1) - 1
         for size in range(min(longest, len(text)), 0, -1):
             if any(stop.startswith(text[-size:]) for stop in self._stops):

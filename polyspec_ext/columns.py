@@ -1,4 +1,4 @@
-"""Tables and Markdown for terminals of so many columns."""
+"""Tables and Markdown for terminals of a fixed width."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-WIDTH = 80  # of the narrowest terminal that tables fit
+WIDTH = 80  # columns of the narrowest terminal that tables fit
 _GAP = "  "
 _LABEL = 30  # characters of labels that are wrapped beside their cells
 _RULE = re.compile(r":?-{3,}:?")  # a cell of the line below a Markdown table's heads
 
-Row = tuple[str, Sequence[str]]  # what it is about, and its cells
+Row = tuple[str, Sequence[str]]  # label and cells
 
 
 def table(
@@ -19,12 +19,12 @@ def table(
 ) -> str:
     """Return a table of at most `width` characters a line, as far as its cells allow.
 
-    Long labels are wrapped. Where cells leave them too little room, labels are on lines of their
-    own, and where the cells of a row need more than a line, columns become tables below each other.
+    Long labels are wrapped. If cells leave them too little room, labels are on separate lines, and
+    if the cells of a row need more than a line, columns become tables below each other.
 
     Args:
         corner: head of the labels.
-        left: columns from the last on whose cells begin at the left.
+        left: number of last columns that are left-aligned.
     """
     rows = [(corner, heads), *rows]
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
@@ -49,7 +49,7 @@ def table(
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:
-    """Return lines wrapped, with what follows a line indented."""
+    """Wrap each line to `width` columns, with continuation lines indented."""
     return "\n".join(
         textwrap.fill(
             line, width, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2 * len(_GAP)),

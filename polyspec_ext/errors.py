@@ -13,10 +13,10 @@ PerRequestInt = int | Sequence[int] | torch.Tensor
 
 
 class Status(enum.IntFlag):
-    """Bits of a request's status, as in polyspec/status.hpp. 0: all is well.
+    """Bits of a request's status, as in polyspec/status.hpp. 0: no error.
 
-    Bits below ``ZERO_RESIDUAL`` are errors: the request stopped at the row they were
-    found in. ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are good.
+    Bits below ``ZERO_RESIDUAL`` are errors: the request stopped at the faulty row.
+    ``ZERO_RESIDUAL`` is a note about a rounding corner; the tokens are valid.
     """
 
     NAN = 1 << 0
@@ -67,15 +67,15 @@ def describe(status: int) -> str:
 
 
 class PolyspecError(RuntimeError):
-    """Base of every error polyspec_ext defines."""
+    """Base class of the errors of polyspec_ext."""
 
 
 class RequestError(PolyspecError, ValueError):
-    """The data of one request made a distribution impossible. Also a ValueError.
+    """Error of a request without a valid distribution. Also a ValueError.
 
     Attributes:
         request: row of the batch.
-        level: level of the chain that found the fault; 1 is the target.
+        level: level of the chain that detected the fault; 1 is the target.
         position: absolute position of the token that could not be verified or drawn.
         status: the request's status bits.
     """
@@ -101,8 +101,8 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_place(error: Exception, names: Sequence[str], index: int, rows: Iterable[Any]) -> None:
-    """Tell an exception where it came from: the level's name, by its `index` from 0, and the
-    requests and positions of `rows` (`runtime.rows.Row`). A RequestError says so itself."""
+    """Add a note with the origin of an exception: the level's name, by its `index` from 0, and the
+    requests and positions of `rows` (`runtime.rows.Row`). A RequestError has them already."""
     if not isinstance(error, RequestError):
         at = [f"request {row.number} at position {row.committed}" for row in rows]
         add_note(error, f"in level {index + 1} ({names[index]}), {', '.join(at)}")
@@ -110,7 +110,7 @@ def name_place(error: Exception, names: Sequence[str], index: int, rows: Iterabl
 
 @contextmanager
 def named(names: Sequence[str], index: int, rows: Iterable[Any]) -> Iterator[None]:
-    """Tell an exception of the block so (`name_place`)."""
+    """Add the note of `name_place` to an exception of the block."""
     try:
         yield
     except Exception as error:
@@ -129,19 +129,19 @@ def raise_for_status(
     position: PerRequestInt,
     num_accepted: torch.Tensor | None = None,
 ) -> None:
-    """Raises for the first request whose status has an error bit; notes do not raise.
+    """Raise an error for the first request with an error bit in its status; notes do not raise.
 
     Reads ``status`` on the host, so it waits for the device once.
 
     Args:
-        status: [B] int32, as ``sample`` and ``verify`` return it.
-        level: level of the chain that made the call.
+        status: [B] int32, from ``sample`` or ``verify``.
+        level: level of the chain that called the operator.
         position: the call's ``position``, a scalar or [B].
         num_accepted: [B], from ``verify``: tokens before the fault, added to the position.
 
     Raises:
-        TypeError: no such status.
-        RequestError: names request, level, position and what was found.
+        TypeError: `status` is no int32 tensor [B].
+        RequestError: names request, level, position and fault.
     """
     if not isinstance(status, torch.Tensor) or status.dtype != torch.int32 or status.dim() != 1:
         given = type(status).__name__

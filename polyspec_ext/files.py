@@ -1,5 +1,5 @@
-"""Paths that users name, files that are replaced as a whole, the folder for those that are kept
-between processes, and the file of a chain: its elements, how each runs, and its windows."""
+"""Paths of users, atomic replacement of files, the user's cache folder, and the file of a chain:
+its elements with data types and devices, and its windows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 GGUF_MAGIC = b"GGUF"
-_OLD = 24 * 3600  # seconds after which nobody writes a file any more
+_OLD = 24 * 3600  # seconds after which a partial file is abandoned
 
 
 def path_of(place: str | Path) -> Path:
-    """Return a path, in the user's folder where it begins with a tilde."""
+    """Return a path; a leading tilde is expanded to the user's folder."""
     path = Path(place)
     try:
         return path.expanduser()
@@ -29,7 +29,7 @@ def path_of(place: str | Path) -> Path:
 
 
 def begins(path: Path, first: bytes) -> bool:
-    """Return whether these are the first bytes of a file."""
+    """Return whether a file begins with the bytes `first`."""
     try:
         with path.open("rb") as file:
             return file.read(len(first)) == first
@@ -38,7 +38,7 @@ def begins(path: Path, first: bytes) -> bool:
 
 
 def is_gguf(place: object) -> bool:
-    """Return whether a path is that of a GGUF file, by its name or its first bytes."""
+    """Return whether a path is a GGUF file, by its name or its first bytes."""
     if not isinstance(place, str | Path):
         return False
     path = path_of(place)
@@ -47,13 +47,13 @@ def is_gguf(place: object) -> bool:
 
 @contextmanager
 def replacing(place: Path) -> Iterator[Path]:
-    """Yield a path to write, which replaces `place` when the block ends.
+    """Yield a temporary path to write; it replaces `place` when the block ends.
 
-    Other processes may read or write `place` meanwhile: each finds an old file or a new one,
-    whole, and a file that is mapped stays as it was. Where the block raises, nothing is left; what
-    a process that was killed has left goes a day later.
+    Other processes may read or write `place` at the same time: each sees a whole file, old or new,
+    and a mapped file does not change. If the block raises, the temporary file is removed; the
+    temporary file of a killed process is removed a day later.
     """
-    place = place.resolve()  # a link stays one
+    place = place.resolve()  # replaces the target of a link, not the link
     part = place.with_name(f"{place.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         yield part
@@ -88,7 +88,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# By key what a value is, and the words for it.
+# By key a check of the value, and its description in errors.
 _FORM = Mapping[str, tuple[Callable[[Any], Any], str]]
 _OF_CHAIN: _FORM = {
     "format": (lambda value: value == "polyspec chain", "'polyspec chain'"),
@@ -114,7 +114,7 @@ _OF_ELEMENT: _FORM = {
 @dataclass(frozen=True)
 class Element:
     """An element of a chain: a path, an id or a word; the data type of its weights by name (None:
-    it has none, or that of its checkpoint); `pack` as of `HuggingFaceLevel`; and the device of its
+    no weights, or the checkpoint's); `pack` as for `HuggingFaceLevel`; and the device of its
     weights by name (None: the CPU)."""
 
     source: str
@@ -142,13 +142,13 @@ class ChainFile:
 
     @classmethod
     def read(cls, name: str, path: Path) -> ChainFile:
-        """Return what the file at `path` holds; a ValueError for another begins with `name`."""
+        """Read the file at `path`; a ValueError for any other file begins with `name`."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             _require(data, _OF_CHAIN)
             elements = []
             for one in data["elements"]:
-                # Files of earlier versions say less of an element, or more.
+                # Files of earlier versions have fewer fields of an element, or more.
                 _require(one := {"device": None, **one}, _OF_ELEMENT)
                 elements.append(Element(*(one[key] for key in _OF_ELEMENT)))
             first = ("format", "version", "elements")

@@ -1,9 +1,9 @@
-"""Answers that follow a grammar: a JSON schema, a regular expression or a Lark grammar, compiled by
+"""Grammars of answers: a JSON schema, a regular expression or a Lark grammar, compiled by
 llguidance (``pip install polyspec_ext[grammar]``).
 
-A forbidden token has probability 0 on every level of a chain alike (contract C1), so the text has
-exactly the distribution of the target's masked logits. Rows behind the first invalid draft token
-stay as they are: that token is never accepted, so nothing is drawn from them.
+A forbidden token has probability 0 on every level of a chain (contract C1), so the text has exactly
+the distribution of the target's masked logits. Rows after the first invalid draft token are not
+masked: the token is never accepted, so nothing is drawn from them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _MISSING = (
     "pip install polyspec_ext[grammar], or pip install llguidance"
 )
 
-# By tokenizer: its form for llguidance, which takes up to a second to make, by its size.
+# Tokenizers in llguidance's form (up to a second each), by tokenizer and vocabulary size.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
 
 class Grammar:
-    """A compiled grammar of the generated text. It does not change, and serves any number of
-    requests and threads at once.
+    """A compiled grammar of the generated text. It is immutable, and serves any number of requests
+    and threads at once.
 
     Args:
-        source: a grammar in llguidance's form; usually made by one of the class methods.
-        tokenizer: a fast tokenizer of transformers; of the target.
-        name: argument that messages name.
+        source: a grammar in llguidance's form, usually from a class method.
+        tokenizer: the target's fast tokenizer of transformers.
+        name: name of the argument in messages.
 
     Raises:
         ImportError: llguidance is missing; says how to install it.
         TypeError: the tokenizer is no fast tokenizer.
-        ValueError: the grammar is not valid, has no text, or uses something that llguidance does
+        ValueError: the grammar is not valid, has no text, or uses a feature that llguidance does
             not support; the tokenizer has no EOS id.
     """
 
@@ -53,7 +53,7 @@ class Grammar:
         if failed:
             raise ValueError(f"{name}: expected a valid grammar: {messages[0].strip()}")
         self._eos = frozenset(form.eos_tokens)
-        # Of the empty text; each request gets a copy, which shares the compiled grammar.
+        # The state of the empty text; each request gets a copy, which shares the compiled grammar.
         self._start = library.LLMatcher(form, source, log_level=0)
         self._start.compute_bitmask()
         if self._start.is_error():
@@ -70,12 +70,12 @@ class Grammar:
         """Compile a JSON schema, as a mapping or as JSON text.
 
         Args:
-            tokenizer: as of `Grammar`.
+            tokenizer: as for `Grammar`.
             whitespace: allow white space between the elements, at most 20 characters in a row,
-                since some models would write no end of it; False: none.
+                since some models would write it without end; False: none.
 
         Raises:
-            TypeError, ValueError, ImportError: as `Grammar`; the text is no JSON.
+            TypeError, ValueError, ImportError: as for `Grammar`; the text is no JSON.
         """
         arguments.flag("whitespace", whitespace)
         if isinstance(schema, str):
@@ -96,14 +96,14 @@ class Grammar:
 
     @classmethod
     def json_object(cls, tokenizer: Any, *, whitespace: bool = True) -> Grammar:
-        """Compile the grammar of any JSON object. Arguments and errors as of `json_schema`."""
+        """Compile the grammar of any JSON object. Arguments and errors as for `json_schema`."""
         schema = {"type": "object"}
         return cls.json_schema(schema, tokenizer, whitespace=whitespace)
 
     @classmethod
     def regex(cls, pattern: str, tokenizer: Any) -> Grammar:
-        """Compile a regular expression, which the whole text matches, in the syntax of Rust's
-        `regex` without look-around. Arguments and errors as of `Grammar`."""
+        """Compile a regular expression for the whole text, in the syntax of Rust's `regex` without
+        look-around. Arguments and errors as for `Grammar`."""
         arguments.instance("pattern", pattern, str, none=False)
         source = _llguidance().LLMatcher.grammar_from_regex(pattern)
         return cls(source, tokenizer, name="pattern")
@@ -111,7 +111,7 @@ class Grammar:
     @classmethod
     def lark(cls, grammar: str, tokenizer: Any) -> Grammar:
         """Compile a context-free grammar in llguidance's variant of Lark's syntax. Arguments and
-        errors as of `Grammar`."""
+        errors as for `Grammar`."""
         arguments.instance("grammar", grammar, str, none=False)
         source = _llguidance().LLMatcher.grammar_from_lark(grammar)
         return cls(source, tokenizer, name="grammar")
@@ -119,14 +119,13 @@ class Grammar:
     def for_request(
         self, prompt_length: int, eos: Collection[int] = (), vocab_size: int = 0
     ) -> GrammarMatcher:
-        """Return the state of one request.
+        """Return the initial state of a request.
 
         Args:
-            prompt_length: tokens of its prompt, which the grammar does not speak of.
-            eos: ids that end its text, and may do so where that is complete; none: the
-                tokenizer's.
-            vocab_size: of the target. Levels of fewer ids keep the logits of a row that would
-                allow none of these.
+            prompt_length: tokens of its prompt, to which the grammar does not apply.
+            eos: ids that end its text, allowed after a complete text; empty: the tokenizer's.
+            vocab_size: vocabulary size of the target. Levels with fewer ids keep the logits of a
+                row if the mask would forbid all of their ids.
         """
         length = arguments.integer("prompt_length", prompt_length)
         ends = frozenset(eos) or self._eos
@@ -134,14 +133,14 @@ class Grammar:
 
 
 class GrammarMatcher(MaskSource):
-    """The state of one request, a `RowProcessor`, which follows its text and drafts. Each call goes
-    back to what the text has in common with the call before, so that its cost is that of new
-    tokens only.
+    """The grammar state of a request, a `RowProcessor`, for its text and drafts. Each call goes
+    back to the longest common prefix with the text of the previous call, so that it costs only the
+    new tokens.
 
     Args:
-        matcher: llguidance's, of the empty text.
-        known: ids that it takes for the end of a text.
-        eos ... vocab_size: as of `Grammar.for_request`.
+        matcher: llguidance's matcher at the empty text.
+        known: ids that `matcher` takes for the end of a text.
+        eos ... vocab_size: as for `Grammar.for_request`.
     """
 
     def __init__(
@@ -155,13 +154,13 @@ class GrammarMatcher(MaskSource):
         self._matcher, self._known, self._eos = matcher, sorted(known), eos
         self._begin, self._vocab_size = prompt_length, vocab_size
         self._tokens: list[int] = []  # valid tokens that the matcher has consumed
-        # Behind each of them the mask, once it was asked for: every level asks for the same.
+        # Masks by number of consumed tokens, cached because every level asks for the same masks.
         self._masks: list[Words | None] = [None]
 
     def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
         """Return the allow-masks of `count` successive tokens, the last of which is the token
-        behind `prefix`, prompt first: ``[W]`` int32, bit 1 is an allowed id, and ids past the
-        last word are forbidden. None: behind an invalid token, or within the prompt.
+        after `prefix`, prompt first: ``[W]`` int32, bit 1 is an allowed id, and ids past the
+        last word are forbidden. None: after an invalid token, or within the prompt.
 
         Raises:
             RuntimeError: no token continues the text, or the grammar is too complex for llguidance.
@@ -186,42 +185,42 @@ class GrammarMatcher(MaskSource):
         return masks
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens of which each is the only one that may follow `prefix`,
-        prompt first, and those before it.
+        """Return at most `most` tokens, each the only token that may follow `prefix`, prompt first,
+        and the tokens before it.
 
         Raises:
-            RuntimeError: as of `masks`.
+            RuntimeError: as for `masks`.
         """
         (mask,) = self.masks(prefix, 1)
-        # Behind an end the matcher does not know where the text is.
+        # After an EOS the matcher's state is not at the end of the text.
         if mask is None or len(self._tokens) < len(prefix) - self._begin:
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()[:most]
         return list(itertools.takewhile(lambda token: token not in self._eos, tokens))
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int = 0) -> torch.Tensor:
-        """Return the logits with -inf at forbidden ids; arguments as of `LogitsProcessors.apply`,
-        of which `row` is not used.
+        """Return the logits with -inf at forbidden ids; arguments as for `LogitsProcessors.apply`,
+        `row` is unused.
 
         Raises:
-            RuntimeError: as of `masks`.
+            RuntimeError: as for `masks`.
         """
         count, vocab_size = logits.shape
         masks = self.masks(prefix.tolist(), count)
         return masked(logits, stacked(masks, vocab_size, vocab_size < self._vocab_size))
 
     def _move(self, text: list[int], matched: int) -> int:
-        """Bring the matcher behind `text`, or behind its last valid token; return the number of
-        tokens that it has consumed.
+        """Move the matcher to the end of `text`, or of its valid tokens; return the number of
+        consumed tokens.
 
         Args:
-            matched: tokens that `text` has in common with those consumed.
+            matched: length of the common prefix of `text` and the consumed tokens.
         """
         if len(self._tokens) > matched:
             self._matcher.rollback(len(self._tokens) - matched)
             del self._tokens[matched:], self._masks[matched + 1 :]
         more = text[matched:]
-        # An EOS is not consumed: the matcher could not tell it from another end.
+        # An EOS is not consumed: the matcher could not distinguish it from another end.
         ends = [i for i, token in enumerate(more) if token in self._eos]
         taken = self._matcher.try_consume_tokens(more[: ends[0]] if ends else more) if more else 0
         self._tokens += more[:taken]
@@ -234,14 +233,14 @@ class GrammarMatcher(MaskSource):
         return len(self._tokens)
 
     def _mask_behind_end(self, text: list[int]) -> Words | None:
-        # Nothing but EOS is allowed behind an EOS of a complete text.
+        # Only EOS is allowed after an EOS of a complete text.
         rest = text[len(self._tokens) :]
         if not self._matcher.is_accepting() or not self._eos.issuperset(rest):
             return None
         return _mask_of(self._eos)
 
     def _current_mask(self) -> Words:
-        # An id that ends the request is allowed behind a complete text only.
+        # An id that ends the request is allowed only after a complete text.
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32).copy()
         ends = _mask_of([*self._known, *self._eos], len(words))
         words = np.pad(words, (0, len(ends) - len(words))) & ~ends
@@ -280,5 +279,5 @@ def _tokenizer(tokenizer: Any) -> Any:
 
 
 def _message(matcher: Any) -> str:
-    # Behind it comes the state of the parser.
+    # The parser's state follows the message.
     return str(matcher.get_error()).split("\n<state>")[0].strip()

@@ -1,4 +1,4 @@
-"""What callers hand to a chain, checked and brought into one form: lists, one entry per request."""
+"""Check a chain's inputs, and convert them to lists with an entry per request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .rules import LogitsRules
 from .sampling import Sampling, fresh_seed, row_seeds
 from .validate import SEED_MAX
 
-# What `generate` of transformers takes beside its configuration.
+# Arguments of transformers' `generate` outside its configuration.
 _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
                 "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "synced_gpus",
                 "token_streamer", "tokenizer")  # fmt: skip
 
-# Options of transformers by their name here.
+# Options of transformers and their names here.
 _RULES = tuple(field.name for field in dataclasses.fields(LogitsRules))
 _HERE = {
     "stop_strings": "stop=...",
@@ -32,20 +32,20 @@ _HERE = {
     "sequence_bias": "rules=ps.LogitsRules(logit_bias=...)",
 }
 
-# One value for all rows, or one per row.
+# A value for all rows, or a value per row.
 Ints = int | Sequence[int] | torch.Tensor
 Floats = float | Sequence[float] | torch.Tensor
 Prompt = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
-Tokenized = Prompt | Mapping[str, Any]  # what a tokenizer gives
+Tokenized = Prompt | Mapping[str, Any]  # also the output of a tokenizer
 
 
 class Prompts(list[list[int]]):
-    """Prompts that `prompts` has checked: ids of the target, at least one each."""
+    """Prompts checked by `prompts`: ids of the target, at least 1 each."""
 
 
 def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
-    """Return the ids and the mask of a tokenizer's mapping, before which the caller's `mask` goes;
-    anything else as it is."""
+    """Return the ids and the mask of a tokenizer's mapping; the caller's `mask` takes precedence.
+    Any other value is returned unchanged, with `mask`."""
     if not isinstance(value, Mapping):
         return value, mask
     if value.get("input_ids") is None:
@@ -57,8 +57,8 @@ def unwrapped(name: str, value: Any, mask: Any = None) -> tuple[Any, Any]:
 
 
 def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
-    """Refuse arguments that `call` does not have: name one, and what takes it or what may have been
-    meant."""
+    """Refuse arguments that `call` does not have: name the first, and the call that takes it or a
+    similar name."""
     if not others:
         return
     from transformers import GenerationConfig
@@ -84,8 +84,7 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
 
 
 def rows_of(name: str, value: Any) -> list[list[int]]:
-    """Return a prompt or several, in a container that `arguments` describes, as rows of ids with
-    padding."""
+    """Return a prompt or several, in a container of `arguments`, as rows of ids with padding."""
     wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
     texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
     if isinstance(value, str) or (texts and value):
@@ -112,7 +111,7 @@ def rows_of(name: str, value: Any) -> list[list[int]]:
 def prompts(
     name: str, rows: Sequence[list[int]], vocab_size: int, attention_mask: Any = None
 ) -> Prompts:
-    """Return the ids of `rows_of` without padding."""
+    """Check the ids of `rows_of`, and return them without padding."""
     if attention_mask is not None:
         rows = _unpadded(rows, attention_mask)
     for row in rows:
@@ -146,9 +145,9 @@ def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
 
 
 def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
-    """Return the input of the encoder of an encoder-decoder target (`wanted`) of that name: `given`
-    as `EncodedInput`, or as one text in one of the containers of `rows_of`, or in a mapping that
-    `unwrapped` takes, whose mask says what is padding."""
+    """Return the encoder's input for target `name`; `wanted`: it is an encoder-decoder model.
+    `given` is an `EncodedInput`, a single text in a container of `rows_of`, or a mapping of
+    `unwrapped` with a mask of the padding; None for any other target."""
     argument = "encoder_input_ids"
     if given is None and not wanted:
         return None
@@ -168,8 +167,8 @@ def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
 
 
 def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
-    """Return a seed per row in [0, 2**64); of a single seed by `row_seeds`. None: fresh. Greedy
-    rows draw nothing: a batch of such has seed 0, and leaves torch's generator as it is."""
+    """Return a seed per row in [0, 2**64); from a single seed by `row_seeds`. None: a fresh seed,
+    but 0 for a batch of greedy rows: they draw nothing, and torch's generator stays unchanged."""
     count = len(sampling)
     if seed is None:
         seed = 0 if all(own.greedy for own in sampling) else fresh_seed()
@@ -180,14 +179,14 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
 
 
 def repeated(name: str, value: Any, count: int, n: int) -> Any:
-    """Return the values of `count` prompts for `n` rows of each; a value for all stays."""
+    """Return a value per row from values per prompt, `n` rows each; keep a value for all rows."""
     if n == 1 or arguments.entries(name, value) is None:
         return value
     return [value for value in arguments.per_row(name, value, count) for _ in range(n)]
 
 
 def repeated_ends(value: Any, count: int, n: int) -> Any:
-    """Return `repeated` ids that end texts, where each prompt has its ids."""
+    """Apply `repeated` to end-of-text ids if each prompt has its list of ids."""
     rows = arguments.entries("eos_token_id", value) or []
     by_prompt = any(arguments.entries("eos_token_id", row) is not None for row in rows)
     return repeated("eos_token_id", value, count, n) if by_prompt else value
@@ -216,7 +215,7 @@ def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
 def require_batches(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], count: int
 ) -> None:
-    """Refuse several prompts where a level or the drafter takes one at a time."""
+    """Refuse several prompts if a level or the drafter reads a single prompt at a time."""
     for name, part in zip(names, parts, strict=True):
         if count > 1 and not part.capabilities.batches:
             reason = getattr(part, "one_at_a_time", "it serves one at a time")
@@ -226,7 +225,7 @@ def require_batches(
 def require_room(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], prompt: int, new: int
 ) -> None:
-    """Refuse what no context has room for."""
+    """Refuse a prompt and new tokens that exceed the context of a level or the drafter."""
     for name, part in zip(names, parts, strict=True):
         if part.max_length is not None and prompt + new > part.max_length:
             reason = getattr(getattr(part, "level", part), "why_no_longer", None)
@@ -244,8 +243,8 @@ def padded(
     rows: Sequence[list[int]],
     pad: int,
 ) -> torch.Tensor:
-    """Return ``[B, N]`` int64 on the prompts' device: `input_ids`, the new tokens, then padding, of
-    the `fronts` of `rows_of`, the prompts `given`, and these with the new tokens as `rows`."""
+    """Return ``[B, N]`` int64 on the prompts' device: rows of `input_ids` (`fronts`, by `rows_of`),
+    new tokens (in `rows`, after the prompts `given`), then padding `pad`."""
     rows = [f + row[len(p) :] for f, p, row in zip(fronts, given, rows, strict=True)]
     width = max(map(len, rows))
     table = [row + [pad] * (width - len(row)) for row in rows]

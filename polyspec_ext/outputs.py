@@ -1,4 +1,4 @@
-"""What a chain gives back: all tokens at once, or each as it is committed."""
+"""Results of a chain: all tokens at once, or a stream of committed tokens or text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .stats import Stats
 
 
 class TargetTokenizer:
-    """The tokenizer that lies beside the weights of a target, read when it is first asked for."""
+    """The tokenizer beside the weights of a target, loaded at first use."""
 
     def __init__(self, level: object, name: str) -> None:
         self._level, self._name, self._found = level, name, None
@@ -28,7 +28,7 @@ class TargetTokenizer:
         return self._found
 
     def require(self, what: str) -> Any:
-        """Return the tokenizer; without one raise a ValueError that begins with `what`."""
+        """Return the tokenizer, or raise a ValueError that begins with `what`."""
         if self.find() is None:
             raise ValueError(
                 f"{what}: expected a target with a tokenizer beside its weights, given {self._name}"
@@ -36,27 +36,27 @@ class TargetTokenizer:
         return self._found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for `copy` and `pickle` without the level, whose weights are large."""
+        """Return the state for `copy` and `pickle` without the level, since weights are large."""
         return {"_level": None, "_name": self._name, "_found": self.find()}
 
 
 @dataclass(slots=True)
 class Output:
-    """What `Chain.generate` returns.
+    """The result of `Chain.generate`.
 
     Attributes:
         sequences: ``[B, N]`` int64, prompts and new tokens, short rows padded at their end.
-        stats: of the whole batch.
-        requests: the statistics of each row. Times are those of the passes it took part in.
-        logprobs: of the new tokens of each row, under the target's processed distribution.
-        seeds: of each row; as `seed` of the same call they give the same tokens. Where no row
-            samples, those of seed 0.
-        new_tokens: of each row, without prompt and padding; up to the end of a stop string.
-        tokenizer: of the target, for `text`.
-        finish_reasons: of each row: "stop" at an end-of-text id or a stop string, else "length".
-        alternatives: of each new token of each row the likeliest ids with their log-probabilities
-            (`sampling.likeliest`), as many as `logprobs` of `Chain.generate` asked for.
-        stopped_text: text of each row in front of its stop string; None: none was asked for.
+        stats: statistics of the whole batch.
+        requests: statistics of each row. Times are of the passes that the row took part in.
+        logprobs: by row, of each new token under the target's processed distribution.
+        seeds: seed of each row; as `seed` of the same call they give the same tokens. If no row
+            samples, the seeds of seed 0.
+        new_tokens: new tokens of each row, without padding, up to the end of a stop string.
+        tokenizer: the target's, for `text`.
+        finish_reasons: for each row "stop" at an end-of-text id or a stop string, else "length".
+        alternatives: for each new token of each row the likeliest ids with log-probabilities
+            (`sampling.likeliest`), as many as the `logprobs` of `Chain.generate`.
+        stopped_text: text of each row before its stop string; None: no stop strings.
     """
 
     sequences: torch.Tensor
@@ -84,15 +84,15 @@ class Output:
 
 
 class StoppedRow:
-    """A row of a batch that has not begun, as far as its stop string: the target may commit tokens
-    behind it. The `reader` is of its new tokens; None: it has no stop strings."""
+    """A row of a batch up to its stop string: the target may commit tokens after it. The `reader`
+    decodes the new tokens; None: no stop strings. To be built before the batch begins."""
 
     def __init__(self, batch: Batch, number: int, reader: StopStrings | None) -> None:
         self.reader, self._batch, self._row = reader, batch, batch.rows[number]
         self._begin = len(self._row.tokens)
 
     def read(self) -> None:
-        """Read what was committed, and end the row at a stop string."""
+        """Read the committed tokens, and end the row at a stop string."""
         reader, row = self.reader, self._row
         if reader is None or self.stops():
             return
@@ -112,22 +112,22 @@ class StoppedRow:
 
     @property
     def num_tokens(self) -> int:
-        """New tokens, up to the end of the stop string."""
+        """Number of new tokens, up to the end of the stop string."""
         committed = len(self._row.tokens) - self._begin
         return committed if self.reader is None else min(committed, self.reader.num_tokens)
 
     def token(self, number: int) -> int:
-        """Return a new token."""
+        """Return new token `number`."""
         return self._row.tokens[self._begin + number]
 
     @property
     def tokens(self) -> list[int]:
-        """Return the new tokens."""
+        """New tokens, up to the end of the stop string."""
         return self._row.tokens[self._begin : self._begin + self.num_tokens]
 
     @property
     def finish_reason(self) -> str | None:
-        """ "stop" at an end-of-text id or a stop string, else "length"; None: it goes on."""
+        """ "stop" at an end-of-text id or a stop string, else "length"; None: not ended."""
         if not self._row.ended:
             return None
         at_end = not self._row.eos.isdisjoint(self.tokens[-1:])
@@ -135,16 +135,16 @@ class StoppedRow:
 
 
 class Stream:
-    """Iterator over the new tokens of one prompt, as the target commits them.
+    """Iterator over the new tokens of a prompt, as the target commits them.
 
     Args:
-        batch: of one row.
-        reader: of its stop strings. Tokens up to the end of a stop string come; tokens behind it
-            too, where only these settle its text.
+        batch: a batch of a single row.
+        reader: decoder with its stop strings. The stream ends with the tokens of a stop string,
+            and tokens after it if only they decide its text.
 
     Raises:
-        RequestError: of ``next``: a row of logits has no distribution.
-        RuntimeError: of ``next``: the chain has begun another batch since, or this one failed.
+        RequestError: by ``next``: a row of logits has no distribution.
+        RuntimeError: by ``next``: the chain has begun another batch, or the batch has failed.
     """
 
     def __init__(self, batch: Batch, reader: StopStrings | None = None) -> None:
@@ -154,24 +154,24 @@ class Stream:
 
     @property
     def stats(self) -> Stats:
-        """Up to date after each token."""
+        """Statistics, updated with each token."""
         return self.batch.stats
 
     @property
     def seeds(self) -> list[int]:
-        """As `Output.seeds`: one."""
+        """As `Output.seeds`, a single seed."""
         return self.batch.seeds
 
     @property
     def finish_reason(self) -> str | None:
-        """As of `Output.finish_reasons`; None: the text goes on."""
+        """As in `Output.finish_reasons`; None: the text has not ended."""
         return self._row.finish_reason
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
-        # Read off the text itself, of which an interrupt behind a round loses nothing.
+        # Tokens come from the row's text, which is complete even if a round was interrupted.
         self._row.read()
         while self._next >= self._row.num_tokens:
             if not self.batch.advance():
@@ -185,11 +185,11 @@ class Answer:
     """Iterator over an answer's text, in pieces as the target commits them (`Chain.chat`).
 
     Attributes:
-        prompt: what the target reads.
-        left_out: how many of the oldest messages the context had no room for.
-        limit: tokens that the answer may have.
-        context: tokens that prompt and answer may have; None: any number.
-        stream: of its tokens.
+        prompt: prompt of the conversation.
+        left_out: number of the oldest messages that were left out.
+        limit: maximum tokens of the answer.
+        context: maximum tokens of prompt and answer; None: no limit.
+        stream: stream of the answer's tokens.
     """
 
     def __init__(
@@ -202,37 +202,37 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """So far, in front of a stop string."""
+        """Text so far, up to a stop string."""
         return self._reader.text
 
     @property
     def tokens(self) -> list[int]:
-        """So far, those that end it among them."""
+        """Tokens so far, with the tokens that end the answer."""
         return self._reader.tokens
 
     @property
     def stopped(self) -> str | None:
-        """The stop string that has ended it."""
+        """The stop string that has ended the answer, or None."""
         return self._reader.stopped
 
     @property
     def ends(self) -> Collection[int]:
-        """Ids that end it."""
+        """Ids that end the answer."""
         return self.stream.batch.rows[0].eos
 
     @property
     def message(self) -> dict[str, str]:
-        """What was said so far, for the conversation that goes on."""
+        """The answer so far as a message, to continue the conversation."""
         return {"role": "assistant", "content": self.text}
 
     @property
     def stats(self) -> Stats:
-        """Up to date after each piece."""
+        """Statistics, updated with each piece."""
         return self.stream.stats
 
     @property
     def seeds(self) -> list[int]:
-        """As `Output.seeds`: one."""
+        """As `Output.seeds`, a single seed."""
         return self.stream.seeds
 
     def __iter__(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The processor this process runs on, and what else decides how fast torch is on it."""
+"""The processor of this process, its load, and the settings that decide torch's speed on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._C import build_info
 
 
 def name() -> str:
-    """Return the processor's model, as the system calls it."""
+    """Return the system's name of the processor model."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -31,23 +31,23 @@ BUSY = "times may be too long, and ratios uncertain"
 
 
 def cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def load_average() -> float:
-    """Runnable processes over the last minute; how busy the machine is beside this."""
+    """Return the mean number of runnable processes over the last minute."""
     return os.getloadavg()[0]
 
 
 def is_busy(load: float, threads: int, cores: int) -> bool:
-    """Return whether others left too few cores for `threads`. Wall times then measure the
-    scheduler."""
+    """Return whether other processes leave too few cores for `threads`: wall times then measure the
+    operating system's scheduler."""
     return load + threads > cores + 0.5
 
 
 def load_line(load: float) -> str:
-    """Return a load for people, and what it does to times where the machine is busy."""
+    """Return a line about the load, with a warning about times if the machine is busy."""
     threads, available = torch.get_num_threads(), cores()
     line = f"load average {load:.1f} beside {threads} threads on {available} cores"
     if not is_busy(load, threads, available):
@@ -56,7 +56,7 @@ def load_line(load: float) -> str:
 
 
 def note_load() -> None:
-    """Tell of a busy machine before something is timed."""
+    """Print a note if the machine is busy, before a measurement."""
     load = load_average()
     if is_busy(load, torch.get_num_threads(), cores()):
         progress.note(load_line(load))
@@ -85,16 +85,16 @@ def bfloat16_factors() -> Iterator[None]:
 
 
 def instructions() -> str:
-    """Return the widest vectors that torch uses, as it calls them, and whether there are matrix
-    registers: "AVX512, AMX"."""
+    """Return torch's name of the widest vectors that it uses, and of matrix registers if there are
+    any: "AVX512, AMX"."""
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     return torch.backends.cpu.get_cpu_capability() + amx
 
 
 def facts() -> dict[str, object]:
-    """Return processor, instruction sets (those found, and those that the environment leaves to
-    torch, oneDNN and this package), threads and versions: where one differs, times measured earlier
-    mean nothing."""
+    """Return processor, instruction sets (detected, and limits of the environment for torch, oneDNN
+    and this package), threads and versions: earlier times are valid only if all of them are equal.
+    """
     tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
     found = {} if tell is None else tell()
     caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "POLYSPEC_CPU_ISA")

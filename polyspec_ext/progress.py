@@ -1,5 +1,5 @@
-"""Progress bars, notes and phases: on standard error, and only where that is a terminal, but for
-the phases of a long command."""
+"""Progress bars, notes and phases on standard error: bars and notes only on a terminal, phases of a
+long command always."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def note(line: str) -> None:
 
 
 def phase(line: str) -> None:
-    """Print a line about the next phase of a long command, to a log too."""
+    """Print a line about the next phase of a long command, on a terminal or to a log."""
     if sys.stderr is not None:
         tqdm.write(line, file=sys.stderr)
         sys.stderr.flush()

@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from .grammar import Grammar, GrammarMatcher
 
 _NEGATIVE = -float("inf")
-_ANY = -1  # in a bad word, in front of its tokens: matches every token
-_NONE = -2  # in front of a text: matches no token of a bad word
+_ANY = -1  # padding before a bad word: matches every token
+_NONE = -2  # padding before a text: matches no token of a bad word
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsRules:
-    """Change the logits of a request before temperature and filters, on every level alike, in this
+    """Rules for the logits of a request before temperature and filters, on every level, in this
     order: bias, repetition, frequency and presence, bad words, least length, grammar. Speculation
-    keeps the distribution that results.
+    keeps the resulting distribution.
 
     Args:
-        repetition_penalty: in [0.01, 100]; 1 is off. Logits of the tokens of prompt and text are
-            divided by it, negative ones multiplied (as in transformers).
-        presence_penalty: in [-2, 2]; taken from the logits of tokens that the text has, without
-            the prompt (as in OpenAI's interface, like the next).
-        frequency_penalty: in [-2, 2]; taken as often as the text has the token.
-        logit_bias: id -> number in [-100, 100] that is added to its logit.
-        bad_words: sequences of ids that never come to be, each as a whole, also across the end of
+        repetition_penalty: in [0.01, 100]; 1 is off. Positive logits of the tokens of prompt and
+            text are divided by it, negative logits multiplied (as in transformers).
+        presence_penalty: in [-2, 2]; subtracted from the logits of tokens of the text, without
+            the prompt (as in OpenAI's interface, like `frequency_penalty`).
+        frequency_penalty: in [-2, 2]; subtracted once for each occurrence in the text.
+        logit_bias: id -> number in [-100, 100], added to the logit of the id.
+        bad_words: sequences of ids that must not occur, each as a whole, also across the end of
             the prompt. An end-of-text id alone is no bad word (as in transformers).
-        min_new_tokens: how many tokens a text has before it may end with an end-of-text id. Stop
-            strings end it at any length.
-        grammar: that the text follows, without the prompt.
+        min_new_tokens: minimum number of tokens before an end-of-text id. Stop strings end a text
+            at any length.
+        grammar: grammar of the text without the prompt.
 
     Raises:
         TypeError, ValueError: begins with the parameter's name.
@@ -73,16 +73,16 @@ class LogitsRules:
     def for_request(
         self, prompt_length: int, eos: Collection[int], vocab_size: int
     ) -> RowRules | GrammarMatcher:
-        """Return the rules as a function of the text of a request; those of a grammar alone are its
-        allow-masks.
+        """Return the rules as a processor of a request's logits; of a grammar alone, its matcher
+        with allow-masks.
 
         Args:
             prompt_length: tokens of its prompt.
             eos: ids that end its text.
-            vocab_size: of the target.
+            vocab_size: vocabulary size of the target.
 
         Raises:
-            ValueError: a bias or a bad word has an id that the target has not.
+            ValueError: a bias or a bad word has an id outside the target's vocabulary.
         """
         if self.grammar is not None and not replace(self, grammar=None).changes:
             return self.grammar.for_request(prompt_length, eos, vocab_size)
@@ -90,7 +90,7 @@ class LogitsRules:
 
 
 class RowRules:
-    """`LogitsRules` of one request; arguments as of `LogitsRules.for_request`."""
+    """`LogitsRules` of a request; arguments as for `LogitsRules.for_request`."""
 
     def __init__(
         self, rules: LogitsRules, prompt_length: int, eos: Collection[int], vocab_size: int
@@ -112,11 +112,11 @@ class RowRules:
         self._lasts = torch.tensor([word[-1] for word in words], dtype=torch.int64)
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-        """Apply the rules as `RowProcessor.apply`; float32. Logits may be of fewer ids than the
-        target's; where the rules leave none of these, they stay as they are."""
+        """Apply the rules as `RowProcessor.apply`; float32. Logits may have fewer ids than the
+        target's; a row in which the rules would forbid all of them stays unchanged."""
         count, width = logits.shape
         scores = logits.to(torch.float32, copy=True)
-        first = len(prefix) - count + 1  # length of what the first row stands behind
+        first = len(prefix) - count + 1  # tokens before the first row's token
         if len(self._biased):
             known = self._biased < width
             scores[:, self._biased[known].to(scores.device)] += self._bias[known].to(scores.device)
@@ -127,7 +127,7 @@ class RowRules:
             scores[:early, self._eos[self._eos < width].to(scores.device)] = _NEGATIVE
         if self._matcher is not None:
             scores = self._matcher.apply(scores, prefix)
-        if width < self._vocab_size:  # a draft level, whose distribution may be any
+        if width < self._vocab_size:  # a draft level: any distribution is correct
             scores = torch.where(scores.isneginf().all(-1, keepdim=True), logits.float(), scores)
         return scores
 
@@ -136,8 +136,8 @@ class RowRules:
         return [] if self._matcher is None else self._matcher.forced(prefix, most)
 
     def _penalise(self, scores: torch.Tensor, prefix: torch.Tensor, first: int) -> None:
-        """Penalise tokens by the text that each row stands behind, of which the first has `first`
-        tokens. Only the logits of the text's tokens are read and written."""
+        """Penalise tokens of the text before each row, `first` tokens for the first row. Only the
+        logits of the text's tokens are read and written."""
         rules, count = self._rules, len(scores)
         repeats = rules.repetition_penalty
         counts = rules.frequency_penalty != 0 or rules.presence_penalty != 0
@@ -149,7 +149,7 @@ class RowRules:
         seen = at < first + torch.arange(count, device=at.device)[:, None]
 
         def often(tokens: torch.Tensor) -> torch.Tensor:
-            """Return how often a row has the token of each position, ``[k, n]``."""
+            """Return ``[k, n]``, the occurrences of each position's token before row k."""
             sums = torch.zeros_like(scores).scatter_add_(1, ids, tokens.to(torch.float32))
             return sums.gather(1, ids)
 
@@ -167,7 +167,7 @@ class RowRules:
             return
         device, (count, size) = scores.device, scores.shape
         width = self._fronts.shape[1]
-        # The last tokens in front of each row, [k, 1, width].
+        # The last tokens before each row, [k, 1, width].
         missing = max(width - first, 0)
         text = torch.nn.functional.pad(prefix[max(first - width, 0) :], (missing, 0), value=_NONE)
         behind = text.unfold(0, width, 1)[:count, None] if width else text.new_empty(count, 1, 0)

@@ -1,5 +1,5 @@
-"""The sampling parameters of one request, shared by every level of a chain (contract C1); seeds of
-rows; and allow-masks, which say what ids may come next, a bit each, as a grammar gives them."""
+"""Sampling parameters of a request, shared by every level of a chain (contract C1); seeds of rows;
+and allow-masks, a bit for each id that may come next, as computed by a grammar."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from . import _C, arguments
 from .validate import SEED_MAX, TEMPERATURE_MAX
 
-Words = npt.NDArray[np.int32]  # of an allow-mask, 32 ids each
+Words = npt.NDArray[np.int32]  # an allow-mask, 32 ids per word
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities
 
 
@@ -23,13 +23,13 @@ Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log
 
 @runtime_checkable
 class LogitsProcessors(Protocol):
-    """Changes logits before temperature and filters, on every level alike (contract C1)."""
+    """Processors of logits before temperature and filters, on every level alike (contract C1)."""
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
-        """Processed logits ``[k, V]``, a new tensor.
+        """Return processed logits ``[k, V]``, a new tensor.
 
         Args:
-            logits: ``[k, V]``; row i is of the token behind ``prefix[: n - k + 1 + i]``.
+            logits: ``[k, V]``; row i is for the token after ``prefix[: n - k + 1 + i]``.
             prefix: ``[n]`` int64, n >= k, prompt first, without padding.
             row: number of the request in its batch.
         """
@@ -37,16 +37,15 @@ class LogitsProcessors(Protocol):
 
 
 class RowProcessor(Protocol):
-    """Changes the logits of one request, as `LogitsProcessors` those of several: a function of
-    logits and prefix alone."""
+    """A processor of the logits of a single request: a function of logits and prefix alone."""
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
-        """Return processed logits ``[k, V]``; arguments as of `LogitsProcessors.apply`."""
+        """Return processed logits ``[k, V]``; arguments as for `LogitsProcessors.apply`."""
         ...
 
 
 class MaskSource:
-    """A `RowProcessor` that does nothing but forbid ids, which `masks` says."""
+    """A `RowProcessor` that only forbids ids, by `masks`."""
 
     def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
         """Return the allow-masks of `count` successive tokens (`GrammarMatcher.masks`)."""
@@ -54,21 +53,21 @@ class MaskSource:
 
 
 class RequestProcessors:
-    """`LogitsProcessors` of requests that come and go, with `last` behind those of each row. It is
-    false while it changes the logits of no request."""
+    """`LogitsProcessors` of a changing set of requests; `last` applies after the processors of each
+    row. False in a boolean context without any processors."""
 
     def __init__(self, last: LogitsProcessors | None = None) -> None:
         self._of_row: dict[int, list[RowProcessor]] = {}
         self._last = last
 
     def add(self, row: int, processors: Sequence[RowProcessor]) -> None:
-        """Set what changes the logits of request number `row`, in the order of application: rules
-        (`LogitsRules`) before a mask of allowed tokens."""
+        """Set the processors of request number `row`, in the order of application: rules
+        (`LogitsRules`) before an allow-mask."""
         if processors:
             self._of_row[row] = list(processors)
 
     def remove(self, row: int) -> None:
-        """Forget a request, if it is known."""
+        """Remove the processors of a request, if it has any."""
         self._of_row.pop(row, None)
 
     def __bool__(self) -> bool:
@@ -76,13 +75,13 @@ class RequestProcessors:
 
     @property
     def only_masks(self) -> bool:
-        """Return whether `masks` gives all that it changes."""
+        """Whether `masks` expresses all processors."""
         return self._last is None and all(
             len(row) == 1 and isinstance(row[0], MaskSource) for row in self._of_row.values()
         )
 
     def masks(self, prefix: Sequence[int], count: int, row: int) -> Sequence[Words | None]:
-        """Return the allow-masks of a row as `GrammarMatcher.masks`; while `only_masks`."""
+        """Return the allow-masks of a row as `GrammarMatcher.masks`; requires `only_masks`."""
         for source in self._of_row.get(row, ()):
             return cast(MaskSource, source).masks(prefix, count)
         return [None] * count
@@ -92,8 +91,8 @@ class RequestProcessors:
         return any(hasattr(processor, "forced") for processor in self._of_row.get(row, ()))
 
     def forced(self, prefix: Sequence[int], most: int, row: int) -> list[int]:
-        """Return tokens, at most `most`, of which each is the only one that a row allows behind
-        `prefix` and those before it."""
+        """Return at most `most` tokens, each the only token that a row allows after `prefix` and
+        the tokens before it."""
         for processor in self._of_row.get(row, ()):
             forced = getattr(processor, "forced", None)
             if forced is not None:
@@ -112,12 +111,12 @@ class RequestProcessors:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How logits become a distribution: temperature, then top-k, top-p and min-p. 0, 1.0 and 0.0
+    """Sampling parameters of a request: temperature, then top-k, top-p and min-p. 0, 1.0 and 0.0
     mean off.
 
     Raises:
         TypeError: a parameter is no number; names it.
-        ValueError: a parameter is out of range; names it, what is allowed and what was given.
+        ValueError: a parameter is out of range; names it, its range and its value.
     """
 
     temperature: float = 1.0
@@ -126,7 +125,7 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        # Checked as by `ps.sample`. A frozen dataclass is set like this before it is handed out.
+        # Checked as by `ps.sample`. `object.__setattr__`, because the dataclass is frozen.
         for name, value in (
             ("temperature", arguments.real("temperature", self.temperature, TEMPERATURE_MAX)),
             ("top_k", arguments.integer("top_k", self.top_k)),
@@ -167,10 +166,10 @@ def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def likeliest(logits: torch.Tensor, sampling: Sampling, count: int) -> list[Alternatives]:
-    """Return of each row of processed logits ``[e, V]`` the `count` likeliest ids with their
-    log-probabilities after temperature and filters, the lower id first of equally likely ones;
-    fewer where no other has a probability. At temperature 0, where an id has all of it, they are
-    those of temperature 1."""
+    """Return for each row of processed logits ``[e, V]`` the `count` likeliest ids with their
+    log-probabilities after temperature and filters, the lower id first on ties; fewer if the other
+    ids have probability 0. At temperature 0 the log-probabilities are of temperature 1, instead of
+    a one-hot distribution."""
     logprobs = processed_scores(logits, sampling).log_softmax(-1)
     edges = logprobs.topk(min(count, logprobs.shape[1])).values[:, -1:]
     likely = (logprobs >= edges) & ~logprobs.isneginf()
@@ -189,8 +188,8 @@ def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = Fals
     """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
 
     Args:
-        partial: of a level below the target, whose distribution may be any: a row that allows none
-            of its ids allows all.
+        partial: for a level below the target, where any distribution is correct: a row that allows
+            none of its ids allows all.
     """
     rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
     last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
@@ -206,7 +205,7 @@ def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = Fals
 
 
 def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
-    """Return logits ``[.., V]`` with -inf at the ids that the rows of `stacked` do not allow."""
+    """Return logits ``[.., V]`` with -inf at the ids that the masks of `stacked` forbid."""
     bits = np.unpackbits(allowed.view(np.uint8), axis=-1, count=logits.shape[-1], bitorder="little")
     return logits.masked_fill(torch.from_numpy(bits == 0).to(logits.device), -torch.inf)
 
@@ -215,21 +214,21 @@ def masked(logits: torch.Tensor, allowed: Words) -> torch.Tensor:
 
 
 def row_seeds(seed: int, count: int) -> list[int]:
-    """Derive the seeds of `count` prompts from one: row 0 has `seed` itself, row b the 64 bits of
-    Philox4x32-10 keyed by (seed, position b, level 0, round 0, purpose 0).
+    """Derive the seeds of `count` prompts from `seed`: row 0 has `seed` itself, row b the 64 bits
+    of Philox4x32-10 keyed by (seed, position b, level 0, round 0, purpose 0).
 
     No draw has level 0, so a row's seed is independent of every draw. It does not depend on
-    `count`: a batch of one is drawn as with ``ps.sample(..., seed=seed)``, further prompts leave
-    the rows before them as they are, and row b alone is
+    `count`: a batch of a single row is drawn as with ``ps.sample(..., seed=seed)``, further prompts
+    do not change the rows before them, and row b alone is
     ``chain.generate(prompts[b], seed=ps.row_seeds(seed, b + 1)[b])``. Batches with different seeds
     have different seeds in every row, but for chance (2**-64 for a pair of rows).
 
     Args:
         seed: in [0, 2**64).
-        count: of rows, >= 0.
+        count: number of rows, >= 0.
 
     Raises:
-        TypeError, ValueError: not such integers.
+        TypeError, ValueError: an argument is no integer, or out of range.
     """
     seed = arguments.integer("seed", seed, SEED_MAX)
     rows = range(arguments.integer("count", count))
@@ -237,5 +236,5 @@ def row_seeds(seed: int, count: int) -> list[int]:
 
 
 def fresh_seed() -> int:
-    """Draw a seed from torch's generator of the CPU, which ``torch.manual_seed`` fixes."""
+    """Draw a seed from torch's CPU generator, which ``torch.manual_seed`` fixes."""
     return int(torch.randint(2**63 - 1, (), device="cpu"))

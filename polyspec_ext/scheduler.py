@@ -1,4 +1,4 @@
-"""The state machine of a chain without its models: who drafts or verifies next, and how much."""
+"""State machine of a chain without models: the level that acts next, and its number of tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from . import _C, arguments
 
 
 class Scheduler(_C.Scheduler):
-    """Host state machine of one chain, without tensors (``polyspec/scheduler.hpp``): `next` says
-    which level does what with how many tokens, `report` tells it what came of that.
+    """Host state machine of a chain, without tensors (``polyspec/scheduler.hpp``): `next` returns
+    the next step (level, action and tokens), `report` enters its result.
 
     Args:
         windows: ``windows[i - 1]`` tokens are gathered for level i = 1 ... n-1 before it verifies,
             each >= 0.
-        rounds: ``rounds[i - 1]`` blocks from the level below, after which it waits no longer; 0: no
-            bound. Empty: none for all.
+        rounds: ``rounds[i - 1]`` bounds the blocks from the level below that level i waits for; 0:
+            no bound. Empty: no bounds.
 
     Raises:
-        TypeError, ValueError: no such integers, or not as many of both.
+        TypeError, ValueError: no integers >= 0, or different numbers of windows and rounds.
     """
 
     def __init__(self, windows: Sequence[int], rounds: Sequence[int] = ()) -> None:
@@ -31,20 +31,20 @@ class Scheduler(_C.Scheduler):
         super().__init__(own, bounds)
 
     def start(self, max_new_tokens: int) -> None:
-        """Begins a request of at most so many tokens, >= 0."""
+        """Begin a request of at most `max_new_tokens` tokens, >= 0."""
         super().start(arguments.integer("max_new_tokens", max_new_tokens))
 
     def report(self, level: int, emitted: int, eos: bool = False) -> None:
-        """Tells what the step that `next` named has brought.
+        """Enter the result of the step that `next` returned.
 
         Args:
-            level: that took the step.
-            emitted: tokens that it hands up.
-            eos: the last of them ends the text.
+            level: level of the step.
+            emitted: number of tokens that it hands up.
+            eos: whether the last token ends the text.
 
         Raises:
-            TypeError, ValueError: no such numbers.
-            RuntimeError: the step was another, or cannot have brought so many.
+            TypeError, ValueError: an argument has another type or is out of range.
+            RuntimeError: `next` named another step, or the step cannot emit as many tokens.
         """
         super().report(
             arguments.integer("level", level, self.levels, 1),
@@ -53,17 +53,17 @@ class Scheduler(_C.Scheduler):
         )
 
     def set_windows(self, windows: Sequence[int]) -> None:
-        """Changes the windows from the next step on; their number stays."""
+        """Set the windows from the next step on, as many as before."""
         super().set_windows(arguments.sizes("windows", windows, self.levels - 1, self.levels))
 
     def set_tail(self, tail: int) -> None:
-        """Tokens that level n drafts at most before level 1 verifies, from three levels on; 0:
-        none."""
+        """Set the maximum tokens of a tail, which level n drafts before level 1 verifies, from
+        three levels on; 0: no tail."""
         high = arguments.SIZE_MAX if self.levels > 2 else 0
         super().set_tail(arguments.integer("tail", tail, high))
 
     def pending(self, level: int) -> int:
-        """Tokens waiting for level 1 ... n-1."""
+        """Return the number of pending tokens of level 1 ... n-1."""
         return super().pending(arguments.integer("level", level, self.levels - 1, 1))
 
 

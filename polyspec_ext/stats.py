@@ -1,8 +1,7 @@
-"""What a request cost and how much of each level's draft was accepted. The names are those of
-vLLM.
+"""Statistics of requests: times of each level, and accepted draft tokens, with vLLM's names.
 
-Everything is counted from what the host reads anyway, once per verification: statistics cost no
-synchronisation of their own.
+Counts come from values that the host reads in any case, once per verification: statistics need no
+additional synchronisation.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ _POSITIONS = 14  # positions that fit in a line
 
 @dataclass(slots=True)
 class LevelStats:
-    """One level's share of a request.
+    """Statistics of a level for a request.
 
-    A *draft* is one block handed to this level for verification. The drafter verifies nothing: its
-    draft counts stay 0; `num_proposals` and `num_proposed_tokens` tell what it was asked and drew.
+    A *draft* is a block handed to this level for verification. The drafter verifies nothing: its
+    draft counts stay 0; `num_proposals` and `num_proposed_tokens` count its work.
 
     Attributes:
-        name: what messages call the level.
-        num_forward_passes: forward passes while decoding; the prefill is not one of them.
+        name: name of the level in messages.
+        num_forward_passes: forward passes of decoding, without the prefill.
         seconds: wall time of decoding spent in this level: forward passes and its sampling or
             verification.
         prefill_seconds: wall time of reading the prompt.
-        num_verifications: blocks verified, plain decoding steps (an empty block) included.
-        num_drafts: blocks verified that had at least one token.
-        num_draft_tokens: tokens verified.
-        num_accepted_tokens: of these, accepted (and not behind an EOS).
+        num_verifications: verified blocks, plain decoding steps (an empty block) included.
+        num_drafts: verified blocks of at least 1 token.
+        num_draft_tokens: verified tokens.
+        num_accepted_tokens: accepted tokens, up to an EOS.
         num_emitted_tokens: tokens handed up, or committed by the target; corrections and bonus
             tokens included.
-        num_proposals: times that a drafter was asked, also where it had nothing to propose.
+        num_proposals: drafts asked of a drafter, empty proposals included.
         num_proposed_tokens: tokens drawn by a drafter.
-        num_tails: blocks verified that ended in a tail (``Chain(tail=)``).
-        num_tail_tokens: of num_draft_tokens, those of tails, which no level but the drafter had
-            seen; num_accepted_tail_tokens: of these, accepted.
-        num_accepted_tokens_per_pos: [i] = number of blocks whose token i was accepted.
-        acceptance_histogram: [a] = number of blocks of which exactly a tokens were accepted.
+        num_tails: verified blocks that ended in a tail (``Chain(tail=)``).
+        num_tail_tokens: tokens of tails in num_draft_tokens, seen by no level but the drafter;
+            num_accepted_tail_tokens: accepted tokens of tails.
+        num_accepted_tokens_per_pos: [i] = number of blocks with an accepted token i.
+        acceptance_histogram: [a] = number of blocks with exactly a accepted tokens.
         draft_length_histogram: [m] = number of blocks of exactly m tokens; blocks end early at an
-            EOS and where few tokens are left to generate.
+            EOS and if few tokens are left to generate.
         emitted_per_verification: tokens handed up or committed by each verification, in order;
-            None where nobody wants a list that grows with every token, as in a server.
+            None: not recorded, because the list grows with every token, as in a server.
         num_draft_tokens_per_pos: [i] = number of blocks that had a token i.
-        draft_acceptance_rate_per_pos: [i] = share of the blocks with a token i whose token i was
-            accepted. (vLLM divides by all blocks, which is the same where all have one length.)
+        draft_acceptance_rate_per_pos: [i] = accepted share of the blocks that had a token i.
+            (vLLM divides by all blocks, which is the same if all have equal lengths.)
     """
 
     name: str = ""
@@ -82,7 +81,7 @@ class LevelStats:
     emitted_per_verification: list[int] | None = field(default_factory=list)
 
     def verified(self, drafted: int, accepted: int, emitted: int, of_tail: int = 0) -> None:
-        """Count one verification of `drafted` tokens, the last `of_tail` of them of a tail."""
+        """Count a verification of `drafted` tokens, of which the last `of_tail` are a tail."""
         self.num_verifications += 1
         self.num_emitted_tokens += emitted
         if self.emitted_per_verification is not None:
@@ -118,19 +117,19 @@ class LevelStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted tokens per block: tokens gained by one verification, bonus included. NaN
+        """1 + accepted tokens per block: tokens gained by a verification, bonus included. NaN
         without a block."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else math.nan
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted share of the tokens verified. NaN without one."""
+        """Accepted share of the verified tokens. NaN without a token."""
         drafted = self.num_draft_tokens
         return self.num_accepted_tokens / drafted if drafted else math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, with None for what is not defined; without the list that grows with the
-        text."""
+        """Return plain numbers, None for undefined values; without `emitted_per_verification`,
+        which grows with the text."""
         names = [name for name in self.__slots__ if name != "emitted_per_verification"]
         plain: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_DERIVED)}
         for name, value in plain.items():
@@ -151,12 +150,12 @@ def _reaching(histogram: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class Stats:
-    """One request, or several. `levels[0]` is the target, the last one the drafter. Prefill and
-    decoding are timed apart.
+    """Statistics of a request, or of several. `levels[0]` is the target, `levels[-1]` the drafter.
+    Prefill and decoding are timed apart.
 
     Attributes:
-        num_cached_tokens: of the prompt's, those that the target did not read, of which copies
-            were kept (``Chain.batch(cache_prompt=)``).
+        num_cached_tokens: prompt tokens that the target took from the prefix cache instead of
+            reading them (``Chain.batch(cache_prompt=)``).
     """
 
     levels: list[LevelStats]
@@ -172,7 +171,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens per second of decoding. NaN before the first."""
+        """New tokens per second of decoding. NaN before the first token."""
         return self.num_new_tokens / self.decode_seconds if self.decode_seconds > 0 else math.nan
 
     @property
@@ -181,7 +180,7 @@ class Stats:
         return self.decode_seconds - sum(level.seconds for level in self.levels)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, ready for JSON, with None for what is not defined."""
+        """Return plain numbers, ready for JSON, None for undefined values."""
         plain: dict[str, Any] = {name: getattr(self, name) for name in _NUMBERS}
         if math.isnan(self.tokens_per_second):
             plain["tokens_per_second"] = None
@@ -195,14 +194,14 @@ class Stats:
 
 
 class StatsRecorder:
-    """Enters what happens in a batch twice: in its total and in the statistics of each row that
-    took part. Times and forward passes are the batch's, and count in full for each row of it.
+    """A recorder of the steps of a batch, in its total and in the statistics of each row that took
+    part. Times and forward passes are the batch's, and count in full for each of its rows.
 
     Args:
-        total: of the batch; for a batch of one it is the row's as well.
+        total: statistics of the batch; a single row may share them.
 
     Attributes:
-        prefill_seconds: of the batch so far.
+        prefill_seconds: prefill seconds of the batch so far.
     """
 
     def __init__(self, total: Stats) -> None:
@@ -210,9 +209,9 @@ class StatsRecorder:
         self.follow(())
 
     def follow(self, rows: Sequence[Stats]) -> None:
-        """Set the rows that later entries are of."""
+        """Set the rows of later entries."""
         total, self._rows = self._total, rows
-        # What an entry of a row counts in: its statistics, if they are others, and the total.
+        # The statistics that a row's entry counts in: the row's, unless it is the total, and it.
         self._both = [(row,) if row is total else (row, total) for row in rows]
         self._all = list({id(stats): stats for stats in (total, *rows)}.values())
 
@@ -222,19 +221,19 @@ class StatsRecorder:
             stats.decode_seconds += seconds
 
     def prefilled(self, index: int, seconds: float) -> None:
-        """Add the seconds in which a level read the prompts."""
+        """Add the seconds of a level's prefill."""
         self.prefill_seconds += seconds
         for stats in self._all:
             stats.levels[index].prefill_seconds += seconds
 
     def read_beside(self, row: Stats, index: int, seconds: float) -> None:
-        """Add the seconds in which a level read the text of one request beside the batch."""
+        """Add the seconds of a level's prefill of a single request beside the batch."""
         self.prefill_seconds += seconds
         for stats in {id(one): one for one in (row, self._total)}.values():
             stats.levels[index].prefill_seconds += seconds
 
     def spent(self, index: int, seconds: float, passes: int) -> None:
-        """Add the passes in which a level read what it lagged behind."""
+        """Add the passes in which a level read tokens missing in its cache."""
         for stats in self._all:
             level = stats.levels[index]
             level.num_forward_passes += passes
@@ -247,7 +246,7 @@ class StatsRecorder:
         passes: int,
         nodes: Sequence[int] | None = None,
     ) -> None:
-        """Add a draft, by row, of `entries` of the state rows' log (`runtime.rows.Entry`) and the
+        """Add a draft: by row the `entries` of the state rows' log (`runtime.rows.Entry`) and the
         `nodes` of trees."""
         took = [self._total]
         for at, (both, entry) in enumerate(zip(self._both, entries, strict=True)):
@@ -262,7 +261,7 @@ class StatsRecorder:
             stats.levels[-1].seconds += seconds
 
     def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
-        """Add a verification by a level, by row; tokens that the target emits are committed."""
+        """Add a verification by a level, by row; the target's emitted tokens are committed."""
         took = [self._total]
         for both, entry in zip(self._both, entries, strict=True):
             tokens, _, accepted, emitted, _, _, of_tail = entry
@@ -279,8 +278,8 @@ class StatsRecorder:
 
 
 def merge(requests: Sequence[Stats]) -> Stats:
-    """Counts and times of several requests of one chain, added up. (The times of requests that
-    shared a batch are in its total already.)"""
+    """Return the sums of counts and times of several requests of a chain. (For requests that shared
+    a batch use the batch's total: their times overlap.)"""
     if not requests:
         raise ValueError("expected the statistics of at least one request, given none")
     total = Stats([LevelStats(level.name) for level in requests[0].levels], num_requests=0)

@@ -1,4 +1,4 @@
-"""From host values to tensors: rows of a batch, their numbers and parameters, where they lie."""
+"""Tensors of host values: rows of a batch, their counts and parameters; graph keys of memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sampling import Sampling
 
 
 def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor of host values. The copy to a CUDA device does not wait for it."""
+    """Return a tensor of host values. A copy to a CUDA device is asynchronous."""
     table = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return table if device.type == "cpu" else table.to(device)
@@ -23,23 +23,22 @@ def on_device(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Te
 
 
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return `tensor` on `device`. Only between CUDA devices is all that uses either of them
-    ordered behind the copy; the host would read, or write over, what is not copied yet."""
+    """Return `tensor` on `device`. The copy is asynchronous only between CUDA devices, where later
+    uses are ordered after it; the host could read or overwrite memory before the copy."""
     if tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=tensor.device.type == device.type == "cuda")
 
 
 class RowCounts(Sequence[int]):
-    """One number of each row of a batch, such as its length or how many tokens of a pass are its.
+    """An integer per row of a batch, such as its length or its number of tokens in a pass.
 
-    Whoever knows the numbers on the host says so, and whoever does not gives the tensor alone. A
-    reader takes `host` where that is something, and `on` where the device needs them. As a sequence
-    it waits for the device where the host does not know them.
+    The numbers are on the host, on the device, or both. Read `host` if it is not None, and `on` for
+    the device. Reading them as a sequence waits for the device if only the device has them.
 
     Args:
-        host: the numbers; None: the device alone knows them.
-        tensor: ``[B]`` int64, the same; None: it is made of `host` when somebody asks.
+        host: the numbers; None: only the device has them.
+        tensor: ``[B]`` int64, the same numbers; None: created from `host` at the first `on`.
     """
 
     __slots__ = ("_tensor", "host")
@@ -50,18 +49,18 @@ class RowCounts(Sequence[int]):
 
     @classmethod
     def of(cls, given: Sequence[int] | torch.Tensor) -> RowCounts:
-        """Take integers ``[B]`` of a user, or a tensor of them, which is not read."""
+        """Return the counts of integers ``[B]``, or of a tensor, which the host does not read."""
         if isinstance(given, torch.Tensor):
             return cls(None, given.to(torch.int64))
         return given if type(given) is cls else cls(given)
 
     @classmethod
     def read(cls, tensor: torch.Tensor, on_host: bool) -> RowCounts:
-        """Take a tensor ``[B]`` int64, which the host reads where `on_host` allows it."""
+        """Return the counts of a tensor ``[B]`` int64, which the host reads if `on_host`."""
         return cls(tensor.tolist() if on_host else None, tensor)
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Return ``[B]`` int64 on `device`; made once."""
+        """Return ``[B]`` int64 on `device`; cached for the latest device."""
         own = self._tensor
         if own is None or own.device != device:
             known = self.host is not None
@@ -70,7 +69,7 @@ class RowCounts(Sequence[int]):
         return cast(torch.Tensor, own)
 
     def less(self, by: int, most: int | None = None) -> RowCounts:
-        """Return ``max(n - by, 0)`` of each number n, at most `most`."""
+        """Return ``max(n - by, 0)`` for each number n, at most `most`."""
         if self.host is None:
             fewer = self._tensor - by if by else self._tensor
             return RowCounts(None, fewer.clamp(0, most))
@@ -78,7 +77,7 @@ class RowCounts(Sequence[int]):
         return RowCounts(tuple(own if most is None else map(min, own, repeat(most))))
 
     def all(self, number: int) -> bool:
-        """Return whether the host knows that every number is `number`."""
+        """Return whether every number is `number`; False if the host does not have them."""
         return self.host is not None and self.host.count(number) == len(self.host)
 
     def __len__(self) -> int:
@@ -96,9 +95,9 @@ _PARAMETERS = (*_OFF, "seed")
 
 
 class RowParameters:
-    """Sampling parameters and seeds of B rows, one tensor ``[B]`` of each on `device`, at one
-    place, where captured steps read them anew; `sampling` and `seeds` are the same on the host,
-    empty before the first `write`. `greedy`: every row's temperature is 0."""
+    """Sampling parameters and seeds of B rows: a tensor ``[B]`` of each on `device`, at a constant
+    address, for captured steps; `sampling` and `seeds` are the same on the host, empty before the
+    first `write`. `greedy`: every row's temperature is 0."""
 
     def __init__(self, batch: int, device: torch.device) -> None:
         self.sampling: Sequence[Sampling] = ()
@@ -112,20 +111,20 @@ class RowParameters:
         self._on: dict[torch.device, dict[str, torch.Tensor | float]] = {}
 
     def write(self, sampling: Sequence[Sampling], seeds: Sequence[int]) -> RowParameters:
-        """Hold these from now on. Returns itself."""
+        """Write the parameters of all rows. Returns itself."""
         if (self.sampling, self.seeds) == (sampling, seeds):
             return self
-        # What an interrupt leaves half written equals no parameters: they are noted last.
+        # `sampling` and `seeds` are set last: after an interrupt they equal no parameters.
         self.sampling, self.seeds = (), ()
         self.greedy = all(one.greedy for one in sampling)
-        # (What filters a greedy row has does not matter.)
+        # (Filters of a greedy row have no effect.)
         off = {
             name: value
             for name, value in _OFF.items()
             if all(one.greedy or getattr(one, name) == value for one in sampling)
         }
         self._on = {self._device: {**self._tensors, **off}}
-        # A tensor holds the 64 bits of a seed as torch has them.
+        # Seeds in [0, 2**64) as the same bits in int64.
         bits = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
         for name, own in self._tensors.items():
             values = bits if name == "seed" else [getattr(one, name) for one in sampling]
@@ -136,8 +135,8 @@ class RowParameters:
 
     def on(self, device: torch.device) -> dict[str, torch.Tensor | float]:
         """Return temperature, top_k, top_p, min_p and seed, in this order: keyword arguments of
-        `ps.sample` and `ps.verify`. A number where no row has the filter set, or all have
-        temperature 0, since kernels that know it are smaller."""
+        `ps.sample` and `ps.verify`. A parameter that is off in all sampling rows is a number
+        instead of a tensor, for smaller kernels."""
         if device not in self._on:
             self._on[device] = {
                 name: moved(own, device) if isinstance(own, torch.Tensor) else own
@@ -147,7 +146,7 @@ class RowParameters:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts have in common from the first on."""
+    """Return the length of the longest common prefix of two texts."""
     differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
 
@@ -161,14 +160,14 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.T
 
 
 class Place:
-    """Memory that a step uses beside its inputs, as part of a graph's key.
+    """A graph key for the memory that a step uses beside its inputs.
 
     Args:
-        owner: whose memory it is, kept as a weak reference. Equal addresses of another owner are
-            another place.
-        tensors: all of it, kept as address, shape, strides and data type of each.
-        form: what else the step's operators depend on, such as sizes that the host knows.
-        span: slots that attention reads. Steps that differ in it alone set up nothing anew.
+        owner: owner of the memory, kept as a weak reference. Equal addresses of different owners
+            are different keys.
+        tensors: all tensors of it, kept as address, shape, strides and data type of each.
+        form: other inputs of the step's operators, such as sizes that the host knows.
+        span: slots that attention reads. Steps that differ only in `span` share their set-up.
     """
 
     __slots__ = ("_hash", "form", "owner", "span", "tensors")
@@ -186,7 +185,7 @@ class Place:
         self._hash = hash((self.tensors, form, span))
 
     def of_any_span(self) -> Place:
-        """Return the same memory, whatever the span."""
+        """Return the key of the same memory without the span."""
         other = copy.copy(self)
         other.span, other._hash = None, hash((self.tensors, self.form, None))
         return other

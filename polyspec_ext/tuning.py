@@ -1,8 +1,8 @@
-"""How a level's model runs fastest on this processor: with packed weights or not.
+"""Choice of packed or plain weights for a level's model, by timing on this processor.
 
-What is faster on one processor is slower on the next, so the candidates are timed for a moment
-where they are to run, and the answer is kept for the next process. Whichever is chosen, the level's
-logits are those of its model in the data type that is named.
+The faster candidate on one processor is the slower on the next, so candidates are timed for a
+moment on the machine that runs them, and the choice is stored for later processes. The level's
+logits are those of its model in the named data type, with any choice.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _Level = TypeVar("_Level", bound=Level)
 Switch = bool | Literal["auto"]
 REPEATS, CONTEXT = 12, 64
 LIMIT = 1.0  # seconds after which passes are not repeated; each is measured at least twice
-# A candidate must be faster by so much than those before it: less is within the noise, and the
-# earlier ones are simpler.
+# A candidate must be faster by this share than the earlier candidates: less is within the noise,
+# and the earlier candidates are simpler.
 MARGIN = 0.03
-# Other processes make times that do not repeat, or more than any processor takes.
-_REPEATS = 1.5  # so many times one measurement may be the other
-_LONGEST = (0.1, 1e-8)  # seconds of a pass, and as many for each byte of weights and token
-SCHEMA = 5  # of what is kept, and of the products it was timed with
-# Of a configuration: what does not change the cost of a pass, or is a candidate's.
+# Under load from other processes times do not repeat, or are longer than on any processor.
+_REPEATS = 1.5  # greatest plausible ratio of two measurements
+_LONGEST = (0.1, 1e-8)  # greatest plausible seconds: per pass, and per byte of weights and token
+SCHEMA = 5  # version of stored choices and of the timed products
+# Fields of a configuration that do not change the cost of a pass, or belong to a candidate.
 _ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 
 
@@ -49,11 +49,11 @@ _ASIDE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version")
 
 
 class Store:
-    """Values by key, kept between processes; both are JSON objects.
+    """A store of values by key, shared between processes; both are JSON objects.
 
-    A value lies in a file of `folder` that is named by a digest of its key and replaced as a whole,
-    so that any number of processes may read and write at once. Without a folder that can be read
-    and written, values are known to this object alone.
+    A value is in a file of `folder`, which is named by a digest of its key and replaced as a whole,
+    so that any number of processes may read and write at once. Without a readable and writable
+    folder, values are in memory only.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -73,7 +73,7 @@ class Store:
         return self._known.get(name)
 
     def put(self, key: Mapping[str, Any], value: Any) -> None:
-        """Keep `value`, in place of an older one."""
+        """Store `value`, replacing an older value."""
         name = _digest(key)
         self._known[name] = value
         if self.folder is None:
@@ -84,7 +84,7 @@ class Store:
             replace_text(self.folder / f"{name}.json", text)
 
     def clear(self) -> None:
-        """Forget everything; files that cannot be removed stay."""
+        """Remove all values; files that cannot be removed stay."""
         self._known.clear()
         for file in [] if self.folder is None else list(self.folder.glob("*.json")):
             with contextlib.suppress(OSError):
@@ -103,7 +103,7 @@ def default_store() -> Store:
 
 @functools.cache
 def _store(folder: Path | None) -> Store:
-    return Store(folder)  # the same one again, so that the process knows what cannot be written
+    return Store(folder)  # cached, so that the process keeps values that cannot be written
 
 
 # ---- times ---------------------------------------------------------------------------------------
@@ -117,20 +117,20 @@ def pass_seconds(
     limit: float = LIMIT,
     clock: Callable[[], float] | None = None,
 ) -> list[dict[int, float]]:
-    """Time passes of one sequence through each level, in turns, so that a change in the machine's
-    load meets all of them. Every pass has `CONTEXT` tokens before it, fewer where a level has no
+    """Time passes of a single sequence through each level, in turns, so that a change in the
+    machine's load affects all levels. A pass has `CONTEXT` cached tokens, fewer if a level has no
     room for them. The levels begin another batch and are left in it.
 
     Args:
-        levels: measured side by side.
+        levels: timed in turns.
         widths: numbers of tokens of a pass, >= 1 each.
-        repeats: turns, after an untimed one.
-        limit: seconds for each of `levels`; where they are over, the turns end after the second.
-        clock: seconds from any origin. None: wall time, or, where torch has one thread, that
-            thread's processor time, which does not run while others have the processor.
+        repeats: number of turns, after an untimed turn.
+        limit: seconds for each of `levels`; once they are over, the turns end after the second.
+        clock: seconds from any origin. None: wall time; if torch has a single thread, its processor
+            time, which does not run while other processes have the processor.
 
     Returns:
-        by level and width, the seconds of the fastest pass: other processes only add to it.
+        by level and width, the seconds of the fastest pass: other processes only add time.
     """
     if not levels or not widths or min(widths) < 1 or repeats < 1:
         given = f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
@@ -170,8 +170,8 @@ def pass_seconds(
 
 
 def widths_of(window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the tokens of the passes of each level of a chain, target first: one where it decodes
-    or drafts, a window and one more where it verifies."""
+    """Return the tokens per pass of each level of a chain, target first: 1 to decode or draft, and
+    window + 1 to verify."""
     return [*((1, size + 1) if size else (1,) for size in window), (1,)]
 
 
@@ -180,7 +180,7 @@ def widths_of(window: Sequence[int]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class LevelConfig:
-    """How a level's model runs; `pack` is that of `HuggingFaceLevel`."""
+    """Data type of a level's model, and `pack` of `HuggingFaceLevel`."""
 
     dtype: torch.dtype
     pack: bool = False
@@ -191,9 +191,9 @@ class LevelConfig:
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest candidate, and the seconds of one pass, by candidate and number of tokens (empty
-    where there was no choice), which were measured earlier (`cached`), and which repeated and are
-    plausible (`steady`); only then they are kept."""
+    """The fastest candidate, and the seconds of a pass by candidate and number of tokens (empty for
+    a single candidate). `cached`: measured earlier; `steady`: the times are plausible and repeated,
+    so that they were stored."""
 
     config: LevelConfig
     seconds: Mapping[LevelConfig, Mapping[int, float]]
@@ -220,13 +220,13 @@ def choose(
     *,
     shape: str = "",
 ) -> tuple[_Level, Choice]:
-    """Make the level whose passes take the least time, one of each width added up.
+    """Build the level with the least time of passes, summed over a pass of each width.
 
-    All is measured twice. The answer is kept in `default_store`, by processor, instruction sets,
-    threads, versions and the arguments, if both times agree and are plausible. Candidates for which
-    `make` or the first passes raise an error are left out, unless none is left. They come with the
-    simplest first; a later one must be faster by `MARGIN`. Models whose passes cost differently
-    have another `shape`.
+    Everything is timed twice. The choice is stored in `default_store`, by processor, instruction
+    sets, threads, versions and the arguments, if both times agree and are plausible. Candidates for
+    which `make` or the first passes raise an error are left out, unless none is left. `candidates`
+    are in order, the simplest first; a later candidate must be faster by `MARGIN`. `shape`
+    identifies models by the cost of their passes.
     """
     if len(candidates) == 1:
         return make(candidates[0]), Choice(candidates[0], {})
@@ -235,7 +235,7 @@ def choose(
     key["candidates"] = [str(config) for config in candidates]
     known = _read(store.get(key), candidates)
     if known is not None:
-        with contextlib.suppress(ValueError, RuntimeError):  # what cannot be made any more
+        with contextlib.suppress(ValueError, RuntimeError):  # `make` may fail by now
             return make(known.config), known
     processor.note_load()
     levels: dict[LevelConfig, _Level] = {}
@@ -245,7 +245,7 @@ def choose(
             level = make(config)
             pass_seconds([level], widths, repeats=1)
             levels[config] = level
-        except Exception as error:  # oneDNN's: any other candidate will do
+        except Exception as error:  # e.g. by oneDNN: try the next candidate
             errors.append(error)
     if not levels:
         raise errors[-1]
@@ -285,7 +285,7 @@ def _longest(level: Level, width: int) -> float:
 
 
 def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:
-    """Return the choice that was stored; None where `value` is something else."""
+    """Return the stored choice; None if `value` has another form."""
     configs = {str(config): config for config in candidates}
     try:
         seconds = {
@@ -310,28 +310,27 @@ def level_for(
     name: str = "level",
     above: Sequence[Any] = (),
 ) -> Any:
-    """Return what an element of a chain stands for (`levels.ELEMENTS`): a level, or a drafter
-    without one.
+    """Load an element of a chain (`levels.ELEMENTS`): return a level, or a drafter without a level.
 
-    Where the level is that of a model in float32 on the CPU, what is "auto" is chosen by timing
-    (`choose`), and its `choice` tells what was chosen and why. Models in other data types are
-    packed where they can be: packed products round otherwise there, and no clock should choose a
-    text. With a target that is sharded over processes, which must not differ, nothing is timed
-    either. Elsewhere "auto" is off. A level is returned as it is, as is that
-    of a model whose cache other levels share.
+    For a model in float32 on the CPU, "auto" is decided by timing (`choose`); the level's `choice`
+    has the decision and the times. Models in other data types are packed if they can be: packed
+    products round differently there, and a clock should not decide a text. With a target that is
+    sharded over processes, which must decide alike, nothing is timed either. Elsewhere "auto" is
+    off. A level is returned unchanged, as is the level of a model with a cache that other levels
+    share.
 
     Args:
         widths: numbers of tokens of the level's passes.
-        dtype: of a model that is loaded here. "auto" and None: as `levels.load` has it. But on the
-            CPU None is bfloat16 of a checkpoint in it, if the processor multiplies that. Of a
-            target also the packed level's logits must not depend on the tokens beside a token
-            (`HuggingFaceLevel.varies`); else it is float32.
-        name: of `thing`, for messages.
+        dtype: data type of a model loaded here. "auto" and None: as for `levels.load`. But on the
+            CPU None is bfloat16 for a checkpoint in bfloat16, if the processor has products of it;
+            for a target also the packed level's logits must not depend on the tokens beside a
+            token (`HuggingFaceLevel.varies`); else None is float32.
+        name: name of `thing` in messages.
         above: the levels above it, target first.
 
     Raises:
         ValueError: `pack` is not True, False or "auto".
-        TypeError, ValueError: as `Registry.resolve` has it.
+        TypeError, ValueError: as for `Registry.resolve`.
     """
     arguments.switch("pack", pack)
     some = isinstance(pack, str) or (pack and dtype is None and isinstance(thing, str | Path))
@@ -349,8 +348,8 @@ def _fastest(
     drafts: bool,
     source: ModelSource,
 ) -> Any:
-    """Return the level that runs fastest of those that can be made of a model on the CPU. Not
-    `timed`: one that is packed where it can be."""
+    """Return the fastest level that can be built from a model on the CPU. Not `timed`: a packed
+    level if possible."""
     given, models, plain = source.model, {}, None
     kind: Any
 
@@ -361,9 +360,9 @@ def _fastest(
 
     if given is None:
         config = source.config()
-        if config.is_encoder_decoder:  # of which there is one way to run
+        if config.is_encoder_decoder:  # a single candidate
             return source.level(dtype, False)
-        # Where "auto" is not told, loading finds it out.
+        # A configuration without a data type: loading determines "auto".
         if dtype == "auto":
             dtype = config.dtype or model_in("auto").dtype
         half = config.dtype == torch.bfloat16 and pack and processor.multiplies_bfloat16()
@@ -390,7 +389,7 @@ def _fastest(
         return level
 
     if dtype is None and kind == torch.bfloat16:
-        # The text of a target would depend on the passes' widths were its bits to.
+        # A target's logits must not depend on the width of a pass, or its text would.
         with contextlib.suppress(ValueError):
             level = chosen(True)
             if drafts or level.varies == ():
@@ -400,11 +399,11 @@ def _fastest(
     if pack != "auto":
         return chosen(pack)
     by_clock = timed and kind == torch.float32
-    # Nothing to choose where all layers have 4-bit weights.
+    # There is no choice if all layers have 4-bit weights.
     if (given is None and by_clock) or can_pack(model_in(kind)):
         if by_clock:
             return chosen(False, True)
-        with contextlib.suppress(ValueError, RuntimeError):  # oneDNN's, of what it cannot pack
+        with contextlib.suppress(ValueError, RuntimeError):  # oneDNN may fail to pack
             return chosen(True)
     return chosen(False)
 

@@ -1,8 +1,8 @@
-"""What the host can know about the operators' arguments and about what a level, which may be a
-user's own, returns; and errors that name expected and given.
+"""Checks on the host of the operators' arguments and of the outputs of a level, which may be a
+user's class; errors name the expected and the actual value.
 
-Every call of ``sample``, ``verify`` and ``forward`` pays for this, so texts are made only on the
-way to a raise. TypeError: wrong kind or dtype. ValueError: wrong shape, stride, device or range.
+Every call of ``sample``, ``verify`` and ``forward`` pays for the checks, so messages are formatted
+only before a raise. TypeError: wrong type or dtype. ValueError: wrong shape, stride, device, range.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ RULES = {"token": 0, "block": 1}
 _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
-Place = tuple[int, torch.device]  # batch and device, which every tensor of a call shares
+Place = tuple[int, torch.device]  # batch size and device of all tensors of a call
 
 
 class Form:
-    """Names in messages: of the most draft tokens of a request (`letter`), the rows of all requests
-    with offsets, the argument that gives `letter` then, and draft tokens; shapes of the target's
-    logits and of the draft tokens without offsets (`even`) and with them (`ragged`)."""
+    """Names in messages: `letter`, the maximum draft tokens of a request; `rows`, of all requests
+    with offsets; `most`, the argument with the maximum then; `drafted`, draft tokens. Shapes of the
+    target's logits and the draft tokens without offsets (`even`) and with offsets (`ragged`)."""
 
     def __init__(self, letter: str, rows: str, most: str, drafted: str) -> None:
         self.letter, self.most, self.drafted = letter, most, drafted
@@ -49,9 +49,9 @@ TREE = Form("N", "M", "nodes", "nodes")
 
 
 class Layout(NamedTuple):
-    """Place of the requests of a verification, most rows of the target that one has, the target's
-    vocabulary, shape of the draft tokens (`text`: for messages), and offsets ``[B+1]`` int64, where
-    each request's rows begin; None: side by side."""
+    """Batch size and device of a verification, maximum target rows of a request, the target's
+    vocabulary size, shape of the draft tokens (`text`: in messages), and offsets ``[B+1]`` int64,
+    the first row of each request; None: ``[B, K+1]`` rows."""
 
     place: Place
     rows: int
@@ -62,14 +62,14 @@ class Layout(NamedTuple):
 
 
 def kind_of(value: object) -> str:
-    """Name a value of a wrong kind for a message."""
+    """Return the type or dtype of a value, for a message."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of dtype {value.dtype}"
     return type(value).__name__
 
 
 def wrong_kind(name: str, expected: str, value: object) -> NoReturn:
-    """Raise a TypeError that names a value by its kind."""
+    """Raise a TypeError with the type or dtype of a value."""
     raise TypeError(f"{name}: expected {expected}, given {kind_of(value)}")
 
 
@@ -137,8 +137,8 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
 
 
 def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:
-    """Return the slots as int64 [B], and the place of the parameters at them: as many as the first
-    tensor among `values` has. Without slots the parameters are the batch's."""
+    """Return the slots as int64 [B], and (number, device) of the parameters at slots; their number
+    is the length of the first tensor in `values`. Without slots: None and `place`."""
     if slots is None:
         return None, place
     slots = table("slots", slots, place, (place[0],), "[B]", torch.int64)
@@ -149,7 +149,7 @@ def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None
 
 
 def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """Require a tensor to be where the logits are."""
+    """Require a tensor on the device of the logits."""
     if tensor.device != device:
         raise ValueError(f"{name}: expected the logits' device {device}, given {tensor.device}")
 
@@ -176,8 +176,8 @@ def per_request(
     position: Any,
     round: Any,
 ) -> tuple[Any, ...]:
-    """Return the parameters of every request as the operators take them: each as a scalar and a
-    tensor that overrides it, or None."""
+    """Return the sampling parameters in the operators' form: each as a scalar, and None or a tensor
+    that overrides the scalar."""
     return (
         *real("temperature", temperature, place, TEMPERATURE_MAX),
         *integer("top_k", top_k, place),
@@ -213,7 +213,7 @@ def _index(name: str, value: Any) -> int:
     try:
         if not isinstance(value, (bool, torch.Tensor)):
             return operator.index(value)
-    except TypeError:  # classes and arrays have an `__index__` that is of no use
+    except TypeError:  # classes and arrays have an `__index__` that raises
         pass
     wrong_kind(name, "an integer or an integer tensor", value)
 
@@ -253,7 +253,7 @@ def level(value: Any) -> int:
 
 
 def rule(value: Any) -> int:
-    """Return the operator's number of a rule."""
+    """Return the number of a rule in the operators."""
     number = RULES.get(value) if isinstance(value, str) else None
     if number is None:
         raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
@@ -321,9 +321,9 @@ def drafted(
     vocab: int,
     shape: tuple[int, int] | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Require draft logits (None: every proposal is deterministic) and what comes with them only;
-    return the statistics and the vocabulary's table, gathered. `vocab` is the target's, `shape`
-    ``[B, K]`` of logits that lie side by side; None: they are a pool."""
+    """Require draft logits (None: every proposal is deterministic); without them, no statistics and
+    no `target_to_draft`. Return statistics and table, contiguous. `vocab`: the target's vocabulary
+    size; `shape`: ``[B, K]`` of logits ``[B, K, Vd]``, None for a pool ``[R, Vd]``."""
     if logits_ is None:
         given = {"target_to_draft": target_to_draft, "draft_statistics": statistics}
         for name, value in given.items():
@@ -352,8 +352,8 @@ def drafted(
     return statistics, target_to_draft
 
 
-# ---- what a level returns ------------------------------------------------------------------------
-# Errors name the level, what its contract (`Level`) expects, and what came.
+# ---- outputs of a level --------------------------------------------------------------------------
+# Errors name the level, the expectation of its contract (`Level`), and the actual value.
 
 
 def require_output(name: str, output: Any) -> None:
@@ -406,15 +406,15 @@ def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequenc
 
 
 def call(name: str, level: Any, method: str, *arguments: Any) -> None:
-    """Call a method of level `name` that returns None. A result would be a message that nobody
-    reads: a coroutine, False, other lengths than asked for."""
+    """Call a method of level `name` that must return None: any other result, such as a coroutine,
+    False or other lengths than asked for, would be ignored."""
     result = getattr(level, method)(*arguments)
     if result is not None:
         wrong_kind(name, f"{method} to return None", result)
 
 
 def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
-    """Require the cached lengths after ``rollback`` of level `name`: no longer than asked for."""
+    """Require the cached lengths after ``rollback`` of level `name`: at most the lengths asked."""
     given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
     if not (isinstance(given, Sequence) and all(type(one) is int for one in given)):
         wrong_kind(name, "rollback to return None or the lengths that are left", kept)

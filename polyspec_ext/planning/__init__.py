@@ -1,3 +1,3 @@
-"""Which chain of the models at hand decodes the user's prompts fastest on this machine (`ps.plan`).
+"""Choice of the chain that decodes the user's prompts fastest on this machine (`ps.plan`).
 
-Plans lie above `Chain`: chains are made and run here to be timed."""
+Plans are a layer above `Chain`: they build and run chains to time them."""

@@ -1,9 +1,8 @@
-"""The requests that a plan is made for, the elements of its chains, and measurements on the user's
-prompts: the target's texts, seconds of steps and prefills in chains, and how likely each level
-accepts the tokens of each level below.
+"""Requests of a plan, elements of its chains, and measurements on the user's prompts: the target's
+texts, seconds of steps and prefills in chains, and acceptance between every two levels.
 
-Acceptances are read off the distributions of all levels along the target's texts, so that one pass
-per level and text tells what every window would give (`theory`).
+Acceptance comes from the distributions of all levels along the target's texts: one pass per level
+and text covers every window (`theory`).
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
 from .theory import Acceptance, Floats, Proposals, batches, replays
 
-WINDOWS = (1, 3, 7, 14)  # of the lowest level of the chains whose steps are timed
+WINDOWS = (1, 3, 7, 14)  # of the lowest level in timed chains
 MOST = 16  # tokens of a draft
-MOST_ABOVE = 2 * (MOST + 1)  # the largest window of a level above
+MOST_ABOVE = 2 * (MOST + 1)  # the largest window of a level above the lowest
 LEAST = 4  # rounds of a call that is cut short
 _REPEATS = 2  # of every call, if there is time
-_WARMING = 0.25  # of the time, which untimed calls may take
-_TIMED = 0.6  # of the time; the rest is for texts of prompts that were not asked
-_ALIKE = 64  # rounds of a trial that weigh as much as all other trials
-# Prefixes, then a path, an id, a word.
+_WARMING = 0.25  # share of the time for untimed calls
+_TIMED = 0.6  # share of the time for timed calls; the rest is for texts of further prompts
+_ALIKE = 64  # rounds at which a chain's trial weighs as much as the mean of all trials
+# Prefixes, then a path, an id or a word.
 _WORDS = r"w[48]:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
 _SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
-_WIDTHS = (1, 4, 6)  # of a row in a pass, by which packing is chosen before windows are known
-_MANY_IDS = 32000  # of a vocabulary from which on a draft with fewer is worth a try
-_SHARE = 4  # such a draft has one of so many of the ids
+_WIDTHS = (1, 4, 6)  # tokens of a row in a pass, to choose packing before windows are known
+_MANY_IDS = 32000  # vocabulary size from which a draft with a trimmed vocabulary is tried
+_SHARE = 4  # a trimmed vocabulary has 1 / _SHARE of the ids
 _Pair = tuple[int, int]
 _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
@@ -58,14 +57,14 @@ _Prompt = TypeVar("_Prompt", bound=Sequence[int])
 
 @dataclass(frozen=True)
 class Request:
-    """Requests to come, as `Chain.generate` takes them.
+    """The requests of a plan: arguments of `Chain.generate`.
 
     Attributes:
-        seed: of the first call that is measured.
-        batch: prompts of a call.
+        seed: seed of the first measured call.
+        batch: prompts per call.
 
     Raises:
-        TypeError, ValueError: as of `Chain.generate`; fewer than 2 tokens, or no prompt a call.
+        TypeError, ValueError: as for `Chain.generate`; `max_new_tokens` < 2, or `batch` < 1.
     """
 
     max_new_tokens: int = 128
@@ -79,7 +78,7 @@ class Request:
 
     @property
     def sampling(self) -> Sampling:
-        """How logits become a distribution."""
+        """Sampling parameters of the requests."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def __post_init__(self) -> None:
@@ -94,15 +93,15 @@ class Request:
             object.__setattr__(self, name, value)
 
     def options(self, number: int = 0) -> dict[str, Any]:
-        """Return arguments of `Chain.generate` for a measured call, whose seed goes by `number`."""
+        """Return the arguments of `Chain.generate` for measured call `number`: its seed differs."""
         options = {name: value for name, value in self.__dict__.items() if name != "batch"}
         return {**options, "seed": (self.seed + number) % 2**64}
 
 
 @dataclass(frozen=True)
 class Part:
-    """An element of the chains that are compared: a `Level` (`model`) or a drafter, with a name for
-    people, and its path, id or word (None: it was a Python object)."""
+    """An element of the compared chains: a `Level` (`model`) or a drafter, a name for reports, and
+    its path, id or word (None: it is a Python object)."""
 
     thing: Any
     name: str
@@ -111,12 +110,12 @@ class Part:
 
     @property
     def choice(self) -> Any:
-        """The `tuning.Choice` of how it runs fastest; None without one."""
+        """The `tuning.Choice` of packed or plain weights; None: not chosen."""
         return getattr(self.thing, "choice", None)
 
     @property
     def source(self) -> str:
-        """Its word, with an absolute path."""
+        """Path, id or word of the element; a path is absolute."""
         match = _SOURCE.fullmatch(str(self.word))
         assert match is not None
         drafts = self.reads_states or isinstance(self.thing, DraftModel)
@@ -127,19 +126,19 @@ class Part:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether its distributions can be read along a text. Of a level in another's cache rounds
-        alone tell what is accepted."""
+        """Whether its distributions can be computed along a text. The acceptance of a level in
+        another level's cache is known from rounds only."""
         return bool(getattr(self.thing, "reads_apart", True))
 
     @property
     def trees(self) -> bool:
-        """Whether it drafts trees, whose verification takes other times than a chain's."""
+        """Whether it drafts trees: their verification is timed apart from that of blocks."""
         return not self.model and bool(getattr(self._capabilities, "trees", False))
 
     @property
     def replays(self) -> int:
-        """How many tokens it reads again behind a rejected block, within a pass, at most; 0: its
-        state can be cut."""
+        """Maximum number of tokens that it reads again within the pass after a rejection; 0: its
+        state can be truncated."""
         return batched(self.thing).capabilities.replays if self.model else 0
 
     @property
@@ -152,15 +151,15 @@ class Part:
         return getattr(self.thing, "capabilities", None)
 
     def drafts_below(self, above: Part, target: Part) -> bool:
-        """Return whether it can be below a part: one of trees below a level that reads them; one
-        that reads hidden states below the target, or below a copy in the target's cache."""
+        """Return whether it can draft for the level `above`: trees need a level that verifies
+        trees; hidden states come from the target, or a copy in the target's cache."""
         if self.trees and not batched(above.thing).capabilities.trees:
             return False
         return not self.reads_states or above == target or not above.reads_apart
 
 
 def owners_above(parts: Sequence[Part]) -> bool:
-    """Return whether the owner of every shared cache stands above the levels that share it."""
+    """Return whether the owner of every shared cache is above the levels that share it."""
     levels = [part.thing for part in parts if part.model]
     owners = [getattr(level, "cache_owner", level) for level in levels]
     return all(
@@ -169,8 +168,8 @@ def owners_above(parts: Sequence[Part]) -> bool:
 
 
 def considered(levels: Sequence[Any]) -> list[str]:
-    """Return words for what `levels` do not name, target first (`plan`)."""
-    words = ["prompt-lookup", "suffix", "w4"]  # what takes no time to make comes first
+    """Return the elements that `plan(consider=True)` adds to `levels` (target first), as words."""
+    words = ["prompt-lookup", "suffix", "w4"]  # the fastest to load first
     if isinstance(levels[0], str | Path) and Path(levels[0]).is_dir():
         words.insert(2, "mtp")
     for thing in levels[1:]:
@@ -195,20 +194,20 @@ def _vocabulary(thing: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Loader:
-    """Makes parts of elements; `batch` rows have their tokens in one pass."""
+    """A loader of elements as `Part` objects; `batch`: rows of a pass."""
 
     pack: Switch
     batch: int = 1
 
     def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
-        """Return one that runs as is fastest for a few tokens of each row."""
+        """Load an element, packed if that is faster for a few tokens per row."""
         widths = [self.batch * width for width in _WIDTHS]
         thing = level_for(thing, widths, pack=self.pack, name=name, above=above)
         named = str(getattr(thing, "name", type(thing).__name__))
         return Part(thing, named, not is_drafter(thing))
 
     def parts(self, levels: Sequence[Any]) -> list[Part]:
-        """Return the parts of what `ps.plan` was given."""
+        """Load the `levels` of `ps.plan`."""
         parts: list[Part] = []
         for number, thing in enumerate(elements(levels)):
             name, loads = f"levels[{number}]", isinstance(thing, str | Path)
@@ -223,8 +222,8 @@ class Loader:
     def with_considered(
         self, levels: Sequence[Any], parts: Sequence[Part], limit: float
     ) -> list[Part]:
-        """Return `parts` of `levels`, and those of `considered` that can be made; none is begun
-        after `limit` seconds."""
+        """Return `parts` of `levels`, and the `considered` elements that can be loaded; no loading
+        begins after `limit` seconds."""
         parts, began = list(parts), time.perf_counter()
         words = considered(levels)
         for number, word in enumerate(words):
@@ -250,15 +249,15 @@ def _named(parts: Sequence[Part]) -> list[Part]:
 
 
 def in_order(parts: Sequence[Part]) -> list[Part]:
-    """Return the target, others that verify from the slowest down, then what only drafts."""
+    """Return the target, the other models from the slowest to the fastest, then the drafters."""
     target, others = parts[0], [part for part in parts[1:] if part.model]
     apart = [part for part in others if part.reads_apart]
     cost = {}
     if len(others) > 1 and apart:
-        clock = time.perf_counter  # of all that is measured here
+        clock = time.perf_counter  # wall time, as in all measurements of a plan
         times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
         cost = {part.name: seconds[1] for part, seconds in zip(apart, times, strict=True)}
-    # What shares the target's cache is a copy of it.
+    # A level in the target's cache is a copy of the target: it comes first, untimed.
     others.sort(key=lambda part: -cost.get(part.name, float("inf")))
     return [target, *others, *(part for part in parts[1:] if not part.model)]
 
@@ -267,7 +266,7 @@ def in_order(parts: Sequence[Part]) -> list[Part]:
 
 
 class Setting(NamedTuple):
-    """A chain of parts by their numbers, as `Chain` takes it."""
+    """Arguments of a `Chain`; `parts` are indices of its elements, target first."""
 
     parts: tuple[int, ...]
     windows: tuple[int, ...] = ()
@@ -276,14 +275,14 @@ class Setting(NamedTuple):
     rule: str = "token"
 
     def chain(self, parts: Sequence[Part], **options: Any) -> Chain:
-        """Return the `Chain`; `options` are others of it."""
+        """Return the `Chain`; `options` are its further arguments."""
         options = {"rounds": self.rounds, "rule": self.rule, "tail": self.tail, **options}
         return Chain([parts[n].thing for n in self.parts], list(self.windows), **options)
 
 
 class Call(NamedTuple):
-    """A call that was run: tokens of its longest prompt, seconds, statistics, tokens and seconds of
-    each round, new tokens of each prompt, and tokens that each level read again."""
+    """A measured call: tokens of its longest prompt, seconds, statistics, (tokens, seconds) of each
+    round, new tokens of each prompt, and tokens that each level read again."""
 
     longest: int
     seconds: float
@@ -295,7 +294,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Runner:
-    """Runs chains of `parts` side by side."""
+    """A runner of chains of `parts`, which take turns."""
 
     parts: Sequence[Part]
     prompts: Sequence[Sequence[int]]
@@ -303,7 +302,7 @@ class Runner:
 
     @property
     def groups(self) -> list[list[list[int]]]:
-        """The prompts of each call."""
+        """Prompts by call."""
         rows = batches(len(self.prompts), self.request.batch).tolist()
         return [[list(self.prompts[n]) for n in row] for row in rows]
 
@@ -314,15 +313,15 @@ class Runner:
         limit: float = float("inf"),
         every: int = 1,
     ) -> list[list[Call]]:
-        """Return all calls by setting, of all prompts `repeats` times.
+        """Run all prompts `repeats` times with each setting, and return the calls by setting.
 
-        Chains take turns, so that a change in the machine's load meets all. After `limit` seconds
-        none begins another call, and one that takes longer than a setting's share of them is cut
-        short.
+        Chains take turns, so that a change in the machine's load affects all of them. No call
+        begins after `limit` seconds, and a call that takes longer than its setting's share of
+        `limit` is cut short.
 
         Args:
-            every: more than 1: the first setting is never cut short, and of so many of the others
-                in a row one runs at each prompt, in at least so many turns.
+            every: > 1: the first setting is never cut short, and at each prompt only every
+                `every`-th of the other settings runs, in at least `every` turns.
         """
         chains, groups = [setting.chain(self.parts) for setting in settings], self.groups
         share = limit / len(settings)
@@ -336,7 +335,7 @@ class Runner:
                 break
             for first in range(len(chains)):
                 at = (first + turn) % len(chains)
-                # The first setting has run already when time is over.
+                # The first setting has already run when the time is over.
                 if every > 1 and (over if at == 0 else at % every != turn % every):
                     continue
                 each = share if at > 0 or every == 1 else float("inf")
@@ -344,7 +343,7 @@ class Runner:
         return calls
 
     def call(self, chain: Chain, turn: int, limit: float, **options: Any) -> Call:
-        """Run one call; after `limit` seconds no round begins but the first `LEAST`."""
+        """Run a call; after `limit` seconds only its first `LEAST` rounds still begin."""
         groups = self.groups
         prompts = groups[turn % len(groups)]
         before = _replayed(chain)
@@ -369,13 +368,13 @@ def _replayed(chain: Chain) -> list[int]:
 
 
 def merged(calls: Sequence[Call]) -> Stats:
-    """Return the statistics of all calls."""
+    """Return the merged statistics of all calls."""
     return merge([call.stats for call in calls])
 
 
 def steps_of(stats: Stats, batch: int) -> list[int]:
-    """Return the steps of each level, each counted once for all rows of a batch: verifications, of
-    the lowest level drafts."""
+    """Return the number of steps of each level, counted once per batch: verifications, and drafts
+    of the lowest level."""
     *above, lowest = stats.levels
     if batch > 1:
         counts = [level.num_forward_passes for level in above]
@@ -385,17 +384,17 @@ def steps_of(stats: Stats, batch: int) -> list[int]:
 
 
 def representative(prompts: Sequence[_Prompt], batch: int) -> list[_Prompt]:
-    """Return the prompts in an order in which any number of the first calls of `batch` of them
-    stand for all by their lengths. A call that is short of prompts stays the last."""
+    """Return the prompts in an order in which the first calls of `batch` prompts, however many,
+    represent the lengths of all prompts. An incomplete call stays last."""
     whole = len(prompts) // batch * batch
     calls = [prompts[n : n + batch] for n in range(0, whole, batch)]
     calls.sort(key=lambda call: max(map(len, call)))
-    # Multiples of the golden ratio are spread evenly, however many there are.
+    # Multiples of the golden ratio are spread evenly, whatever their number.
     order = sorted(range(len(calls)), key=lambda n: (0.5 + 0.618034 * n) % 1)
     return [prompt for n in order for prompt in calls[n]] + list(prompts[whole:])
 
 
-# ---- what is measured ----------------------------------------------------------------------------
+# ---- measurements --------------------------------------------------------------------------------
 
 
 class Times(NamedTuple):
@@ -404,7 +403,7 @@ class Times(NamedTuple):
     seconds: Mapping[int, float]
 
     def at(self, tokens: float) -> float:
-        """Return the seconds on a straight line between measured numbers and beyond the last."""
+        """Return the seconds, interpolated linearly; extrapolated beyond the largest number."""
         known = sorted(self.seconds)
         if tokens > known[-1] and len(known) > 1:
             low, high = known[-2:]
@@ -414,11 +413,11 @@ class Times(NamedTuple):
 
 
 def times_of(samples: Iterable[tuple[int, float, int]]) -> Times:
-    """Return mean times that do not fall as tokens become more, by the tokens, seconds and number
-    of steps of samples.
+    """Return mean seconds by number of tokens, non-decreasing, from samples of (tokens, seconds,
+    number of steps).
 
-    They are the nearest such means (pooling adjacent violators): where more tokens took less, that
-    was chance, by which the best of many windows would be chosen.
+    The nearest monotone means (pooling adjacent violators): if more tokens took less time, that was
+    chance, and the choice among many windows would select it.
     """
     sums: dict[int, Any] = defaultdict(lambda: np.zeros(2))
     for tokens, seconds, steps in samples:
@@ -434,8 +433,8 @@ def times_of(samples: Iterable[tuple[int, float, int]]) -> Times:
 
 
 class Trial(NamedTuple):
-    """A chain that was run with its windows: seconds over those predicted, the relative standard
-    error of its rate, and rounds of the target."""
+    """A run of a chain with its windows: measured over predicted seconds, relative standard error
+    of the tokens per second, and rounds of the target."""
 
     factor: float
     error: float
@@ -444,25 +443,25 @@ class Trial(NamedTuple):
 
 @dataclass
 class Measured:
-    """Measurements of parts that are numbered from the target's 0, in calls of `batch` rows.
+    """Measurements of chain elements, by index (0: the target), in calls of `batch` rows.
 
     Attributes:
-        remaining, room: ``[P]``, as of `theory.Acceptance`.
+        remaining, room: ``[P]``, as in `theory.Acceptance`.
         prompts: tokens of each text's prompt.
-        accept: ``[P]`` by pair of an upper and a lower part.
-        proposals: of pairs whose lower part is no model that can be read along a text.
-        observed: by pair, windows and statistics of the upper level, of pairs that are known by
-            their rounds alone.
-        trees: pairs with trees among these. A small tree is wide and a deep one narrow, so rounds
-            with a window near that of the chain tell.
-        verify: seconds by part, the drafter whose trees it verifies (0: of chains), and tokens, or
-            levels of a tree; 0 tokens: plain decoding.
-        draft: seconds by part and tokens.
-        prefill: seconds by part and tokens of a call's longest prompt.
-        replays: by part, as of `Part.replays`. The tokens of its verifications include those that
-            it read again.
-        outside: seconds of a step that are no level's.
-        trials: by the parts of a chain.
+        accept: ``[P]``, acceptance by (upper, lower) pair.
+        proposals: acceptance of pairs with a lower element other than a model that can be read
+            along a text.
+        observed: for pairs known from rounds only, (window, statistics of the upper level).
+        trees: pairs of `observed` with a drafter of trees. Small trees are wide and deep trees
+            narrow, so only rounds with the nearest window predict a chain.
+        verify: seconds by (element, drafter of the verified trees; 0: blocks) and tokens, or depth
+            of the tree; 0 tokens: plain decoding.
+        draft: seconds by element and tokens.
+        prefill: seconds by element and tokens of a call's longest prompt.
+        replays: `Part.replays` by element. The tokens of its verifications include tokens that it
+            read again.
+        outside: seconds per step outside the levels.
+        trials: trials by the elements of a chain.
         spent: seconds of all measurements.
     """
 
@@ -483,7 +482,7 @@ class Measured:
     spent: float = 0.0
 
     def acceptance(self, parts: Sequence[int], window: int = MOST) -> Acceptance:
-        """Return the acceptance of a chain, whose lowest level has this window."""
+        """Return the acceptance of a chain; `window` is that of its lowest level."""
         pairs = list(itertools.pairwise(parts))
         proposals = self.proposals.get(pairs[-1]) if pairs else None
         if pairs and pairs[-1] in self.trees:
@@ -499,8 +498,8 @@ class Measured:
         return Acceptance(levels, self.remaining, proposals, tail, self.room)
 
     def rate(self, upper: int, lower: int) -> float:
-        """Return the share of tokens that part `upper` accepts from `lower`, for people; of
-        proposals, that of their first tokens."""
+        """Return the share of tokens of `lower` that `upper` accepts, for reports; of proposals,
+        the share of first tokens."""
         if (upper, lower) in self.accept:
             return float(self.accept[upper, lower].mean())
         table = self.proposals[upper, lower]
@@ -508,8 +507,8 @@ class Measured:
         return float(table.accept[has, 0].mean()) if has.any() else 0.0
 
     def factor(self, chain: Sequence[int]) -> float:
-        """Return seconds of the chain at work over those that its steps add up to: by its trial,
-        the less the shorter that was, and by the mean of all trials."""
+        """Return measured over predicted seconds of a chain: the mean of its trial, weighted by
+        the trial's rounds, and of the mean of all trials."""
         if not self.trials:
             return 1.0
         mean = statistics.fmean(trial.factor for trial in self.trials.values())
@@ -518,7 +517,7 @@ class Measured:
         return weight * trial.factor + (1 - weight) * mean
 
     def before(self, parts: Sequence[int]) -> Floats:
-        """Return ``[G]``, seconds of the prefills of each call of a chain."""
+        """Return ``[G]``, prefill seconds of each call of a chain."""
         groups = batches(len(self.prompts), self.batch)
         longest = np.array(self.prompts)[groups].max(1).tolist()
         return np.array([sum(self.prefill[n].at(size) for n in parts) for size in longest])
@@ -526,7 +525,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """Seconds of the steps of the chain of `parts`, as `theory.PassSeconds`."""
+    """Measured seconds of the steps of a chain, as `theory.PassSeconds`."""
 
     measured: Measured
     parts: Sequence[int]
@@ -534,7 +533,7 @@ class MeasuredSeconds:
     def verify(self, level: int, pending: int) -> float:
         pair = self.parts[level - 1], self.parts[min(level, len(self.parts) - 1)]
         trees, verify = pair in self.measured.trees, self.measured.verify
-        # (Of a level that is above trees alone no other pass is timed.)
+        # (A level that verifies only trees has no other timed pass.)
         trees = trees and (pending > 0 or (pair[0], 0) not in verify)
         times = verify[pair if trees else (pair[0], 0)]
         most = self.measured.replays.get(pair[0], 0)
@@ -548,12 +547,11 @@ class MeasuredSeconds:
 
 
 def timed_settings(parts: Sequence[Part]) -> list[Setting]:
-    """Return the target alone and the chains whose steps are timed, with every window: the target
-    with the next model, with every pair of neighbouring models and with every drafter; the last
-    model with a drafter, since that model verifies as well; every model with every drafter of
-    trees, of which each has its sizes; and, since no text tells what is accepted of these, the
-    target with every level in its cache, and every such level with every drafter that reads its
-    states."""
+    """Return the target alone and the chains to time, with every window: (target, next model),
+    (target, two adjacent models), (target, drafter); (target, last model, drafter), since the last
+    model verifies as well; (target, model, drafter of trees), since sizes of trees differ; and,
+    since no text gives their acceptance, (target, level in its cache) and (target, level in its
+    cache, drafter that reads its hidden states)."""
     models = [n for n, part in enumerate(parts) if part.model and n > 0]
     drafters = [n for n, part in enumerate(parts) if not part.model]
     chains = [(0, n) for n in models if n == models[0] or not parts[n].reads_apart]
@@ -576,17 +574,17 @@ def timed_settings(parts: Sequence[Part]) -> list[Setting]:
 def measure(
     parts: Sequence[Part], prompts: Sequence[Sequence[int]], request: Request, *, limit: float
 ) -> Measured:
-    """Return all that the chains of `parts` depend on.
+    """Measure times and acceptances for the chains of `parts`.
 
     Args:
-        parts: target first, each cheaper than the one before it; what only drafts last.
+        parts: target first, in order of falling cost, drafters last.
         prompts: token ids.
-        limit: seconds that this may take; it takes longer only where a single call does. If time
-            is short, further prompts are continued once, by the fastest chain: below any chain the
-            target's texts have the same distribution.
+        limit: seconds; only a single long call exceeds them. If time is short, further prompts are
+            continued once, by the fastest chain: the target's texts have the same distribution
+            with any chain.
 
     Raises:
-        ValueError: the texts are too short for the levels to be timed.
+        ValueError: the texts are too short to time the levels.
     """
     began = time.perf_counter()
     runner, settings = Runner(parts, prompts, request), timed_settings(parts)
@@ -635,7 +633,7 @@ def _enter_times(
     settings: Sequence[Setting],
     ran: Sequence[Sequence[Call]],
 ) -> dict[_Pair, list[tuple[int, LevelStats]]]:
-    """Enter the times of all calls; return windows and statistics of lowest pairs."""
+    """Enter the times of all calls; return (window, statistics) by lowest pair."""
     verify, draft, prefill = (defaultdict(list) for _ in range(3))
     seen: dict[_Pair, list[tuple[int, LevelStats]]] = defaultdict(list)
     outside = np.zeros(2)  # seconds, steps
@@ -671,8 +669,8 @@ def _enter_times(
 
 
 def processed(logits: torch.Tensor, request: Request) -> torch.Tensor:
-    """Return ``[N, V]``, the distributions that tokens are drawn from, of rows of logits; as
-    `ps.sample` forms them, up to rounding."""
+    """Return ``[N, V]``, the distributions of rows of logits after temperature and filters, as
+    `ps.sample` computes them, up to rounding."""
     if request.temperature == 0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
     return processed_scores(logits, request.sampling).softmax(-1)
@@ -682,8 +680,8 @@ def processed(logits: torch.Tensor, request: Request) -> torch.Tensor:
 def _distributions(
     thing: Any, vocab: int, prompt: Sequence[int], new: Sequence[int], request: Request
 ) -> torch.Tensor:
-    """Return ``[len(new), vocab]``, the distributions of every new token by a level, with nothing
-    for ids that it does not have."""
+    """Return ``[len(new), vocab]``, a level's distribution of every new token; ids outside its
+    vocabulary have probability 0."""
     level = batched(thing)
     tokens = torch.tensor([[*prompt, *new]], device=level.device)
     tokens = tokens.where(tokens < level.vocab_size, 0)
@@ -731,7 +729,7 @@ def _acceptances(
             measured.proposals[pair] = _hazards(rounds, places)
             if parts[pair[1]].trees:
                 measured.trees.add(pair)
-            if parts[pair[1]].model:  # which may stand between two others as well
+            if parts[pair[1]].model:  # which may also verify between two other levels
                 measured.accept[pair] = np.full(places, _share(rounds))
 
 
@@ -742,14 +740,14 @@ def _agreement(
         return np.asarray(torch.minimum(upper, lower).sum(-1).double().numpy())
     at = chosen[:, None]
     p, q = upper.gather(1, at)[:, 0].double(), lower.gather(1, at)[:, 0].double()
-    # A pass over a whole text may round another argmax than the pass that chose the token.
+    # By rounding, a pass over a whole text may have another argmax than the original pass.
     return np.asarray((q / p.clamp_min(1e-30)).clamp_max(1).numpy())
 
 
 def _proposed(
     drafter: Any, prompt: Sequence[int], new: Sequence[int], request: Request
 ) -> list[list[int]] | None:
-    """Return a drafter's proposals before every new token; None where it draws them."""
+    """Return a drafter's proposal at every new token; None: it samples its proposals."""
     fork = drafter.fork() if hasattr(drafter, "fork") else drafter
     context, proposals = Context(list(prompt), seed=request.seed), []
     for token in new:
@@ -765,8 +763,8 @@ def _proposed(
 def _matches(
     proposals: Sequence[Sequence[int]], upper: torch.Tensor, new: Sequence[int], number: int
 ) -> Proposals:
-    """Return the acceptance of proposals: by the target (`number` 0), whether they are the text; by
-    another level, its probability of the token."""
+    """Return the acceptance of proposals: for the target (`number` 0) whether each token equals the
+    text, for another level its probability of the token."""
     length = len(new)
     accept, counts = np.zeros((length, MOST)), np.zeros(length, np.int64)
     for start, tokens in enumerate(proposals):
@@ -785,9 +783,8 @@ def _share(rounds: Sequence[tuple[int, LevelStats]]) -> float:
 
 
 def _tested(rounds: Sequence[tuple[int, LevelStats]]) -> tuple[Floats, Floats]:
-    """Return ``[MOST]`` each, tokens by position that were tested, and of these accepted. Where a
-    drafter had no more to propose, or a tree ended before its window did, the next token counts as
-    rejected."""
+    """Return ``[MOST]`` each, tested and accepted tokens by position. If a proposal or a tree ends
+    before its window, the next token counts as rejected."""
     tried, passed = np.zeros((2, MOST))
     for window, level in rounds:
         accepted = level.num_accepted_tokens_per_pos[:window]
@@ -799,6 +796,6 @@ def _tested(rounds: Sequence[tuple[int, LevelStats]]) -> tuple[Floats, Floats]:
 
 def _hazards(rounds: Sequence[tuple[int, LevelStats]], places: int) -> Proposals:
     tried, passed = _tested(rounds)
-    hazards = (passed + 4 * _share(rounds)) / (tried + 4)  # where few were tried, the mean
+    hazards = (passed + 4 * _share(rounds)) / (tried + 4)  # near the mean if few were tested
     deepest = max((len(level.draft_length_histogram) - 1 for _, level in rounds), default=MOST)
     return Proposals(np.tile(hazards, (places, 1)), np.full(places, deepest, np.int64))

@@ -1,4 +1,4 @@
-"""Which chain of the models at hand decodes the user's prompts fastest on this machine."""
+"""Choice of the chain that decodes the user's prompts fastest on this machine (`ps.plan`)."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from .search import (
     with_trials,
 )
 
-SCHEMA = 7  # of what is kept
-RUNNERS_UP = 3  # beside the recommendation and plain decoding, with `verify`
-_MEASURING = 0.75  # of the time; the rest is for trials
-_TRYING = 0.25  # of the time, beside, for both rules
-_MAKING = 0.25  # of the time, beside, for making what is considered
-_GAIN = 1.02  # of the block rule, in both halves of the calls
+SCHEMA = 7  # version of stored plans
+RUNNERS_UP = 3  # chains run with `verify`, beside the recommendation and plain decoding
+_MEASURING = 0.75  # share of the time; the rest is for trials
+_TRYING = 0.25  # share of the time, in addition, for both rules
+_MAKING = 0.25  # share of the time, in addition, to load the elements of `consider`
+_GAIN = 1.02  # least speedup by the block rule, in both halves of the calls
 _Chain = TypeVar("_Chain", bound=Chain)
 
 
 @dataclass
 class Plan:
-    """The answer of `ps.plan`.
+    """The result of `ps.plan`.
 
     Attributes:
-        candidates: every chain with its best windows, the fastest first by prediction.
-        recommended: the fastest of those that were run, else the first; the target alone where
-            speculation does not pay.
+        candidates: every chain with its best windows, the fastest by prediction first.
+        recommended: with `verify` or `theorem` the fastest chain by measurement, else the first
+            candidate; the target alone if speculation does not pay.
         insertions: Theorem 3.2 for every chain of three levels or more, with `theorem`.
-        measured: the measurements behind the predictions.
+        measured: the measurements that the predictions follow from.
         parts: the levels and drafters.
-        request: the requests that were planned for.
+        request: the planned requests.
     """
 
     candidates: list[Candidate]
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def plain(self) -> Candidate:
-        """The target alone."""
+        """The candidate of the target alone."""
         return next(one for one in self.candidates if not one.windows)
 
     @property
@@ -79,7 +79,7 @@ class Plan:
         return len(self.recommended.parts) > 1
 
     def chain(self, candidate: Candidate | None = None, **options: Any) -> Chain:
-        """Return the recommended `Chain`, or that of a candidate; `options` are `Chain`'s."""
+        """Return the `Chain` of `candidate` (None: recommended); `options` are `Chain`'s."""
         return (candidate or self.recommended).setting.chain(self.parts, **options)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Plan:
         }
 
     def report(self, verbose: bool = False) -> str:
-        """Return the recommendation and a table of the chains for people, in 80 columns; `verbose`:
-        also rates of decoding and the measurements."""
+        """Return the recommendation and a table of the chains, in 80 columns; `verbose`: also rates
+        of decoding and the measurements."""
         sections = [
             _verdict(self.recommended, self.plain),
             _rates(self.candidates, self.plain, verbose),
@@ -120,7 +120,7 @@ class Plan:
         """Return the path, id or word of each element of the recommended chain.
 
         Raises:
-            ValueError: one was a Python object, which no word stands for; names it.
+            ValueError: an element is a Python object, without a path, id or word; names it.
         """
         sources = []
         for part in map(self.parts.__getitem__, self.recommended.parts):
@@ -133,10 +133,10 @@ class Plan:
         return sources
 
     def save(self, path: str | Path) -> None:
-        """Write the recommended chain, as `Chain.from_plan` and ``--chain`` read it.
+        """Write the recommended chain to a file for `Chain.from_plan` and ``--chain``.
 
         Raises:
-            TypeError, ValueError: no path; as of `sources`.
+            TypeError, ValueError: `path` is no path; as for `sources`.
             OSError: the file cannot be written.
         """
         path, best = arguments.path("path", path), self.recommended
@@ -174,38 +174,37 @@ def plan(
     trials: int | None = TRIED,
     consider: bool = False,
 ) -> Plan:
-    """Measure what a chain of some of `levels` would cost and gain on these prompts and this
-    machine, and recommend one, or none.
+    """Predict the speed of every chain of `levels` on the user's prompts and this machine, and
+    recommend the fastest, or the target alone.
 
-    Measured are seconds of prefills and steps in chains at work, and how likely each level accepts
-    the tokens of each other along the target's texts. The renewal model (`planning.theory`)
-    predicts every chain with the windows, rounds and tail that suit it best. The fastest are then
-    run for a moment beside the target alone, and predictions go by that. Rates are of whole calls,
-    so a level whose prefill costs more than it gains is left out. Where the request samples, the
-    rule is chosen by running both.
+    Measured are seconds of prefills and steps in running chains, and the acceptance between every
+    two levels along the target's texts. The renewal model (`planning.theory`) predicts every chain
+    with its best windows, rounds and tail. The fastest chains are then run for a moment in turns
+    with the target alone, and the predictions corrected. Rates are for whole calls, so a level is
+    left out if its prefill costs more than it gains. If the request samples, the rule is chosen by
+    running both.
 
     Args:
-        levels: as `Chain` takes them, with any number of candidates between target and drafter, and
-            several drafters without a model. The target is the first; the others are put in order
-            by their times.
-        prompts: token ids such as will be asked; measurements are averages over them.
-        max_new_tokens ... eos_token_id: of the requests to come. Calls that are measured have
-            different seeds, from `seed` on; None: from one out of torch's generator.
-        batch: prompts of one call, whose rows share every step and wait for each other.
-        pack: as of `Chain`.
-        seconds: that measuring may take; the search takes a few more.
+        levels: as for `Chain`, with any number of candidates between target and drafter, and
+            several drafters without a model. The target is first; the others are sorted by time.
+        prompts: token ids, typical of later requests; measurements are averages over them.
+        max_new_tokens ... eos_token_id: of the requests to come. Measured calls have different
+            seeds, from `seed` on; None: from a seed of torch's generator.
+        batch: prompts per call. The rows of a call share every step and wait for each other.
+        pack: as for `Chain`.
+        seconds: time for measurements; the search takes a few seconds more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
             the fastest.
-        theorem: also run the chains that Theorem 3.2 compares, and try all of them.
-        repeats: of these runs.
-        trials: how many of the fastest chains are run for a moment; None: all.
-        consider: also what `levels` do not name: prompt lookup and suffixes, the multi-token head
-            in the target's directory, the target's 4-bit copy in its cache, and, of drafts given by
-            their directories, 4-bit copies and drafts with a quarter of their many ids. What cannot
-            be made is left out. Making them may take a quarter of `seconds` beside.
+        theorem: also run the chains that Theorem 3.2 compares, and try all chains.
+        repeats: repetitions of the runs of `verify` and `theorem`.
+        trials: number of the fastest chains that are run for a moment; None: all.
+        consider: add elements: prompt lookup and suffixes, the multi-token head in the target's
+            directory, the target's 4-bit copy in its cache, and, of drafts named by directory,
+            4-bit copies and copies with a quarter of the ids of a large vocabulary. Elements that
+            cannot be loaded are left out. Loading may take a quarter of `seconds` in addition.
 
     Raises:
-        TypeError, ValueError: as of `Chain` and `Chain.generate`.
+        TypeError, ValueError: as for `Chain` and `Chain.generate`.
     """
     for name, value in (("verify", verify), ("theorem", theorem), ("consider", consider)):
         arguments.flag(name, value)
@@ -228,12 +227,12 @@ def plan(
     some = candidates(measured, parts)
     progress.note(f"plan: trying the fastest of {len(some)} chains")
     runner = Runner(parts, rows[: len(measured.prompts)], request)
-    # Chains that are compared for the theorem are compared by what they have been seen to do.
+    # With `theorem` every chain has a trial, since the theorem's chains are compared by trials.
     some = with_trials(measured, some, runner, seconds, None if theorem else trials)
     if request.temperature > 0 and some[0].windows:
         some[0] = _with_rule(some[0], runner, _TRYING * seconds)
     best = some[0]
-    # Plain decoding shows what a machine that changes in the meantime does to all of them.
+    # Plain decoding runs too: it shows a change in the machine's load.
     plain = next(one for one in some if not one.windows)
     ran = [*some[: 1 + RUNNERS_UP], plain] if verify else []
     if theorem:
@@ -249,14 +248,14 @@ def plan(
 
 
 def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
-    """Return the candidate by the faster rule, both run. The block rule never accepts less and
+    """Return the candidate with the faster rule; run both. The block rule never accepts less and
     costs a little more; its gain depends on whole blocks, which the replay of a text lacks."""
     rules = [replace(one, rule=rule) for rule in ("token", "block")]
     settings = [each.setting for each in rules]
     calls = runner.run(settings, 1 if len(runner.groups) > 3 else 2, limit)
     if min(map(len, calls)) < 2:
         return one
-    # Chosen where it is faster in both halves of the calls, since once may be luck.
+    # The block rule must be faster in both halves of the calls: a single win may be luck.
     token, block = ([merged(each[half::2]) for half in (0, 1)] for each in calls)
     gains = [b.tokens_per_second / t.tokens_per_second for t, b in zip(token, block, strict=True)]
     if min(gains) <= _GAIN:
@@ -273,7 +272,7 @@ def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
 
 
 def _checked(prompts: Any, request: Request, target: Part) -> list[list[int]]:
-    """Return the prompts; check them, and what of the request only the target can tell."""
+    """Return the checked prompts; check the EOS ids of the request by the target's vocabulary."""
     if is_sharded(target.thing):
         raise ValueError(
             f"{target.name}: expected a target in one process, given one that is sharded over "
@@ -322,7 +321,7 @@ def load_or_plan(
         best = planned.recommended
         chosen = [things.index(planned.parts[n].thing) for n in best.parts]
         value = {
-            # What was considered by its word, since the next call may not have made it.
+            # Elements of `consider` by their words, since the next call may not have loaded them.
             "parts": [n if n < len(known) else parts[n].word for n in chosen],
             "windows": list(best.windows),
             "rounds": list(best.rounds),
@@ -339,7 +338,7 @@ def load_or_plan(
 def _stored_chain(
     kind: type[_Chain], parts: Sequence[Part], value: Any, loader: Loader
 ) -> _Chain | None:
-    """Return the chain that is stored as `value`; None where it is of other parts."""
+    """Return the chain stored as `value`; None if it has other elements."""
     known = {part.word: part.thing for part in parts if part.word is not None}
     try:
         things: list[Any] = []
@@ -363,7 +362,7 @@ def _fingerprint(part: Part) -> list[Any]:
     return [part.name, described, str(part.choice and part.choice.config)]
 
 
-# ---- reports for people, in 80 columns -----------------------------------------------------------
+# ---- reports in 80 columns -----------------------------------------------------------------------
 
 
 def _verdict(one: Candidate, plain: Candidate) -> str:
@@ -379,8 +378,8 @@ def _verdict(one: Candidate, plain: Candidate) -> str:
 
 
 def _rates(some: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
-    """Return a table of every chain's rate, predicted and, where any was run, measured; `verbose`:
-    also of decoding, without prefills."""
+    """Return a table of every chain's rate, predicted and, if any chain was run, measured;
+    `verbose`: also rates of decoding, without prefills."""
     heads = ["tokens/s", "+-", "over plain"]
     heads += ["measured", "over plain"] * any(one.measured_tokens_per_second for one in some)
     heads += ["decoding", "tokens/round"] * verbose
@@ -399,7 +398,7 @@ def _rates(some: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
 
 
 def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -> str:
-    """Return times by part, acceptances, what chains at work took, and how levels run."""
+    """Return times by element, acceptances, trials of chains, and packing of levels."""
     lines = [
         f"measured in {measured.spent:.0f} s on {len(measured.prompts)} texts of "
         f"{len(measured.remaining)} tokens, temperature {request.temperature:g}, batch "
@@ -433,8 +432,8 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
 
 
 def theorem_table(tests: Sequence[Insertion]) -> str:
-    """Return Theorem 3.2 as the rebuttal's table has it: both sides, verdict and speeds; "either"
-    where now the one chain was measured to be faster, now the other."""
+    """Return Theorem 3.2 in the form of the rebuttal's table: both sides, verdict and speeds;
+    "either" if neither chain was faster in all repeats."""
     heads = (
         "T_i", "L_i-new", "T_new", "L_new", "T_below", "L_i", "T_new/T_i", "< (1)", "< exact",
         "(1)", "exact", "renewal", "measured", "tokens/s",

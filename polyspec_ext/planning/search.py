@@ -1,5 +1,4 @@
-"""Chains of the parts at hand: the windows that suit each, what it would give, and trials of the
-fastest."""
+"""Search over chains: the best windows of each, its predicted speed, and trials of the fastest."""
 
 from __future__ import annotations
 
@@ -36,31 +35,31 @@ from .theory import (
     starts,
 )
 
-LONGEST = 4  # levels of a chain: longer ones are many, and few of them are tried
-TRIED = 4  # of the fastest chains, beside plain decoding
-_POSITIONS = 400  # of texts that windows are chosen on
-_SETTINGS = 200  # tried for one chain
-_EXTRA = (0, 1, None)  # rounds beyond those that fill a window; None: unbounded
+LONGEST = 4  # levels of a chain: there are many longer chains, and few would be tried
+TRIED = 4  # number of the fastest chains with a trial, beside plain decoding
+_POSITIONS = 400  # positions of texts for the choice of windows
+_SETTINGS = 200  # maximum predictions per chain
+_EXTRA = (0, 1, None)  # rounds beyond the number that fills a window; None: unbounded
 _REPEATS = 2  # of every call of a trial, if there is time
-_TRIALS = 0.25  # of the time, which trials have whatever was measured before
+_TRIALS = 0.25  # least share of the time for trials
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A chain, its prediction, and what was measured of it.
+    """A chain with its prediction and measurements.
 
     Attributes:
-        parts: numbers of its parts, target first.
-        levels: their names.
-        windows, rounds, rule, tail: as `Chain` takes them.
+        parts: indices of its elements, target first.
+        levels: names of its elements.
+        windows, rounds, rule, tail: as for `Chain`.
         predicted_tokens_per_second: of whole calls, prefills included.
         predicted_decode_tokens_per_second: of decoding alone, as `Stats.tokens_per_second`.
         uncertainty: relative; twice the standard error: of the chain's trial over its rounds, else
             from the spread of the texts.
         length: tokens per round of the target.
-        measured_tokens_per_second, measured_decode_tokens_per_second, measured_length: where it was
-            run with `verify`; medians.
-        measured_repeats: decoding's, of each repeat.
+        measured_tokens_per_second, measured_decode_tokens_per_second: medians of the repeats;
+            measured_length: mean. None: not run.
+        measured_repeats: measured decoding tokens per second of each repeat.
     """
 
     parts: tuple[int, ...]
@@ -80,12 +79,12 @@ class Candidate:
 
     @property
     def setting(self) -> Setting:
-        """The chain, as `Chain` takes it."""
+        """The arguments of `Chain`."""
         return Setting(self.parts, self.windows, self.rounds, self.tail, self.rule)
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less 1."""
+        """Predicted over measured tokens per second, less 1; None: not run."""
         if self.measured_tokens_per_second is None:
             return None
         return self.predicted_tokens_per_second / self.measured_tokens_per_second - 1
@@ -98,8 +97,8 @@ class Candidate:
 
 
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
-    """Yield every chain of at most `LONGEST` of the parts in their order: the target, any levels,
-    and at most one that only drafts."""
+    """Yield every chain of at most `LONGEST` elements, in order: the target, any other models, and
+    at most a single drafter."""
     models = [n for n, part in enumerate(parts) if part.model and n > 0]
     drafters = [n for n, part in enumerate(parts) if not part.model and n > 0]
     for count in range(min(len(models), LONGEST - 1) + 1):
@@ -114,7 +113,7 @@ def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
 
 
 def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
-    """Return each chain with the windows that suit it best, the fastest first."""
+    """Return each chain with its best windows, the fastest first."""
     return fastest_first(
         candidate(measured, parts, best_setting(measured, chain, tails=not parts[chain[-1]].trees))
         for chain in chains(parts)
@@ -122,12 +121,12 @@ def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
 
 
 def fastest_first(some: Any) -> list[Candidate]:
-    """Return candidates by their predictions."""
+    """Return the candidates in falling order of predicted tokens per second."""
     return sorted(some, key=lambda each: -each.predicted_tokens_per_second)
 
 
 def candidate(measured: Measured, parts: Sequence[Part], setting: Setting) -> Candidate:
-    """Return the prediction for one chain."""
+    """Return the prediction for a chain."""
     expected = predict(measured, setting)
     return Candidate(
         setting.parts,
@@ -143,8 +142,8 @@ def candidate(measured: Measured, parts: Sequence[Part], setting: Setting) -> Ca
 
 
 def predict(measured: Measured, setting: Setting, positions: int | None = None) -> Expectation:
-    """Return what the renewal model expects of a chain on the measured texts; with `positions` on
-    the whole batches of texts within the first so many."""
+    """Return the renewal model's expectation of a chain on the measured texts; if they have more
+    than `positions`, on their first whole batches, with at least half of `positions`."""
     chain = setting.parts
     acceptance = measured.acceptance(chain, *setting.windows[-1:])
     if positions is not None:
@@ -178,11 +177,11 @@ def _first(acceptance: Acceptance, positions: int, batch: int) -> Acceptance:
 def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = True) -> Setting:
     """Return the setting with the most tokens per second.
 
-    Of two levels all windows are tried; of more, one number after another is changed until no
-    change helps.
+    With two levels all windows are tried; with more, coordinate descent changes a number at a time
+    until no change helps.
 
     Args:
-        tails: whether the chain may have one; a drafter of trees has none.
+        tails: whether the chain may have a tail; not with a drafter of trees.
     """
     count = len(chain) - 1
     if count == 0:
@@ -246,7 +245,7 @@ def _uncertainty(measured: Measured, chain: Sequence[int], expected: Expectation
 
 
 def with_rates(some: Sequence[Candidate], runner: Runner, repeats: int) -> list[Candidate]:
-    """Return the candidates with what was measured of them in `repeats` of all calls."""
+    """Run all calls `repeats` times with each candidate, and return candidates with the rates."""
     ran, size = [], len(runner.groups)
     for one, calls in zip(some, runner.run([c.setting for c in some], repeats), strict=True):
         whole, decoding = [], []
@@ -276,14 +275,14 @@ def with_trials(
     most: int | None = TRIED,
 ) -> list[Candidate]:
     """Run the fastest candidates and plain decoding for a moment, enter `Measured.trials`, and
-    return all candidates with predictions by these.
+    return all candidates with corrected predictions.
 
-    Windows are chosen by measured times, so a chain whose times came out too short by chance is
-    chosen more often than one whose times came out too long.
+    Windows are chosen by measured times, so chains with times too short by chance are chosen more
+    often than chains with times too long: without trials, predictions are biased.
 
     Args:
-        limit: seconds that all measurements may take; trials have a quarter of them at least.
-        most: chains that are tried, beside plain decoding; None: all.
+        limit: seconds for all measurements; trials have at least a quarter of them.
+        most: number of chains with a trial, beside plain decoding; None: all.
     """
     began = time.perf_counter()
     plain = next(one for one in some if not one.windows)
@@ -295,15 +294,15 @@ def with_trials(
         for one, each in zip(tried, calls, strict=True):
             measured.trials[one.parts] = _trial(untried, one.setting, each)
         some = fastest_first(candidate(measured, runner.parts, one.setting) for one in some)
-        # What is recommended should have been run.
+        # The recommended chain needs a trial.
         tried = [one for one in some[:1] if one.parts not in measured.trials]
     measured.spent += time.perf_counter() - began
     return list(some)
 
 
 def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
-    """Return the seconds of calls over those predicted for as many steps of each level; for as many
-    tokens where acceptances come from rounds, of which these tell more."""
+    """Return the measured seconds of calls over the seconds predicted for as many steps of each
+    level; for as many tokens if acceptances come from rounds, which the calls measure better."""
     stats, expected = merged(calls), predict(untried, setting)
     count = len(expected.tokens)
     expected = expected.of_batches([n % count for n in range(len(calls))])
@@ -324,15 +323,15 @@ def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
 
 @dataclass(frozen=True)
 class Insertion:
-    """Theorem 3.2 for one model of a chain, and what the renewal model says.
+    """Theorem 3.2 for a model of a chain, and the renewal model's predictions.
 
     Attributes:
         new, above, below: names of M_new, M_i and M_{i+1}.
         lengths: L_i, L_{i-new}, L_new. L_new is the tokens that M_i hands up per pass of M_new, so
             that N / L_new in Lemma 3.1 is the number of M_new's passes.
-        seconds: T_i, T_new, T_{i+1} of one pass.
-        test: both sides.
-        without, with_new: the chains compared.
+        seconds: T_i, T_new, T_{i+1}, seconds per pass.
+        test: both sides of the theorem.
+        without, with_new: the compared chains.
     """
 
     new: str
@@ -346,8 +345,8 @@ class Insertion:
 
     @property
     def faster(self) -> bool | None:
-        """Whether the chain with the new model was faster in every repeat; None: now and then, or
-        they were not run."""
+        """Whether the chain with the new model was faster in every repeat (False: in none); None:
+        in some repeats, or the chains were not run."""
         pairs = zip(self.without.measured_repeats, self.with_new.measured_repeats, strict=False)
         seen = {after > before for before, after in pairs}
         return seen.pop() if len(seen) == 1 else None
@@ -368,8 +367,8 @@ class Insertion:
 
 
 def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:
-    """Return the theorem for every chain of at least three levels and the model above its last,
-    but for drafters of trees."""
+    """Return the theorem for every chain of at least three levels, with the model above the last
+    level as M_new; chains with a drafter of trees are left out."""
     by_parts = {one.parts: one for one in some}
     tests = []
     for one in some:
@@ -389,7 +388,7 @@ def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]
         )
         without = (
             _verification(measured, before, at, above) * measured.factor(base.parts),
-            # In passes of T_below: a drafter without a model is as fast with many tokens.
+            # In passes of T_below: a drafter without a model is as fast with many tokens as with 1.
             window * draft.at(base.windows[-1]) / draft.at(window),
         )
         test = insertion_test(*seconds, *lengths, float(window), without)

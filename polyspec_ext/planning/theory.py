@@ -1,13 +1,13 @@
 """Expected tokens and seconds of a chain of models, and Theorem 3.2 of the polybasic paper.
 
-`expectation` is a renewal model, exact where acceptances are independent of each other: its cycles
-are the rounds of the target, and the scheduler's state rows say whose step is due (`RoundModel`).
+`expectation` is a renewal model, exact if acceptances are independent of each other: its cycles
+are the rounds of the target, and the scheduler's state rows decide which level acts (`RoundModel`).
 
-Acceptances are one number per level (an endless text in its steady state), or are given at every
-position of recorded texts. A token drawn from the target's distribution p was accepted with
-probability min(1, q/p), whatever windows the chain had, since the text does not depend on them
-(contract C2). Such a replay is exact for two levels. With more, the levels below are taken to
-accept behind a rejected token as they would along the text.
+Acceptance is a number per level (an endless text in its steady state), or a number per position of
+recorded texts. A token drawn from the target's distribution p was accepted with probability
+min(1, q/p), for all windows alike, since the text does not depend on them (contract C2). This
+replay is exact for two levels. With more, it assumes that after a rejected token the levels below
+accept as they would along the text.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .._C import RoundShape, schedule_due
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-TINY = 1e-14  # states less likely than this are left out
-_UNLIKELY = 1e-9  # rounds of a batch
+TINY = 1e-14  # probability below which states are left out
+_UNLIKELY = 1e-9  # expected rows of a round of a batch below which it is left out
 _ENDLESS = 2**40  # tokens
-_CYCLES = 256  # verifications that a mean is taken over
+_CYCLES = 256  # verifications of a mean
 
 
 # ---- times and acceptances -----------------------------------------------------------------------
@@ -37,7 +37,7 @@ class PassSeconds(Protocol):
     """Seconds of the steps of a chain of n levels, of all rows of a batch together."""
 
     def verify(self, level: int, pending: int) -> float:
-        """Return the seconds of `level` verifying `pending` tokens, in a pass of one more."""
+        """Return the seconds of `level` verifying `pending` tokens, a pass of `pending` + 1."""
         ...
 
     def draft(self, tokens: int) -> float:
@@ -47,7 +47,7 @@ class PassSeconds(Protocol):
 
 @dataclass(frozen=True)
 class ConstantSeconds:
-    """Seconds as the papers have them: T_i a pass of M_i, and M_n one pass for each token.
+    """Seconds as in the papers: T_i per pass of M_i, and a pass of M_n per token.
 
     Args:
         seconds: T_1 ... T_n.
@@ -64,18 +64,18 @@ class ConstantSeconds:
 
 @functools.lru_cache(maxsize=4096)
 def replays(acceptance: float, pending: int, most: int) -> tuple[float, float]:
-    """Return what a level with checkpoints reads again at each verification, on average: tokens,
-    and passes beside its own.
+    """Return the mean tokens that a level with checkpoints reads again per verification, and its
+    mean additional passes.
 
-    A verification that rejects a token goes back in front of its pass, and reads what stays of it
-    again with the next. More than `most` tokens are read in a pass before that.
+    After a rejection the level returns to its state before the pass, and reads the kept tokens of
+    the pass again with the next block; more than `most` tokens in an additional pass before it.
 
     Args:
-        acceptance: of a token, if those before it in the block are accepted.
+        acceptance: acceptance of a token, if the tokens before it in the block are accepted.
         pending: tokens of each verification.
     """
     size = most + pending + 1
-    chances = np.zeros((size, size))  # from the tokens that a pass reads again to the next one's
+    chances = np.zeros((size, size))  # transitions of the tokens that a pass reads again
     for again in range(size):
         begin = again if again <= most else 0
         for accepted in range(pending):
@@ -89,12 +89,12 @@ def replays(acceptance: float, pending: int, most: int) -> tuple[float, float]:
 
 
 class Proposals(NamedTuple):
-    """Acceptance of a drafter without a model, which may have fewer tokens than asked for.
+    """Acceptance of a drafter without a model, which may propose fewer tokens than its window.
 
     Attributes:
         accept: ``[P, K]``, the probability that token j of a proposal at position p is accepted, if
-            those before it are.
-        counts: ``[P]``, tokens that the drafter proposes there; at most K.
+            the tokens before it are.
+        counts: ``[P]``, tokens of the proposal at position p, at most K.
     """
 
     accept: Floats
@@ -103,18 +103,18 @@ class Proposals(NamedTuple):
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Probabilities that each level accepts what comes from below.
+    """Probabilities that each level accepts draft tokens from the level below.
 
     Attributes:
         levels: for level 1 ... n-1, ``[P]``: the probability that it accepts a token at position p,
-            if those before it in the block are. P = 1: at any position of an endless text.
+            if the tokens before it in the block are. P = 1: any position of an endless text.
         remaining: ``[P]``, tokens left of each text from position p on, p included; texts follow
             each other. None: endless.
         proposals: replaces the last of `levels`.
-        tail: how likely level 1 accepts what level n proposes, ``[P]`` or `Proposals`. None: for
-            chains without a tail.
-        room: ``[P]``, tokens that the request allows from position p on; more than `remaining`
-            where the text ends with an EOS. None: each text is as long as its request allows.
+        tail: acceptance of tokens of level n by level 1, ``[P]`` or `Proposals`. None: for chains
+            without a tail.
+        room: ``[P]``, tokens that the request allows from position p on; more than `remaining` if
+            the text ends with an EOS. None: each text is as long as its request allows.
     """
 
     levels: tuple[Floats, ...]
@@ -125,7 +125,7 @@ class Acceptance:
 
     @classmethod
     def constant(cls, *levels: float, tail: float | None = None) -> Acceptance:
-        """Return the same acceptance everywhere: a_1 ... a_{n-1}, and that of a tail."""
+        """Return the same acceptance at every position: a_1 ... a_{n-1}, and of a tail."""
         of_tail = None if tail is None else np.array([tail], np.float64)
         return cls(tuple(np.array([a], np.float64) for a in levels), tail=of_tail)
 
@@ -134,26 +134,26 @@ class Acceptance:
 
 
 class Steps(NamedTuple):
-    """Steps of `level` in one position of a round, from each position P of the texts."""
+    """A step of `level` in a round that begins at each position P of the texts."""
 
     level: int
-    chance: Floats  # [P] probability that it is done
+    chance: Floats  # [P] probability that the step is taken
     seconds: Floats  # [P] expected
-    verified: Floats  # [P] expected tokens; of a draft, those of a tail
-    sizes: dict[int, Floats]  # [P] probability by number of tokens; kept for batches only
+    verified: Floats  # [P] expected tokens; of a draft, tokens of a tail
+    sizes: dict[int, Floats]  # [P] probability by number of tokens; for batches only
 
 
 Outcomes = dict[int, Floats]  # [P] probability by tokens handed up
-Log = dict[tuple[int, ...], Steps]  # by block numbers, from the level in question downwards
-_Ready = dict[tuple[int, int], Floats]  # by tokens pending, and how many of these are of a tail
+Log = dict[tuple[int, ...], Steps]  # by block numbers, from the level of the block downwards
+_Ready = dict[tuple[int, int], Floats]  # [P] probability by (pending tokens, tokens of a tail)
 
 
 class RoundModel:
-    """Outcomes of the levels of a chain until the target has verified once.
+    """Outcomes of the levels of a chain in a round of the target.
 
-    A verification of m tokens that accepts j hands j + 1 up. Pending tokens can overshoot a window,
-    and no level between verifies a tail. Arguments are those of `expectation`, with a bound of 0
-    for the lowest level that verifies.
+    A verification of m tokens that accepts j hands j + 1 up. Pending tokens can exceed a window,
+    and no level between verifies a tail. Arguments as for `expectation`, with a bound of 0 for the
+    lowest level that verifies.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class RoundModel:
         return np.concatenate([values[tokens:], np.zeros(min(tokens, self.places))])
 
     def _rows(self, level: int) -> tuple[Ints, Ints]:
-        """Return state rows (``polyspec/round_state.hpp``) of the chain from `level` down, by the
-        tokens that it has room for, and ``[P]``, the row of each position. A text that ends with an
-        EOS has room up to that."""
+        """Return state rows (``polyspec/round_state.hpp``) of the chain from `level` down, a row
+        for each number of tokens that the text has room for, and ``[P]``, the row of each position.
+        A text that ends with an EOS has room up to the EOS."""
         room = np.array([_ENDLESS], np.int64)
         if self.remaining is not None and self.room is not None:
             room = np.minimum(self.remaining + 1, self.room + 1 - level).clip(1)
@@ -209,8 +209,8 @@ class RoundModel:
         return rows, place
 
     def _due(self, level: int, pending: int, blocks: int, tail: int = 0) -> tuple[Ints, Ints]:
-        """Return ``[P]`` each: the level whose step is due, and how many tokens it drafts or
-        verifies, with `pending` tokens in `blocks` blocks for `level` and none for those below."""
+        """Return ``[P]`` each: the level that acts next, and the number of tokens that it drafts or
+        verifies, with `pending` tokens in `blocks` blocks for `level` and none for lower levels."""
         rows, place = self.rows(level)
         shape = RoundShape(self.levels - level + 1, 0, 0)
         at = shape.level_at(1)
@@ -264,7 +264,7 @@ class RoundModel:
                 yield emitted, chance * here
 
     def _accepts(self, level: int, index: int, pending: int) -> Floats:
-        """Return the acceptance of a block's token; a tail begins behind `pending` tokens."""
+        """Return the acceptance of token `index` of a block; a tail begins after `pending`."""
         if index >= pending:
             tail = self.accept_tail
             if isinstance(tail, Proposals):
@@ -286,8 +286,8 @@ class RoundModel:
         blocks: int = 0,
         tail: int = 0,
     ) -> None:
-        """Add what level n drafts, where that is due with `chance` ``[P]``, to the tokens pending
-        for `level`; with `tail` a tail of at most so many."""
+        """Add the draft of level n, where it drafts next, with `chance` ``[P]``, to the tokens
+        pending for `level`; `tail`: the draft is a tail of at most `tail` tokens."""
         due, wanted = self.due(level, pending, blocks, tail)
         wanted = np.where(due == self.levels, wanted, 0)
         proposals, drafted = self.accept_tail if tail else self.proposals, wanted
@@ -300,7 +300,7 @@ class RoundModel:
                 continue
             of_tail = count if tail else 0
             if tokens > 0:
-                # Rows whose window is not full yet draft their next block meanwhile.
+                # Rows with an incomplete window draft their next block in the same step.
                 path = (blocks, *[0] * (self.levels - 1 - level))
                 spent = here * self.seconds.draft(tokens)
                 sizes = {tokens: here} if self.batch > 1 else {}
@@ -360,18 +360,17 @@ def _log_steps(log: Log, path: tuple[int, ...], step: Steps) -> None:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Expected numbers of recorded texts, or, of an endless one, of one round of the target.
+    """Expected numbers for recorded texts; for an endless text, of a round of the target.
 
     Attributes:
-        rounds: ``[G]`` by batch, its rows' rounds added up.
-        tokens: ``[G]``, committed.
-        steps: ``[G, n]``, verifications of level 1 ... n-1 and drafts of level n, added up over
-            the rows.
+        rounds: ``[G]``, rounds of each batch, summed over its rows.
+        tokens: ``[G]``, committed tokens.
+        steps: ``[G, n]``, verifications of level 1 ... n-1 and drafts of level n, summed over rows.
         batch_steps: ``[G, n]``, the same with a step of several rows counted once.
-        seconds: ``[G, n]``, spent in them.
+        seconds: ``[G, n]``, seconds of these steps.
         verified: ``[n - 1]``, tokens verified per round of a row by level 1 ... n-1.
-        tail: of these, tokens of a tail, by level 1.
-        before: ``[G]``, seconds before the first round, which are in no other number.
+        tail: tokens of a tail among the tokens verified by level 1.
+        before: ``[G]``, seconds before the first round, not in `seconds`.
     """
 
     rounds: Floats
@@ -385,7 +384,7 @@ class Expectation:
 
     @property
     def length(self) -> float:
-        """Tokens committed per row and round of the target; tau."""
+        """Committed tokens per row and round of the target; tau."""
         return float(self.tokens.sum() / self.rounds.sum())
 
     @property
@@ -399,8 +398,8 @@ class Expectation:
         return float(self.tokens.sum() / (self.seconds.sum() + np.sum(self.before)))
 
     def of_batches(self, numbers: Sequence[int]) -> Expectation:
-        """Return the expectation of some batches, each counted as often as it is listed;
-        `verified` and `tail` stay means over all."""
+        """Return the expectation of the batches `numbers`, with repetitions; `verified` and `tail`
+        stay means over all batches."""
         some = np.array(numbers, np.int64)
         names = ("rounds", "tokens", "steps", "batch_steps", "seconds", "before")
         values = {name: getattr(self, name) for name in names}
@@ -427,20 +426,20 @@ def expectation(
     """Return the expected tokens, steps and seconds of a chain.
 
     Args:
-        windows: of level 1 ... n-1. Empty: the target alone.
+        windows: windows of level 1 ... n-1. Empty: the target alone.
         rounds: ``rounds[i]`` bounds the blocks that level i+1 waits for; 0: no bound. For every
             level above the lowest that verifies.
-        acceptance: of every level that verifies.
-        seconds: of one step.
-        batch: rows. Texts are taken so many at a time, in their order, the first ones again where
-            the last batch is short of some. Rows wait for each other: a step is taken if any row
-            takes part, in the time of the row with the most tokens, and the target's rounds are
-            those of all. What rows accept is independent.
-        tail: tokens that level n adds at most to those that the target verifies, as of `Chain`.
+        acceptance: acceptance by every level that verifies.
+        seconds: seconds of each step.
+        batch: rows. Texts fill batches in their order; the first texts fill up the last batch.
+            Rows wait for each other: a step is taken if any row takes part, in the time of the row
+            with the most tokens, and rounds of the target are common to all rows. Rows accept
+            independently.
+        tail: maximum number of tokens that level n adds to a block of the target, as for `Chain`.
 
     Raises:
-        ValueError: another number of rounds, or of acceptances; no row; or a tail of a chain that
-            can have none, or whose acceptance is missing.
+        ValueError: `windows` and `rounds` or `acceptance` do not match; `batch` < 1; a tail with
+            fewer than three levels or without its acceptance.
     """
     count = len(windows)
     if len(acceptance.levels) != count:
@@ -474,7 +473,7 @@ def expectation(
     for emitted, chance in outcomes.items():
         tokens += emitted * by_text(chance)
     steps, spent = np.zeros((2, len(begins), count + 1))
-    verified = np.zeros(count + 1)  # the last: of tails
+    verified = np.zeros(count + 1)  # the last: tokens of tails
     for step in log.values():
         steps[:, step.level - 1] += by_text(step.chance)
         spent[:, step.level - 1] += by_text(step.seconds)
@@ -491,13 +490,13 @@ def expectation(
 
 
 def batches(texts: int, batch: int) -> Ints:
-    """Return ``[G, batch]``, the texts of every batch in their order, the first ones again where
-    the last batch is short of some."""
+    """Return ``[G, batch]``, the indices of the texts of every batch, in order; the first texts
+    fill up the last batch."""
     return np.arange(-(-texts // batch) * batch).reshape(-1, batch) % texts
 
 
 def starts(remaining: Ints | None) -> Ints:
-    """Return the first position of each of the texts that follow each other."""
+    """Return the first position of each text."""
     if remaining is None:
         return np.zeros(1, np.int64)
     return np.flatnonzero(np.append(True, remaining[1:] >= remaining[:-1]))
@@ -506,13 +505,13 @@ def starts(remaining: Ints | None) -> Ints:
 def _together(
     chain: RoundModel, log: Log, visits: Floats, texts: Sequence[slice]
 ) -> tuple[Floats, Floats]:
-    """Return ``[n]`` each, steps of a batch of these texts, and seconds spent in them."""
+    """Return ``[n]`` each, the steps of a batch of `texts`, and their seconds."""
     active = sum(visits[:, text].sum(1) for text in texts)
     count = int((active > _UNLIKELY).sum())
     done, spent = np.zeros((2, chain.levels))
     for step in log.values():
         sizes = sorted(step.sizes)
-        # The probability that no row takes part with more tokens than each size; first: none does.
+        # The probability that no row takes part with more tokens than each size; first: at all.
         below = np.ones((count, len(sizes) + 1))
         for text in texts:
             chances = [visits[:count, text] @ step.sizes[size][text] for size in sizes]
@@ -526,8 +525,8 @@ def _together(
 
 
 def _visits(chain: RoundModel, outcomes: Outcomes, begins: Ints) -> Floats:
-    """Return ``[R, P]``, the probability that round r of a text begins at a position. Every round
-    of an endless text begins at its only one."""
+    """Return ``[R, P]``, the probability that round r of a text begins at position p. An endless
+    text has a single position."""
     if chain.remaining is None:
         return np.ones((1, 1))
     now = np.zeros(chain.places)
@@ -554,8 +553,8 @@ class InsertionTest(NamedTuple):
         ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
         exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
             (1/L_i - 1/L_new)]``, Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``,
-            before against after where M_{i+1} is the last model. It leaves out what M_2 emits and
-            M_1 rejects, which `expectation` has.
+            before against after if M_{i+1} is the last model. It leaves out the tokens that M_2
+            emits and M_1 rejects; `expectation` includes them.
     """
 
     ratio_above: float
@@ -567,12 +566,12 @@ class InsertionTest(NamedTuple):
 
     @property
     def above(self) -> bool:
-        """Condition (1). Sufficient only where L_new >= L_i, if M_{i+1} is the last model."""
+        """Condition (1). Sufficient only for L_new >= L_i, if M_{i+1} is the last model."""
         return self.ratio_above < self.bound_above
 
     @property
     def below(self) -> bool:
-        """Condition (2). Sufficient only where L_{i-new} >= L_i."""
+        """Condition (2). Sufficient only for L_{i-new} >= L_i."""
         return self.ratio_below < self.bound_below
 
     @property
@@ -599,9 +598,9 @@ def insertion_test(
     """Return Theorem 3.2 for M_new between M_i and M_{i+1}.
 
     Args:
-        seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1} of one pass.
-        length: L_i, of M_i with M_{i+1} below it; length_of_new: L_{i-new}, of M_i with M_new below
-            it; new_length: L_new, of M_new with M_{i+1} below it.
+        seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1}, seconds per pass.
+        length: L_i, of M_i above M_{i+1}; length_of_new: L_{i-new}, of M_i above M_new; new_length:
+            L_new, of M_new above M_{i+1}.
         beta: passes of M_{i+1} per verification above it.
         without: T_i and beta without M_new; None: the same, which the printed conditions assume.
     """

@@ -1,7 +1,7 @@
 """The shipped chain: three small Llama-architecture models with one tokenizer, trained on GSM8K
 and Tiny Shakespeare.
 
-They are ordinary Hugging Face directories; `python -m training.tiny_models` makes them anew.
+They are ordinary Hugging Face directories; `python -m training.tiny_models` trains them again.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 LEVELS = ("target", "middle", "drafter")
 HEADS = ("eagle2", "eagle3")  # EAGLE heads for the target
 # Window of each shipped chain, by its levels: among the fastest of a small sweep on two CPU cores,
-# for one prompt and for batches of about eight, where a verified token costs more and rows that
-# wait for each other cost time.
+# for a single prompt and for batches of about eight, where a verified token costs more and rows
+# that wait for each other cost time.
 WINDOWS: dict[tuple[str, ...], tuple[int, ...]] = {
     ("target",): (),
     ("target", "middle"): (6,),
     ("target", "drafter"): (5,),
     ("target", "middle", "drafter"): (5, 3),
 }
-# Rounds of the middle for one prompt: a third one where the first two have not filled the window.
+# Rounds of the middle for a single prompt: a third round if two have not filled the window.
 ROUNDS: dict[tuple[str, ...], tuple[int, ...]] = {("target", "middle", "drafter"): (3,)}
 
-# Sums in the words of the training texts.
+# Arithmetic problems in the style of the training texts.
 QUESTIONS = (
     "A baker makes 12 trays of rolls with 8 rolls on each tray. She sells 70 rolls in the morning. "
     "How many rolls are left?",
@@ -60,7 +60,7 @@ QUESTIONS = (
 
 
 def root() -> Path:
-    """Return the folder of the models: beside this file, or where POLYSPEC_TINY points."""
+    """Return the folder of the models: POLYSPEC_TINY of the environment, or this file's folder."""
     return Path(os.environ.get("POLYSPEC_TINY") or Path(__file__).parent)
 
 
@@ -68,8 +68,8 @@ def path(level: str) -> Path:
     """Return the directory of "target", "middle", "drafter", "eagle2" or "eagle3".
 
     Raises:
-        ValueError: no such level.
-        FileNotFoundError: the model is not there.
+        ValueError: another name.
+        FileNotFoundError: the directory has no model.
     """
     if level not in (*LEVELS, *HEADS):
         known = ", ".join((*LEVELS, *HEADS))
@@ -83,7 +83,7 @@ def path(level: str) -> Path:
     return place
 
 
-# As `prompt_of` has it; answers and the EOS behind them follow as in training.
+# The form of `prompt_of`; an answer and an EOS follow as in training.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'user' %}"
@@ -125,10 +125,9 @@ def levels(
     """Load the shipped models as levels, by name, target first.
 
     Args:
-        dtype: of all of them. None: float32; on the CPU the draft levels in bfloat16, if the
-            processor multiplies that. A draft's dtype costs speed only, never exactness.
-        pack: "auto": whatever is faster on this processor (`tuning.choose`, which keeps its
-            answers).
+        dtype: of all levels. None: float32; on the CPU the draft levels in bfloat16, if the
+            processor has products of it. A draft's dtype affects speed only, never exactness.
+        pack: "auto": the faster on this processor (`tuning.choose`, which stores its choice).
     """
     from ..tuning import level_for, widths_of
 
@@ -140,7 +139,7 @@ def levels(
     for name, widths in zip(names, widths_of(window), strict=True):
         draft = on_cpu and name != LEVELS[0]
         kind = dtype if dtype or draft else torch.float32
-        with progress.loading(shown=False):  # which takes a blink
+        with progress.loading(shown=False):  # too short for a progress bar
             made[name] = level_for(path(name), widths, kind, device, pack=pack)
     return made
 
@@ -154,7 +153,7 @@ def chain(
     pack: Switch = "auto",
     **options: Any,
 ) -> Chain:
-    """Load the shipped chain, or part of it: `levels`, and the other options of `Chain`."""
+    """Load a chain of shipped models: arguments of `levels`, and further options of `Chain`."""
     from ..chain import Chain
 
     if window is None:
@@ -165,10 +164,10 @@ def chain(
     return Chain(list(made.values()), window, **options)
 
 
-# Wider: every vector inside becomes `times` copies of itself, so that norms see what they saw; the
+# Wider: every hidden vector becomes `times` copies of itself, so that norms do not change; the
 # rows of a matrix are repeated, and its input columns divided among the copies (Net2Net's widening,
-# Chen et al. 2016, arXiv 1511.05641, with equal shares). Deeper: layers whose output projections
-# are zero add nothing to the residual stream, and take the time of any other.
+# Chen et al. 2016, arXiv 1511.05641, with equal shares). Deeper: layers with output projections of
+# zero add nothing to the residual stream, and take the time of any other layer.
 
 
 @torch.no_grad()
@@ -181,22 +180,22 @@ def grown(
     intermediate_size: int | None = None,
     key_value_heads: int | None = None,
 ) -> Any:
-    """Make the shipped target with hidden and intermediate widths and heads `times` as wide and the
-    same distribution to rounding: 112 million parameters at 4, 445 million at 8. It is made in
-    memory, in seconds; it costs what a model of that size costs and says what the target says.
+    """Build the shipped target with `times` its hidden and intermediate widths and heads and the
+    same distribution to rounding: 112 million parameters at 4, 445 million at 8. This takes
+    seconds, in memory; the model has the costs of its size and the texts of the target.
 
     Args:
         times: >= 1.
         dtype: of the model; None: float32.
-        device: where it is made; None: the CPU.
-        layers: in all; None: the target's. The others stand behind them.
-        intermediate_size: at least `times` the target's; None: that.
+        device: of the model; None: the CPU.
+        layers: number of layers, at least the target's, which come first; None: the target's.
+        intermediate_size: at least `times` the target's; None: `times` the target's.
         key_value_heads: a multiple of the target's that divides the grown query heads, since copies
             of a query head read the same keys; None: `times` the target's.
 
     Raises:
         TypeError, ValueError: the target is no Llama with tied embeddings and without biases, or a
-            number is not as it is said above.
+            number is out of its range.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -249,14 +248,14 @@ def grown(
             weight.copy_(own.repeat(1, times))
         elif weight.dim() == 1:
             weight.copy_(own.repeat(times))
-        elif part == "o_proj":  # reads heads, whose copies stand side by side
+        elif part == "o_proj":  # its input columns are heads, copies of a head adjacent
             by_head = _heads_repeated(own.T, given.head_dim, times).T
             weight.copy_((by_head / times).repeat(times, 1))
         elif part == "q_proj":
             weight.copy_(_heads_repeated(own.repeat(1, times) / times, given.head_dim, times))
         elif part in ("k_proj", "v_proj"):
             weight.copy_(_heads_repeated(own.repeat(1, times) / times, given.head_dim, shares))
-        elif part == "down_proj":  # what is wider yet is not read
+        elif part == "down_proj":  # zero columns for additional intermediate width
             weight.zero_()
             weight[:, : own.shape[1] * times] = (own / times).repeat(times, times)
         else:
@@ -281,15 +280,15 @@ def _heads_repeated(rows: torch.Tensor, size: int, copies: int) -> torch.Tensor:
 @torch.no_grad()
 def grown_head(name: str, times: int, folder: str | Path) -> Path:
     """Write a shipped EAGLE head, "eagle2" or "eagle3", for `grown(times)`, with its distribution
-    to rounding: a directory in the format that it was trained in, for `ps.Eagle.from_pretrained`.
+    to rounding: a directory in its training format, for `ps.Eagle.from_pretrained`.
 
-    An EAGLE-2 head reads and gives states of the target's width, so it grows as the target does. An
-    EAGLE-3 head keeps its own width: the product that fuses the target's states has its columns
+    An EAGLE-2 head reads and returns states of the target's width, so it grows as the target does.
+    An EAGLE-3 head keeps its width: the columns of the product that fuses the target's states are
     divided among the copies, and the head gets the embeddings of the target.
 
     Args:
         times: >= 1.
-        folder: it is written there, under the head's name.
+        folder: parent of the directory, which has the head's name.
     """
     from safetensors.torch import save_file
 
@@ -301,7 +300,7 @@ def grown_head(name: str, times: int, folder: str | Path) -> Path:
     config, tensors = checkpoint.read_config(path(name)), checkpoint.read_folder(path(name))
     if "midlayer.hidden_norm.weight" in tensors:
         config["target_hidden_size"] = config["hidden_size"] * times
-        # Those that it was trained with, however many layers stand behind them.
+        # The layers of its training: a grown target may have more layers.
         count = model.config.num_hidden_layers
         config.setdefault("eagle_aux_hidden_state_layer_ids", [2, count // 2, count - 3])
         parts = tensors["fc.weight"].split(config["hidden_size"], 1)
@@ -309,8 +308,8 @@ def grown_head(name: str, times: int, folder: str | Path) -> Path:
         embeds = model.get_input_embeddings().weight
         tensors["embed_tokens.weight"] = embeds.to(tensors["fc.weight"].dtype)
     else:
-        # States come with the grown final norm's factor 1 / times and leave with it, so the whole
-        # residual stream has it; the one norm in between divides it out.
+        # States enter and leave with the grown final norm's factor 1 / times, so the whole
+        # residual stream has it; the single norm in between divides it out.
         config["rms_norm_eps"] /= times**2
         embeds, states = tensors["fc.weight"].chunk(2, 1)
         for name in _WIDTHS:
