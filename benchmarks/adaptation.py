@@ -1,8 +1,8 @@
 """Compare every window policy with the best fixed windows and an oracle, in simulated time.
 
 Traces of the shipped models on several prompt sets are recorded once. Numbers are about held-out
-texts (`replay`): policies' defaults and the fixed windows for comparison come from the other half,
-which `--half tuning` shows.
+texts (`replay`): policies' defaults and the fixed windows of earlier searches come from the other
+half, which `--half tuning` shows.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def surprise(
     model: Any, prompt: list[int], text: Sequence[int], temperature: float = 1.0
 ) -> tuple[float, float]:
     """Return the sum over a text's tokens of log p(token) less its mean under the target, and the
-    variance of the sum. For a text drawn from the target the sum is not 0 by chance alone."""
+    variance of the sum. For a text drawn from the target only chance moves the sum from 0."""
     ids = torch.tensor([[*prompt, *text]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
     logp = (logits / temperature).log_softmax(-1)

@@ -136,7 +136,7 @@ def require_device(device: str) -> None:
 
 
 def commit() -> str | None:
-    """Return the short commit of this file's checkout, "+" for local changes; None: none."""
+    """Return the short commit of this checkout, "+" for local changes; None: no checkout."""
     package = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

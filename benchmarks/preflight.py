@@ -2,8 +2,8 @@
 
 Copy bandwidth, microseconds of a graph's node, products of 1 to 60 tokens in bfloat16 and 4 bits,
 attention over a mask, `sample` and `verify` alone, and decoder layers, eager and through
-`torch.compile`. The file of ``--json-file`` is written after every part of the report. A
-part that fails is named, and the status is 1.
+`torch.compile`. The file of ``--json-file`` is written after every part of the report. A part that
+fails is named, and the status is 1.
 """
 
 from __future__ import annotations

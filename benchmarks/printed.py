@@ -109,7 +109,7 @@ def _letters(name: str) -> str:
 
 
 def target_of(model: Mapping[str, Any]) -> str | None:
-    """Return the paper's name of a model, by its directory or name, or None."""
+    """Return the paper's name of a model, by its path, id or name, or None."""
     name = str(model.get("place") or model["name"]).rstrip("/").rpartition("/")[2]
     plain = _letters(name).removeprefix("meta")
     return next((target for target, _ in SPEEDUPS if plain.startswith(_letters(target))), None)

@@ -1,5 +1,5 @@
-"""Questions and their prompts: Spec-Bench's (Xia et al. 2024), six tasks of 80 questions, in
-MT-bench of two turns; GSM8K's; any file of prompts; or a few packaged questions."""
+"""Questions and their prompts: Spec-Bench's (Xia et al. 2024), six tasks of 80 questions
+(MT-bench's with two turns); GSM8K's; any file of prompts; or a few packaged questions."""
 
 from __future__ import annotations
 

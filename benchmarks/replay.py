@@ -218,7 +218,7 @@ class Trace:
         return scheduler.committed, steps
 
     def _inner(self, at: int, offset: int, count: int) -> int:
-        """Return the tokens that the middle accepts, of `count` after `offset` pending tokens."""
+        """Return the number of tokens that the middle accepts of `count` after `offset` pending."""
         wrong = at + self.runs[at]  # where the middle leaves the text
         for j in range(count):
             p = at + offset + j

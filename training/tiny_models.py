@@ -209,8 +209,8 @@ STAGES: dict[str, tuple[str | None, tuple[int | None, ...], tuple[Any, ...]]] = 
         (0, None, None, None, 1, None, None, None, None, 2),
         ((1.5e-3, None, 11e6),),
     ),
-    # Total variation is the loss of acceptance, but has small gradients while the distributions are
-    # far apart, so forward KL dominates at first.
+    # Total variation is the loss of acceptance, but teaches little while the distributions are far
+    # apart, so forward KL has more weight at first.
     "middle": (
         "target",
         (0, 4, 9),

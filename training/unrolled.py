@@ -37,7 +37,7 @@ class States(NamedTuple):
 
     @property
     def about(self) -> torch.Tensor:
-        """States [R, T] before a learnt token; the last state repeats its token's flag."""
+        """Mask [R, T] of states before a learnt token; the last state has its token's flag."""
         return torch.cat([self.learnt[:, 1:], self.learnt[:, -1:]], 1)
 
 

@@ -162,7 +162,7 @@ def print_text(
     """Print a text up to a stop string while its tokens are generated, and return it.
 
     Args:
-        shown: maps a piece of the text and the number of its last token to the printed form.
+        shown: maps a piece of text, and the number of its completing token, to the printed form.
     """
     reader = StopStrings(tokenizer, stops)
     for number, token in enumerate(tokens):
