@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one benchmark. Returns the exit status; bad input is one line on stderr and status 2."""
+    """Run a benchmark and return the exit status. Bad input: a line on stderr and status 2."""
     return run_command(make_parser(), arguments)
 
 

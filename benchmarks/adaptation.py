@@ -1,7 +1,7 @@
 """Compare every window policy with the best fixed windows and an oracle, in simulated time.
 
-Traces of the shipped models on several prompt sets are recorded once. Numbers are of texts that are
-held out (`replay`): policies' defaults and fixed windows that were found before come from the other
+Traces of the shipped models on several prompt sets are recorded once. Numbers are about held-out
+texts (`replay`): policies' defaults and the fixed windows of earlier searches come from the other
 half, which `--half tuning` shows.
 """
 
@@ -50,22 +50,22 @@ TIMED = 400  # rounds of a measurement of a policy's overhead
 
 @dataclass(eq=False)
 class Fsm(Adaptive):
-    """A state machine per level: one up after a block that was accepted whole, one down after one
-    of which less than half was."""
+    """A state machine per level: the window grows by 1 after a fully accepted block, and shrinks by
+    1 after a block of which less than half was accepted."""
 
     name, _kind = "fsm", PolicyKind.FSM
 
 
 @dataclass(eq=False)
 class QLearning(Adaptive):
-    """Tabular Q-learning of one up, stay, or one down per level; the reward is tokens per second
+    """Tabular Q-learning of window changes +1, 0 or -1 per level; the reward is tokens per second
     over their running mean."""
 
     name, _kind = "q-learning", PolicyKind.Q_LEARNING
     learning_rate: float = 0.2  # step size, in (0, 1]
     discount: float = 0.5  # in [0, 1)
     exploration: float = 0.1  # share of random actions, in [0, 1]
-    seed: int = 0  # of these
+    seed: int = 0  # of the random actions
 
 
 POLICIES: dict[str, type[Adaptive]] = {
@@ -74,7 +74,7 @@ POLICIES: dict[str, type[Adaptive]] = {
 
 
 def all_windows(levels: int) -> list[list[int]]:
-    """Return the windows of the search: whole blocks from below, and none."""
+    """Return the windows of the search: multiples of whole blocks from below, and 0."""
     if levels == 2:
         return [[k] for k in range(LIMITS[2][0] + 1)]
     most, inner = LIMITS[3]
@@ -88,8 +88,8 @@ def policy_of(name: str, levels: int, **options: Any) -> Adaptive:
 
 
 def changing(sets: dict[str, list[Text]]) -> list[Text]:
-    """Return half of the set in a language on which the drafter does best, then half of that on
-    which it does worst."""
+    """Return half of the language set with the highest acceptance of the drafter, then half of the
+    set with the lowest."""
 
     def share(name: str) -> float:
         return sum(sum(t.drafter) for t in sets[name]) / sum(len(t.tokens) for t in sets[name])
@@ -101,7 +101,7 @@ def changing(sets: dict[str, list[Text]]) -> list[Text]:
 
 
 def rejected(texts: list[Text]) -> list[Text]:
-    """Return the same texts from levels that never agree: the adversary's."""
+    """Return the same texts with levels that never agree, as by an adversary."""
     never = []
     for text in texts:
         no = [False] * len(text.tokens)
@@ -111,8 +111,8 @@ def rejected(texts: list[Text]) -> list[Text]:
 
 
 def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
-    """Return the sets; mixed, one text of each in turns; changing half-way; and texts of levels
-    that never agree, from the beginning or half-way."""
+    """Return the sets; `MIXED`, a text of each set in turns; `CHANGING`; and texts with levels that
+    never agree, from the beginning or half-way."""
     first = next(iter(sets.values()))
     never, half = rejected(first), len(first) // 2
     mixed = [text for some in zip(*sets.values(), strict=False) for text in some]
@@ -126,15 +126,15 @@ def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
 
 
 def fastest(traces: Sequence[Trace], costs: Costs) -> tuple[list[int], Run]:
-    """Return the fixed windows of the most tokens per second, and their replay."""
+    """Return the fixed windows with the most tokens per second, and their replay."""
     choices = all_windows(traces[0].levels)
     runs = [(windows, replay(traces, costs, None, windows)) for windows in choices]
     return max(runs, key=lambda pair: pair[1].speed)
 
 
 def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list[int]) -> Any:
-    """Return the simulated tokens per second of every policy on a set; `others` are its other
-    half."""
+    """Return the simulated tokens per second of every policy on a set; `others`: the other half of
+    the set."""
     levels, middle = traces[0].levels, len(traces) // 2
     (best, _), (found, _) = fastest(traces, costs), fastest(others, costs)
     halves = [fastest(part, costs)[1] for part in (traces[:middle], traces[middle:]) if part]
@@ -152,9 +152,9 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
 
 
 def overhead(levels: int) -> dict[str, float]:
-    """Return microseconds of `next` per round, of a chain of n levels: the least of some turns."""
+    """Return microseconds of `next` per round, by policy: the minimum of 20 turns."""
     found = {}
-    # Times at which speculation pays, or policies would be done before they choose.
+    # With these times speculation pays; otherwise policies fall back without a choice.
     steps = [
         StepReport(n, 3, 2 if n < levels else 0, 3, 1, 1e-2 / n**2) for n in range(levels, 0, -1)
     ]
@@ -167,7 +167,7 @@ def overhead(levels: int) -> dict[str, float]:
         policy.next(RoundReport(0, windows, text, 0))
         times = []
         for _ in range(20):
-            policy.next(plain)  # or a guard would want to see one
+            policy.next(plain)  # or a guard would choose a plain round
             began = time.perf_counter()
             for _ in range(TIMED // 20):
                 policy.next(report)

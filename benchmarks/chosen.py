@@ -1,11 +1,10 @@
 """Time chains at the true shape of a published model, with a chosen acceptance.
 
-A target, its 4-bit copy, an EAGLE-2 head and a small model have random weights, so a pass costs
-what it costs at that shape. What is accepted is drawn before the run: each level has a table with
-one token per position, and its logits get one large number at that token. The target's table is the
-text. A level below has the token of the level above with probability `a`, and another one
-otherwise, independently at each position. At temperature 0 every verification accepts with
-probability `a`.
+A target, its 4-bit copy, an EAGLE-2 head and a small model have random weights, so a pass takes the
+time of that shape. Acceptance is drawn before the run: each level has a table with a token per
+position, and a large logit at that token. The target's table is the text. A level below has the
+token of the level above with probability `a`, else another token, independently at each position.
+At temperature 0 every verification accepts with probability `a`.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ WINDOWS: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 
 
 class ChosenLevel(HuggingFaceLevel):
-    """A level whose logits are largest at the token of a table."""
+    """A level with the largest logit at the token of a table."""
 
     # [P], the token at each position; None: the model's logits, for the checks of a new level.
     table: torch.Tensor | None = None
@@ -58,7 +57,7 @@ class ChosenLevel(HuggingFaceLevel):
             return made
         width, keep = block.tokens.shape[1], made.logits.shape[1]
         first = width - keep if block.first is None else block.first.on(self.device)
-        begin = self.cache.rows.base + first  # `base`: the cached lengths that the pass began with
+        begin = self.cache.rows.base + first  # `base`: cached lengths before the pass
         positions = begin[:, None] + torch.arange(1, keep + 1, device=self.device)
         return made._replace(logits=chosen(made.logits, self.table, positions))
 
@@ -70,7 +69,7 @@ def chosen(logits: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -
 
 
 def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return `ops.unchecked.draw` of a drafter whose logits are largest at the table's tokens."""
+    """Return `ops.unchecked.draw` for a drafter with the largest logit at the table's token."""
 
     def draw(
         logits: torch.Tensor, parameters: Any, positions: torch.Tensor, rounds: torch.Tensor,
@@ -83,8 +82,8 @@ def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 class Tables:
-    """Tokens by position: of the target, of the level below it and of the level below that one.
-    Ids of the text are in ``[2, vocab)``; 1 and 0 are rejected. The memory stays where it is."""
+    """Tokens by position of the target and the levels below. Ids of the text are in
+    ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses."""
 
     def __init__(self, length: int, vocab: int, device: torch.device) -> None:
         self._random = torch.Generator().manual_seed(0)
@@ -106,7 +105,7 @@ class Tables:
 
 @dataclass
 class Row:
-    """A chain at a pair of acceptances; `seconds` are of decoding, of each counted call."""
+    """A chain at a pair of acceptances; `seconds`: decoding time of each counted call."""
 
     label: str
     outer: float
@@ -147,7 +146,7 @@ class Row:
 
 
 class ChosenChains:
-    """The models of a shape and a small one, and chains of them with a chosen acceptance.
+    """The models of a shape, a small model, and their chains with a chosen acceptance.
 
     Args:
         tokens: new tokens of a call.
@@ -221,7 +220,7 @@ def measure(
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the JSON report, which is in ``--json-file`` after every turn."""
+    """Measure; return the JSON report, written to ``--json-file`` after every turn."""
     end = time.perf_counter() + (args.seconds or float("inf"))
     output.require_device(args.device)
     shape = SHAPES[args.shape]

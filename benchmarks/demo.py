@@ -1,7 +1,7 @@
 """``python -m benchmarks demo``: chains beside plain decoding of the same target.
 
-An answer of the longest chain, then all in turns (`measuring`). Baselines are transformers'
-`generate` and the same engine with one level, packed and not; ratios are over the fastest.
+An answer of the longest chain, then all methods in turns (`measuring`). Baselines: transformers'
+`generate`, and the same engine with the target alone, packed and not. Ratios: over the fastest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers g
 
 
 class Models(NamedTuple):
-    """Levels, the target first; prompts; chains, the one to stream last; other engines, and their
+    """Levels, the target first; prompts; chains, the streamed chain last; other engines, and their
     versions and flags by label."""
 
     levels: dict[str, HuggingFaceLevel]
@@ -63,7 +63,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print. Return 1 where texts are not the target's own, 130 after Ctrl-C."""
+    """Measure and print. Return 1 if texts differ from the target's, 130 after Ctrl-C."""
     is_shipped = args.target is None
     if is_shipped and (args.draft or args.gguf):
         raise ValueError("--draft, --gguf: expected a --target with them")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     questions = list(tiny.QUESTIONS) if is_shipped else packaged
     if (args.prompts or 0) > len(questions):
         raise ValueError(f"--prompts: expected at most {len(questions)}, given {args.prompts}")
-    # As many as two minutes are enough for.
+    # Number of questions for two minutes.
     questions = questions[: args.prompts or (6 if is_shipped else 3)]
     args.max_new_tokens = args.max_new_tokens or (128 if is_shipped else 48)
     progress.phase("loading the models, and timing how they run fastest here")
@@ -107,8 +107,8 @@ def shipped(questions: list[str]) -> Models:
 
 
 def users(args: argparse.Namespace, questions: list[str]) -> Models:
-    """Return the user's target and draft, and other engines; windows are a policy's."""
-    engines = llama_cpp(args.gguf, args.llama)  # before minutes are spent on loading
+    """Return the user's target and draft, and other engines; a policy chooses windows."""
+    engines = llama_cpp(args.gguf, args.llama)  # errors come before minutes of loading
     tokenizer = tokenizer_of(args)
     target = load_level(args.target, name="--target")
     if not isinstance(target, HuggingFaceLevel):
@@ -139,8 +139,8 @@ def _label(chain: Chain) -> str:
 
 
 def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any], bool]:
-    """Return the table, and whether Ctrl-C ended it; before the first repeat ends, Ctrl-C ends
-    all."""
+    """Return the table, and whether Ctrl-C ended the repeats; in the first repeat Ctrl-C is
+    raised."""
     target = models.levels["target"]
     generate = generate_call(target.model, frozenset(target.eos_token_ids))
     entries = [Contender(PLAIN, chain_call(Chain([target]))), Contender(GENERATE, generate)]
@@ -168,7 +168,7 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
             raise
         interrupted = True
         progress.phase("interrupted: what was finished is kept")
-    for one in entries:  # which may have begun another
+    for one in entries:  # without a partial repeat
         one.calls = [call for call in one.calls if call.repeat < repeats]
     table = {
         "prompts": count,
@@ -194,7 +194,7 @@ def rows_of(
         if one.plain is None:
             found = verdict(target, prompts, entries[0].texts, one.texts, temperature)
             lossless, words = found.lossless, str(found)
-        else:  # another engine, whose form of the target is another
+        else:  # another engine, with another form of the target
             same = sum(one.texts[n] == by_label[one.plain].texts[n] for n in one.texts)
             words = "-" if temperature else f"{same} of {len(one.texts)} of its own"
             lossless = None
@@ -216,7 +216,7 @@ def rows_of(
 
 
 def show(table: dict[str, Any], where: dict[str, Any], load: str) -> None:
-    """Print a table of at most 80 columns, and what the levels did."""
+    """Print a table of at most 80 columns, and the passes of the levels."""
     texts = "likelihood under target" if table["temperature"] else "same text as plain"
     heads = ("window", "tokens/s", "ratio", "decoding", "/generate", texts)
     per_level = ("passes", "ms/pass", "mean length", "accepted")

@@ -1,8 +1,8 @@
-"""Other engines as methods: OpenVINO GenAI in this process, vLLM in one of another environment, and
-llama.cpp through the program of csrc/examples/llama_cpp.
+"""Other engines as methods: OpenVINO GenAI in this process, vLLM in a process of another
+environment, and llama.cpp through the program of csrc/examples/llama_cpp.
 
-Each runs its own form of the target (an OpenVINO IR, a GGUF file), which is another model where its
-weights are rounded otherwise. So an engine's text is compared with that engine's own plain text.
+Each engine has a separate form of the target (an OpenVINO IR, a GGUF file), which is another model
+if its weights are rounded differently. So its texts are compared with its plain decoding.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from benchmarks.measuring import Answer, Decode, Request
 from benchmarks.vllm_engine import VLLM, VllmEngine, ways
 from polyspec_ext.cli import options
 
-_ASSISTED = "-assisted"  # behind an engine's key: its own speculation with a draft model
-_CHAIN = "-chain"  # our chain within it
+_ASSISTED = "-assisted"  # suffix of an engine's key: its speculation with a draft model
+_CHAIN = "-chain"  # suffix: our chain within the engine
 _WINDOW = 4
 _ROOM = 4096  # tokens of a text in vLLM
-_START_SECONDS = 600.0  # that a server may load for
+_START_SECONDS = 600.0  # limit for loading a server
 
 
 class Variant(NamedTuple):
-    """One way to decode with an engine."""
+    """A decoding method of an engine."""
 
     key: str  # in ``--methods``
     label: str  # for tables
-    drafts: bool  # below the target
-    plain: str  # key of the plain decoding whose texts these are compared with
+    drafts: bool  # whether a draft model is below the target
+    plain: str  # key of the variant with the reference texts
 
 
 _OPENVINO = [
@@ -49,14 +49,14 @@ _OPENVINO = [
 _LLAMA_CPP = [
     Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp"),
     Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, "llama.cpp"),
-    # Its plain text with the same settings is what the chain's must be.
+    # Reference of the chain: plain decoding with the same settings must have the same texts.
     Variant("llama.cpp-exact", "llama.cpp, invariant settings", False, "llama.cpp-exact"),
     Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, "llama.cpp-exact"),
 ]
 
 
 class OpenVino:
-    """OpenVINO GenAI, with directories of exported models; its `variants` are ways to decode."""
+    """OpenVINO GenAI, with directories of exported models; `variants`: decoding methods."""
 
     def __init__(self, target: Path, draft: Path | None = None) -> None:
         try:
@@ -76,7 +76,7 @@ class OpenVino:
         self.variants = _OPENVINO[: 1 if draft is None else None]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """Load a variant and return the call of one prompt."""
+        """Load a variant and return its call for a single prompt."""
         import openvino
 
         chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -106,8 +106,8 @@ class OpenVino:
 
 
 class Vllm:
-    """vLLM, in a process of an environment that has it, with models as directories; its `variants`
-    are ways to decode."""
+    """vLLM in a process of another environment, with models as directories; `variants`: decoding
+    methods."""
 
     def __init__(self, python: Path, target: str, drafts: Sequence[str]) -> None:
         from transformers import AutoConfig
@@ -121,7 +121,7 @@ class Vllm:
         self.variants = [Variant(way.key, way.label, way.key != VLLM, VLLM) for way in found]
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """Start an engine and return the call of one prompt."""
+        """Start an engine and return its call for a single prompt."""
         sizes = {"max_num_seqs": 1, "max_model_len": self._room}
         engine = VllmEngine(self._python, {**sizes, **self._ways[key].options})
         atexit.register(engine.close)
@@ -160,7 +160,7 @@ def add_llama(group: Any) -> None:
 
 
 def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
-    """Return the engine of ``--gguf`` and ``--llama``; none without a file."""
+    """Return the engine of ``--gguf`` and ``--llama``; empty without a file."""
     if not files:
         return []
     if len(files) > 2:
@@ -171,8 +171,8 @@ def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
 
 
 class LlamaCpp:
-    """llama.cpp, in the program that ``make llama`` builds, with GGUF files of one vocabulary; its
-    `variants` are ways to decode."""
+    """llama.cpp in the program of ``make llama``, with GGUF files of the same vocabulary;
+    `variants`: decoding methods."""
 
     def __init__(self, program: Path, target: Path, draft: Path | None = None) -> None:
         for name, place in (("--llama", program), ("--gguf", target), ("--gguf", draft)):
@@ -194,7 +194,7 @@ class LlamaCpp:
         return " ".join(words)
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """Return the call of one prompt with a variant."""
+        """Return a variant's call for a single prompt."""
         models = (
             [self._target, self._draft] if key.endswith((_ASSISTED, _CHAIN)) else [self._target]
         )
@@ -215,7 +215,7 @@ class LlamaCpp:
                 said = " ".join(done.stderr.split())
                 raise RuntimeError(f"{self._program.name}: {said}")
             found = json.loads(done.stdout.splitlines()[-1])
-            # Its own seconds: the model is loaded anew for every text, which is not timed.
+            # The program's seconds: they exclude loading the model for every text.
             seconds, prefill = found["seconds"], found["prompt_seconds"]
             return Answer([found["ids"]], seconds=seconds, prefill_seconds=prefill)
 
@@ -223,8 +223,8 @@ class LlamaCpp:
 
 
 class LlamaServer:
-    """llama.cpp's server in its own process: `slots` requests at a time, of `room` tokens each.
-    Its `command` has no path of this machine, `version` is as the program says."""
+    """llama.cpp's server in a separate process: `slots` requests at a time, of `room` tokens each.
+    `command` has no path of this machine; `version` is printed by the program."""
 
     def __init__(self, program: Path, flags: Sequence[str], slots: int, room: int) -> None:
         with socket.socket() as free:
@@ -268,7 +268,7 @@ class LlamaServer:
         self._process.wait()
 
     def stream(self, request: Request) -> Iterator[list[int]]:
-        """Yield the new tokens of a prompt as they arrive. Nothing of earlier prompts is kept."""
+        """Yield the new tokens of a prompt as they arrive, without a cache of earlier prompts."""
         (prompt,), (seed,) = request.prompts, request.seeds
         asked = {
             "prompt": prompt,

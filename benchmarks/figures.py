@@ -74,7 +74,7 @@ def _speedups(
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(axis="x", labelsize=8)
         axis.set_title(printed.TASK_NAMES[task], fontsize=9)
-    axes.flat[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share one axis.)
+    axes.flat[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share the axis.)
     for axis in list(axes.flat)[len(tasks) :]:
         axis.set_visible(False)
     figure.supxlabel(
@@ -97,7 +97,7 @@ def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
         if printed.target_of(run.target) is not None:
             low, high = printed.VARIANCES[run.sampling]
             axis.axhspan(low, high, color=_BAND, label="the paper's, mostly", zorder=0)
-        # As many as a panel has room for: those of the most levels first.
+        # The panel has room for a few lines: methods with the most levels first.
         names = [name for name in run.methods if name in records[0]]
         most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
         for name in (name for name in names if name in most):

@@ -18,12 +18,12 @@ from polyspec_ext.ops import int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 GROUP = 128
-COLD = 96 << 20  # bytes of different weights that a turn goes through, so that no cache holds them
+COLD = 96 << 20  # bytes of different weights in a turn, more than caches store
 Product = Callable[[torch.Tensor], object]
 
 
 def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product]]:
-    """Return by name as many products, each with its weights, as fill `COLD`."""
+    """Return products by name, as many with separate weights as fill `COLD`."""
     random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // GROUP)
@@ -51,12 +51,12 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
 
 
 def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a matrix as torch's operator on CUDA takes it: numbers in tiles of 16 inputs and 8
-    outputs, filled up to whole tiles, and pairs of scales and zeros."""
+    """Return a matrix in the format of torch's CUDA operator: numbers in tiles of 16 inputs and 8
+    outputs, padded to whole tiles, and pairs of scales and zeros."""
     padding = (0, 0, 0, -weights.values.shape[0] % 8)
     values, scales, zeros = (torch.nn.functional.pad(x, padding) for x in weights.tensors)
     pairs = values[:, ::2] << 4 | values[:, 1::2]  # the even input is the high nibble
-    # The most tiles beside each other that divide the inputs, which are whole groups: two do.
+    # The most adjacent tiles that divide the inputs; 2 divide whole groups.
     together = next(n for n in (8, 4, 2) if values.shape[1] % (16 * n) == 0)
     both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
     return torch.ops.aten._convert_weight_to_int4pack(pairs, together), both

@@ -1,9 +1,9 @@
-"""The loop in which generations are measured: every method answers every prompt in turns, in an
-order that rotates, so that a change in the machine's load meets all of them.
+"""Measurement of generations: every method answers every prompt in turns, in a rotating order, so
+that a change in the machine's load affects all methods.
 
 ``benchmarks paper`` and the demo share it. Tokens are counted alike, up to and including the EOS,
-over wall time from the prompt to the last token, prefill included. Texts are compared with those
-of the target's plain decoding.
+over wall time from the prompt to the last token, prefill included. Texts are compared with the
+target's plain decoding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Request:
-    """A call: prompts and how to continue them; a seed for each prompt."""
+    """A call: prompts, a seed for each prompt, and generation options."""
 
     prompts: list[list[int]]
     max_new_tokens: int
@@ -42,10 +42,10 @@ class Request:
 
 
 class Answer(NamedTuple):
-    """New tokens of each prompt, up to and including an EOS, and what the engine says of them."""
+    """New tokens of each prompt, up to and including an EOS, and statistics of the engine."""
 
     texts: list[list[int]]
-    stats: Stats | None = None  # of our engine, of the call
+    stats: Stats | None = None  # of the call, in our engine
     rows: Sequence[Stats] = ()  # and of each prompt
     seconds: float | None = None  # None: the caller measures them
     prefill_seconds: float | None = None  # of an engine without `stats`
@@ -61,7 +61,7 @@ def chain_call(chain: Chain) -> Decode:
         out = chain.generate(
             request.prompts, request.max_new_tokens, request.temperature, seed=request.seeds
         )
-        # Shorter rows have padding behind.
+        # Shorter rows are padded at the end.
         rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
         texts = [row[len(prompt) : len(prompt) + one.num_new_tokens] for row, prompt, one in rows]
         return Answer(texts, out.stats, out.requests)
@@ -73,10 +73,10 @@ def generate_call(
     target: Any, eos: frozenset[int], assistant: Any = None, static: bool = False
 ) -> Decode:
     """Return the call of transformers' ``generate``, perhaps with a draft model or a static cache,
-    over which transformers compiles the passes on CUDA."""
+    with which transformers compiles the passes on CUDA."""
 
     def call(request: Request) -> Answer:
-        # Some checkpoints bring a penalty, which is part of no distribution here.
+        # Some checkpoints set a penalty, which the other methods do not apply.
         options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
         if request.temperature > 0:
             torch.manual_seed(request.seeds[0])
@@ -91,7 +91,7 @@ def generate_call(
         mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
         before = None
         if assistant is not None:
-            # A call changes this configuration (the confidence threshold): all start from the same.
+            # Calls change this configuration (the confidence threshold); all start with a copy.
             before = assistant.generation_config
             options["assistant_model"] = assistant
             assistant.generation_config = copy.deepcopy(before)
@@ -112,7 +112,7 @@ def generate_call(
 
 
 def device_clock(device: torch.device) -> Clock:
-    """Return a wall clock that waits until the device has done all that was started on it."""
+    """Return a wall clock that first waits for all work on the device."""
     if device.type != "cuda":
         return time.perf_counter
 
@@ -124,7 +124,7 @@ def device_clock(device: torch.device) -> Clock:
 
 
 def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float]:
-    """Return an answer and its seconds, by the engine's clock where it has one."""
+    """Return an answer and its seconds, by the engine's clock if it reports seconds."""
     began = clock()
     answer = decode(request)
     spent = clock() - began
@@ -142,18 +142,18 @@ class Call(NamedTuple):
 
 @dataclass
 class Contender:
-    """A way to generate, and its measurements."""
+    """A generation method and its measurements."""
 
     label: str
     decode: Decode
     window: Sequence[int] = ()  # of a chain; empty: plain decoding
-    plain: str | None = None  # whose texts these are compared with; None: the first contender's
+    plain: str | None = None  # label of the reference texts; None: the first contender
     calls: list[Call] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)  # by prompt, of the last repeat
 
     @property
     def stats(self) -> Stats | None:
-        """Return the sum over all calls; None of other engines."""
+        """Sum over all calls; None for other engines."""
         every = [call.stats for call in self.calls if call.stats is not None]
         return merge(every) if every else None
 
@@ -177,8 +177,8 @@ def measure(
     warm_up: int,
     clock: Clock = time.perf_counter,
 ) -> Iterator[int]:
-    """Measure every contender at every prompt in turns; yield the number of finished repeats. A
-    prompt's seed is the same for all; a first call, of `warm_up` tokens, does not count."""
+    """Measure every contender at every prompt in turns; yield the number of finished repeats. All
+    contenders have the same seeds. A first call of `warm_up` tokens is not counted."""
 
     def request(number: int, repeat: int, tokens: int) -> Request:
         seeds = [seed + repeat * len(prompts) + number]
@@ -202,11 +202,10 @@ def measure(
 
 # ---- texts ---------------------------------------------------------------------------------------
 
-# A first difference is a tie of rounding where the target's two largest logits are no further
-# apart, by its data type: of the small ones twice the spacing of numbers between 16 and 32, where
-# the largest logits of language models lie.
+# Maximum gap of the target's two largest logits at a tie of rounding, by data type: for 16 bits
+# twice the spacing of numbers between 16 and 32, the range of language models' largest logits.
 TIES = {"float32": 1e-4, "float16": 2 * 2**-6, "bfloat16": 2 * 2**-3}
-# A text that is the target's own is so many deviations off only once in 3 million runs.
+# Deviations, exceeded by texts of the target only once in 3 million runs.
 Z_LIMIT = 5.0
 
 
@@ -219,9 +218,9 @@ def largest_tie(dtype: object) -> float:
 def first_difference(
     model: Any, prompt: list[int], plain: list[int], other: list[int]
 ) -> dict[str, Any] | None:
-    """Return where two texts first differ: "place", the "gap" of the target's two largest logits
-    there, from one pass over the whole text, and whether that is a "tie" of rounding; None if they
-    are the same. Without a model, which another engine has, the place alone."""
+    """Return the first difference of two texts: its "place", the "gap" of the target's two largest
+    logits there, from a single pass over the text, and whether the gap is a "tie" of rounding.
+    None: equal texts. Without a model, for other engines, the place alone."""
     if plain == other:
         return None
     pairs = itertools.zip_longest(plain, other)
@@ -239,7 +238,7 @@ def surprise(
     model: Any, prompt: list[int], text: Sequence[int], temperature: float = 1.0
 ) -> tuple[float, float]:
     """Return the sum over a text's tokens of log p(token) less its mean under the target, and the
-    variance of that sum: a text drawn from the target is off by chance alone."""
+    variance of the sum. For a text drawn from the target only chance moves the sum from 0."""
     ids = torch.tensor([[*prompt, *text]], device=model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
     logp = (logits / temperature).log_softmax(-1)
@@ -251,9 +250,9 @@ def surprise(
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether texts are the target's own."""
+    """Comparison of texts with the target."""
 
-    texts: int  # how many were compared
+    texts: int  # number of compared texts
     differences: list[dict[str, Any]]  # greedy: each `first_difference`, with its "prompt"
     deviations: float | None = None  # sampled: of the texts' likelihood from its mean
 
@@ -281,8 +280,8 @@ def verdict(
     texts: Mapping[int, list[int]],
     temperature: float,
 ) -> Verdict:
-    """Compare texts by number of the prompt with those of plain decoding, or with the distribution
-    of the target, as transformers has it."""
+    """Compare texts, by prompt number, with plain decoding's texts, or with the distribution of the
+    target in transformers."""
     if temperature == 0:
         found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
         different = [{**d, "prompt": n} for n, d in enumerate(found) if d is not None]

@@ -1,7 +1,7 @@
-"""The models of a run, and the methods that the keys of ``--methods`` name.
+"""The models of a run, and the methods of the keys of ``--methods``.
 
-A key has the names of the levels below the target with + between, the dearest first, and before a
-colon the policy that chooses their windows: ``w4+drafter``, ``joint:middle+drafter``.
+A key has the names of the levels below the target joined by +, the dearest first, after a policy
+for their windows and a colon, if any: ``w4+drafter``, ``joint:middle+drafter``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from polyspec_ext.tuning import level_for
 TARGET, W4 = "target", "w4"
 EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
 HEADS = (EAGLE2, EAGLE3, HYDRA)
-AS_CHAIN = "-chain"  # behind an EAGLE head's name: it drafts one token behind the other
+AS_CHAIN = "-chain"  # suffix of an EAGLE head's name: drafts chains, not trees
 WORDS: dict[str, Callable[[], Any]] = {
     "prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable,
 }  # fmt: skip
@@ -55,17 +55,17 @@ PLANNED, CASCADE = "planned", "cascade"
 ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the user's
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
-_WIDTHS = (1, 6)  # tokens of the passes by which the form of a level is chosen
+_WIDTHS = (1, 6)  # tokens of the passes that choose a level's form
 # A pass of many tokens is dear on a CPU: a small tree.
 _SHIPPED_TREE = DynamicTree(top_k=4, total_tokens=12)
-# Names that neither a draft model nor a method of the user's can have.
+# Reserved names, for neither draft models nor user methods.
 RESERVED = (
     PLAIN, CAPTURED, GENERATE, STATIC, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
     *HEADS, *(head + AS_CHAIN for head in HEADS),
 )  # fmt: skip
 Make = Callable[[Any, Any], Callable[[Request], Any]]
 
-_HUB = "meta-llama/"  # models whose licence has to be accepted on the hub
+_HUB = "meta-llama/"  # models with a licence to accept on the hub
 # The papers' targets: model, EAGLE-2 head, template, tokens of the head's trees (SafeAILab's
 # settings: fewer the dearer the target's passes are).
 PRESETS = {
@@ -81,8 +81,8 @@ PRESETS = {
 
 
 def local(name: str) -> Path | None:
-    """Return the folder of a model, by its path or id, with all its weights, or a GGUF file; None
-    where it is not on this machine."""
+    """Return the folder with all weights of a model path or id, or a GGUF file; None: not on this
+    machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -93,13 +93,13 @@ def local(name: str) -> Path | None:
         if not folder.is_dir():
             folder = Path(snapshot_download(name, local_files_only=True))
         files = checkpoint.weight_files(folder)
-    except (LocalEntryNotFoundError, ValueError):  # (An id that is none is a ValueError.)
+    except (LocalEntryNotFoundError, ValueError):  # (ValueError: not an id.)
         return None
     return folder if all(file.is_file() for file in (folder / "config.json", *files)) else None
 
 
 def require(names: Sequence[str]) -> list[str]:
-    """Return the folders or GGUF files of models; ``w4:`` in front of a name stays there."""
+    """Return the folders or GGUF files of models; keep the prefix ``w4:`` of a name."""
     pairs = [(name, local(str(original(name)))) for name in names]
     missing = list(dict.fromkeys(name for name, folder in pairs if folder is None))
     if missing:
@@ -121,12 +121,12 @@ class Models:
     drafts: Mapping[str, str | Path] = field(default_factory=dict)  # by name, the dearest first
     heads: Mapping[str, str | Path] = field(default_factory=dict)  # of `HEADS`, by name
     tree: DynamicTree | None = None  # of the heads; None: they draft chains
-    depth: int = 6  # where the heads' windows begin
-    growth: Mapping[str, int] = field(default_factory=dict)  # of `tiny.grown`; empty: as it is
+    depth: int = 6  # lowest window of a head with trees
+    growth: Mapping[str, int] = field(default_factory=dict)  # for `tiny.grown`; empty: no growth
     engines: Sequence[Engine] = ()
     functions: Mapping[str, Make] = field(default_factory=dict)  # the user's methods by name
     device: str = "cpu"
-    dtype: torch.dtype | None = None  # None: each checkpoint's, or what is fastest
+    dtype: torch.dtype | None = None  # None: each checkpoint's, or the fastest
     levels: dict[str, HuggingFaceLevel] = field(default_factory=dict, init=False)
 
     @property
@@ -135,21 +135,21 @@ class Models:
 
     @property
     def drafters(self) -> list[str]:
-        """Return names of what can only be last: heads, drafting trees or chains, and words."""
+        """Names of levels that can only be last: heads (with trees or as chains) and `WORDS`."""
         return [*self.heads, *(f"{name}{AS_CHAIN}" for name in self.heads if name != HYDRA), *WORDS]
 
     @property
     def names(self) -> list[str]:
-        """Return names of all that can be below the target."""
+        """Names of all levels that can be below the target."""
         return [W4, *self.drafts, *self.drafters]
 
     @property
     def variants(self) -> dict[str, tuple[Engine, Variant]]:
-        """Return the methods of other engines, by key."""
+        """Engine and variant of the methods of other engines, by key."""
         return {one.key: (engine, one) for engine in self.engines for one in engine.variants}
 
     def tree_of(self, name: str) -> DynamicTree | None:
-        """Return the tree that a level drafts."""
+        """Return the tree of a head; None: the level drafts no trees."""
         return self.tree if name in self.heads else None
 
     def _once(self, key: str, make: Callable[[], Any]) -> HuggingFaceLevel:
@@ -160,12 +160,12 @@ class Models:
 
     @property
     def level(self) -> HuggingFaceLevel:
-        """Return the target."""
+        """The target's level."""
         return self._once(TARGET, self._load_target)
 
     @property
     def tokenizer(self) -> Any:
-        """Return the target's tokenizer."""
+        """The target's tokenizer."""
         try:
             return tokenizer_at(original(self.target or tiny.path(TARGET)))
         except ValueError as error:
@@ -181,21 +181,21 @@ class Models:
         return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
 
     def draft(self, name: str) -> HuggingFaceLevel:
-        """Return a draft level, or the 4-bit copy, rounded to the nearest as users have it."""
+        """Return a draft level, or the 4-bit copy, rounded to nearest as for users."""
 
         def load() -> Any:
             if name != W4:
                 options = (self.dtype, self.device)
                 return load_level(self.drafts[name], *options, name=f"--draft {name}")
             model = self.level.model
-            # A grown target is made anew in every run, and so is its copy.
+            # A grown target is new in every run, and so is its copy.
             copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
             return packed(copy, name=W4, shares_cache_with=self.level)
 
         return self._once(name, load)
 
     def element(self, name: str) -> Any:
-        """Return an element of a chain; a drafter is a new one, since it keeps what it has read."""
+        """Return an element of a chain; drafters are created anew, since they keep state."""
         if name == TARGET:
             return self.level
         if name not in self.drafters:
@@ -228,7 +228,7 @@ class Models:
             return load_model(self.drafts[name], dtype, self.device)
 
     def facts(self, methods: Sequence[Method]) -> Iterator[dict[str, Any]]:
-        """Yield the models of methods as ``run.json`` has them, which names no path."""
+        """Yield the models of methods for ``run.json``, without paths."""
 
         def shown(path: str | Path | None, name: str) -> str:
             if path is None or Path(path).parent == tiny.root():
@@ -251,20 +251,20 @@ class Models:
                 dtype=str(level.model.dtype).removeprefix("torch."),
             )
         used = {method.levels[-1].removesuffix(AS_CHAIN) for method in methods}
-        for name in sorted(used & set(self.heads)):  # which run as the target does
+        for name in sorted(used & set(self.heads)):  # heads run in the target's form
             place, dtype = shown(self.heads[name], name), str(self._head_dtype)
             dtype = dtype.removeprefix("torch.")
             yield fact(name, self.level, place=place, parameters=None, dtype=dtype)
 
 
 def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
-    """Return a model or drafter in its fastest form here; `name`: of the option, for errors."""
+    """Load a model or drafter in its fastest form here; `name`: option in errors."""
     with progress.loading():
         return level_for(thing, _WIDTHS, *options, pack="auto", name=name, above=above)
 
 
 def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
-    """Return the shipped models, the target grown; heads that are missing there are left out."""
+    """Return the shipped models, the target grown; missing heads are left out."""
     drafts = {name: tiny.path(name) for name in tiny.LEVELS[1:]}
     heads = {name: tiny.root() / name for name in tiny.HEADS if (tiny.root() / name).is_dir()}
     return Models(None, drafts, heads, _SHIPPED_TREE, 5, growth or {}, **more)
@@ -279,8 +279,8 @@ def growth_to(name: str, device: str) -> dict[str, int]:
 
 
 def packed(model: Any, **options: Any) -> HuggingFaceLevel:
-    """Return a level with packed weights; as they are on CUDA, and where the processor packs none
-    of that type."""
+    """Return a level with packed weights; unpacked on CUDA, and for data types that the processor
+    does not pack."""
     if model.device.type == "cpu":
         with contextlib.suppress(ValueError):
             return HuggingFaceLevel(model, pack=True, **options)
@@ -292,7 +292,7 @@ def packed(model: Any, **options: Any) -> HuggingFaceLevel:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to decode, as ``run.json`` has it.
+    """A decoding method, in the format of ``run.json``.
 
     Its kind is "plain", "generate", "assisted", "chain" (of levels and drafters without hidden
     states), "eagle" (a head alone below the target), "adaptive", "planned", "cascade", "engine"
@@ -303,13 +303,13 @@ class Method:
     label: str  # for tables
     kind: str
     levels: tuple[str, ...]  # target first; for "assisted" the target and its assistant
-    windows: tuple[int, ...] | None = None  # these and the next three: of the chain
+    windows: tuple[int, ...] | None = None  # with the next three, of the chain
     rounds: tuple[int, ...] | None = None
     rule: str = "token"
     tail: int = 0
     tree: dict[str, int] | None = None  # of a head that drafts trees
     policy: str | None = None
-    baseline: bool = False  # speedups are over it
+    baseline: bool = False  # speedups are relative to it
     plain: str | None = None  # key of the method with its reference texts; None: the baseline
 
     @classmethod
@@ -320,7 +320,7 @@ class Method:
 
 
 def default_keys(models: Models, batch: int = 1) -> list[str]:
-    """Return methods worth comparing with these models, which can answer so many prompts."""
+    """Return keys of methods worth comparing with `models` in batches of `batch` prompts."""
     drafts, heads = list(models.drafts), list(models.heads)
     last = drafts[-1] if drafts else "prompt-lookup"
     three = "+".join(drafts) if len(drafts) > 1 else f"{W4}+{last}"
@@ -336,8 +336,8 @@ def default_keys(models: Models, batch: int = 1) -> list[str]:
 
 
 def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Method]:
-    """Return the methods that keys stand for, with windows that suit most; the baseline is plain
-    decoding, captured where that is among them. Each has to answer `batch` prompts in a call."""
+    """Return the methods of keys, with generally suitable windows. The baseline is plain decoding,
+    captured if among the keys. Every method must answer `batch` prompts in a call."""
     made = [_method(key, models) for key in keys]
     names = [method.name for method in made]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -399,8 +399,8 @@ def _method(key: str, models: Models) -> Method:
         return replace(made, label=f"{word}: {made.label}", kind="adaptive", policy=word)
     if len(levels) < 3:
         raise ValueError(f"--methods: {key}: expected at least three levels, given two")
-    # Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies so many
-    # blocks of the level below, however many tokens are accepted, before the level above does.
+    # Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies a fixed
+    # number of blocks of the level below, for any acceptance, before the level above verifies.
     windows = (made.windows or ())[-1:]
     for _ in levels[2:]:
         windows = (CASCADE_ROUNDS * (windows[0] + 1), *windows)
@@ -429,12 +429,12 @@ def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
 
 
 def tree_form(tree: DynamicTree, depth: int) -> dict[str, int]:
-    """Return a tree as ``run.json`` has it."""
+    """Return a tree in the format of ``run.json``."""
     return {"top_k": tree.top_k, "total_tokens": tree.total_tokens, "depth": depth}
 
 
 def read_functions(given: Sequence[str]) -> dict[str, Make]:
-    """Return the functions that ``--method NAME=FILE.py:FUNCTION`` names, by name."""
+    """Return the functions of ``--method NAME=FILE.py:FUNCTION`` by name."""
     found: dict[str, Make] = {}
     for text in given:
         name, _, where = text.partition("=")
@@ -462,7 +462,7 @@ class Call:
         self._decode = _decode(method, models)
 
     def answer(self, request: Request) -> Answer:
-        """Return what is timed."""
+        """Answer a request; this call is timed."""
         return self._decode(request)
 
 
@@ -480,7 +480,7 @@ def _decode(method: Method, models: Models) -> Decode:
         return generate_call(level.model, eos, models.assistant(method.levels[1]))
     if method.name == PLAIN:
         return chain_call(Chain([level], graphs=None if models.on_cpu else False))
-    # (The captured target is a chain of one level.)
+    # (The captured target is a chain with a single level.)
     elements = [models.element(name) for name in method.levels]
     more: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
     return chain_call(Chain(elements, method.windows, **more))

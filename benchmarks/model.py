@@ -1,4 +1,4 @@
-"""Estimate what (target, W4, EAGLE) gains over (target, EAGLE) on a GPU from counted launches.
+"""Estimate the gain of (target, W4, EAGLE) over (target, EAGLE) on a GPU from counted launches.
 
 Launches are counted without a GPU, by tests (python_tests/levels/test_cuda_chains.py). A pass costs
 its launches and the bytes of its weights. Nothing is measured.
@@ -20,28 +20,28 @@ from polyspec_ext.runtime.plan import default_rounds
 
 
 class Launches(NamedTuple):
-    """Launches of the steps of the chain (target, 4-bit copy, EAGLE head), one row."""
+    """Launches of the steps of the chain (target, 4-bit copy, EAGLE head) at batch 1."""
 
     layer: int  # of a decoder layer of the target
-    copy_layer: int  # and of its copy
+    copy_layer: int  # of a layer of its copy
     plain: int  # of a step of the target alone, beside its layers
     # Of a verification beside its layers: ends, rows, rule, and the states for the head.
     target: int
     copy: int
     draft: int  # of a draft of one token
-    token: int  # of each token more
+    token: int  # of each further token
 
 
 # Counted with attention over up to 512 slots. Without fused layers torch's attention is several
-# operators for tensors without numbers, and one or two kernels on a device.
+# operators for tensors without data, and 1 or 2 kernels on a device.
 EAGER = Launches(52, 49, 43, 58, 83, 67, 50)
 FUSED = Launches(9, 9, 36, 45, 70, 42, 25)
 
 BF16, INT4 = 2.0, 0.5 + 4 / 128  # bytes of a weight; a scale and a zero for 128 of 4 bits
-READ = 0.85  # of the bandwidth that bfloat16 products reach
-GROWTH, INT4_GROWTH = 0.006, 0.01  # of reading the weights once, for each token more, up to 64
-WINDOWS = range(1, 11)  # tried of the head
-OUTER = range(4, 37, 4)  # and of the target with the copy below it
+READ = 0.85  # share of the bandwidth, reached by bfloat16 products
+GROWTH, INT4_GROWTH = 0.006, 0.01  # of reading the weights once, for each further token, up to 64
+WINDOWS = range(1, 11)  # candidate windows of the head
+OUTER = range(4, 37, 4)  # candidate windows of the target above the copy
 
 
 class Way(NamedTuple):
@@ -61,7 +61,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Seconds:
-    """`planning.theory.PassSeconds` of a chain of `shape`: target, copy where it has one, head."""
+    """`planning.theory.PassSeconds` of a chain of `shape`: target, optional copy, head."""
 
     shape: Shape
     way: Way
@@ -100,7 +100,7 @@ def best(seconds: Seconds, acceptance: Sequence[float]) -> tuple[float, tuple[in
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the JSON report: the estimates, and all that goes into them."""
+    """Return the JSON report: the estimates and their inputs."""
     shape, rows = SHAPES[args.shape], []
     for way in WAYS:
         with_copy, alone = (

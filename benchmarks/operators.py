@@ -1,12 +1,12 @@
 """Time `sample` and `verify` on a grid of shapes, beside every peer that can be imported, in turns.
 
-Draft logits are normal with deviation 3. Target logits are the draft's plus noise, whose size is
-searched in every row, so that sum_x min(p(x), q(x)) is the acceptance asked for. Draft tokens are
-drawn from q anew for every turn.
+Draft logits are normal with deviation 3. Target logits are the draft's plus noise, scaled in every
+row so that sum_x min(p(x), q(x)) is the requested acceptance. Draft tokens are drawn from q for
+every turn.
 
-The byte model: rows that the rule needs count once, whole. Beside rows count the draft token, its
-distribution and its logit per token verified, and the outputs. The file of ``--json-file`` is
-written after every case.
+The byte model counts the rows that the rule needs once, whole; per verified token the draft token,
+its distribution's statistics and its logit; and the outputs. The file of ``--json-file`` is written
+after every case.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The acceptance rule of each operator that verifies. "bare": without the drafts' distributions.
+# The acceptance rule of each verifying operator. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
 OPERATORS = ("sample", *RULES)
 TOKEN, LOGPROB, STATISTICS, COUNT, STATUS = 8, 4, 16, 8, 4  # bytes
@@ -136,7 +136,7 @@ def calibrated(
     draft: torch.Tensor, noise: torch.Tensor, acceptance: float, filters: Filters
 ) -> tuple[torch.Tensor, float]:
     """Return target logits [n, V] for draft logits and noise [n, V], and the sum of the rows'
-    acceptance, which falls from 1 at size 0; 14 halvings of [0, 16] reach a thousandth."""
+    acceptance, which is 1 at noise size 0 and falls; 14 halvings of [0, 16] reach 0.001."""
     q = peers.processed(draft, filters)
 
     def overlap(size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +154,7 @@ def calibrated(
 
 
 def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
-    """Make the inputs of a case. The drafts of sample's cases are empty."""
+    """Create the inputs of a case. For `sample` the drafts are empty."""
     b, k, v = case.batch, case.draft_len, case.vocab
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -189,8 +189,8 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
 
 
 def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any]:
-    """Return the call of an operator, or its call with masks that allow all ids, whose results are
-    the same."""
+    """Return the call of an operator. `masked`: with masks that allow all ids and do not change
+    the results."""
     given: dict[str, Any] = {**feed.filters.options(), "seed": feed.seeds}
     if masked:
         rows = feed.target[:, -1] if operator == "sample" else feed.target
@@ -205,7 +205,7 @@ def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any
 
 
 def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[list[int]]:
-    """Return the draft tokens accepted, by turn and request: what a turn draws never changes."""
+    """Return accepted draft tokens by turn and request; the draws of a turn are fixed."""
     counts = []
     for turn in range(turns):
         feed.load(turn)
@@ -216,7 +216,7 @@ def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[l
 def measure_case(
     case: Case, args: argparse.Namespace, copy_gbs: float, tick: Callable[[], object]
 ) -> dict[str, Any]:
-    """Measure a case; return its part of the report."""
+    """Measure a case; return its entry of the report."""
     feed = make(case, args.device, args.seed)
     ours = timing.Contender("polyspec", call_of(case.operator, feed))
     masked = timing.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
@@ -256,7 +256,7 @@ def measure_case(
 
 @torch.inference_mode()
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all cases; return the JSON report, which is in ``--json-file`` after every case."""
+    """Measure all cases; return the JSON report, written to ``--json-file`` after every case."""
     output.require_device(args.device)
     report = output.header("kernels", 2, args.device)
     cases = cases_of(args)

@@ -22,16 +22,16 @@ from polyspec_ext.errors import PolyspecError
 from polyspec_ext.files import replace_text
 
 Report = dict[str, Any]
-# A copy reads, writes and, in most caches, reads first what it overwrites: so much more than its
-# bandwidth reading alone may reach.
+# Reading alone may reach this multiple of the copy bandwidth: a copy also writes and, with most
+# caches, reads the overwritten lines.
 _READING = 1.5
 
 
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """Return the lines of a Markdown table. Of columns whose places, from 0, are in `numbers`,
-    cells are aligned to the right."""
+    """Return the lines of a Markdown table. `numbers`: indices of right-aligned columns, from
+    0."""
     marks = ["---:" if column in numbers else "---" for column in range(len(heads))]
     return [_line(heads), "|" + "|".join(marks) + "|", *map(_line, rows)]
 
@@ -41,7 +41,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """Show a value in the format `form`; "-" where there is none."""
+    """Format a value by `form`; None: "-"."""
     return "-" if value is None else format(value, form)
 
 
@@ -51,12 +51,12 @@ def token_count(count: int) -> str:
 
 
 def show(markdown: str) -> None:
-    """Print Markdown, on a terminal in as many columns as tables may have there."""
+    """Print Markdown; on a terminal, with drawn tables and wrapped paragraphs."""
     print(columns.fitted(markdown) if sys.stdout.isatty() else markdown, flush=True)
 
 
 def save(args: argparse.Namespace, report: Report) -> None:
-    """Replace the file of ``--json-file``, if there is one, by the report so far."""
+    """Write the report so far to the file of ``--json-file``, if any."""
     if getattr(args, "json_file", None):
         replace_text(Path(args.json_file), json.dumps(report, indent=1) + "\n")
 
@@ -73,8 +73,8 @@ def add_command(
 
     Args:
         text: docstring of the module: a line, and the description.
-        report_of: measures.
-        status: the exit status that goes with a report.
+        report_of: measures and returns the report.
+        status: returns the exit status for a report.
     """
     line, _, more = str(text).partition("\n\n")
     sub = kinds.add_parser(name, help=line.rstrip("."), description=f"{line} {more}")
@@ -100,7 +100,7 @@ def add_command(
 
 
 def describe(device: str) -> Report:
-    """Describe the machine of the numbers. No path is named."""
+    """Return processor, versions and commit of the measurement, without paths."""
     cpu = processor.name()
     return {
         "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu,
@@ -117,8 +117,8 @@ def describe(device: str) -> Report:
 
 
 def header(kind: str, schema: int, device: str = "cpu") -> Report:
-    """Return the head of the JSON report of ``benchmarks <kind>``, made before it measures:
-    `schema` is the number of its form, the date is that of UTC."""
+    """Return the head of the JSON report of ``benchmarks <kind>``, before the measurement.
+    `schema`: version of the report's format. The date is in UTC."""
     return {
         "schema": schema,
         "command": f"bench {kind}",
@@ -130,13 +130,13 @@ def header(kind: str, schema: int, device: str = "cpu") -> Report:
 
 
 def require_device(device: str) -> None:
-    """PolyspecError where the operators do not run on it here."""
+    """Refuse a device on which the operators do not run (PolyspecError)."""
     if device == "cuda" and not ops.has_cuda():
         raise PolyspecError("--device cuda: no CUDA device, or a build without CUDA kernels")
 
 
 def commit() -> str | None:
-    """Abbreviate the commit of this file's checkout, "+" for local changes; None outside one."""
+    """Return the short commit of this checkout, "+" for local changes; None: no checkout."""
     package = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
@@ -145,7 +145,7 @@ def commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != package.parent:
-            return None  # installed into somebody else's checkout
+            return None  # installed into another checkout
         changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
         return git("rev-parse", "--short=12", "HEAD") + changed
     except (OSError, subprocess.CalledProcessError):
@@ -162,7 +162,7 @@ def conditions(report: Mapping[str, Any]) -> str:
 
 
 def contradiction(shares: Iterable[float | None]) -> list[str]:
-    """Return what is to be said where memory was read at so many times the copy bandwidth."""
+    """Return a warning if memory was read at impossible multiples of the copy bandwidth."""
     most = max((share for share in shares if share is not None), default=0.0)
     if most <= _READING:
         return []

@@ -1,16 +1,16 @@
-"""Time the host's part of a verification round, with levels that are instant.
+"""Time the host's share of a verification round, with instant levels.
 
-A forward pass is a slice of logits. Time in them and in the compiled operators is taken off; the
-rest is the loop, the bookkeeping and the tensors that are made for the operators' arguments. A
-round is one verification, at whatever level, with the drafting before it.
+A forward pass is a slice of logits. Time in passes and in the compiled operators is subtracted; the
+rest is the loop, the bookkeeping and the tensors for the operators' arguments. A round is a
+verification at any level, with the drafting before it.
 
-On CUDA the levels are small models and the rounds are replays of captured graphs. Reading the
-tokens is where the host waits for the device, so copies between the two are taken off as well. A
-round in which a step was captured, or ran without a graph, does not count.
+On CUDA the levels are small models and the rounds replay captured graphs. The host waits for the
+device when it reads tokens, so copies between them are subtracted as well. Rounds that capture a
+step, or run a step without a graph, are not counted.
 
 Python calls of the package per round of the target are counted with `sys.setprofile`. A count does
-not depend on how busy the machine is, unlike a time, so a test can hold a budget against it. What
-torch and transformers call among themselves is left out.
+not depend on the machine's load, unlike a time, so a test can check a budget. Calls within torch
+and transformers are not counted.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from polyspec_ext.ops import unchecked
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.plan import Operators
 
-PER_TURN = 10  # calls of ``advance`` of a case, before the next case has its turn
+PER_TURN = 10  # calls of ``advance`` of a case per turn
 VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
-MANY = 1 << 40  # more new tokens than any run makes
+MANY = 1 << 40  # more new tokens than any run
 SMALL = Shape("small", 64, 128, 1, 2, 2, VOCAB)  # of a captured level
-COUNTED, UNCOUNTED = 8, 4  # rounds whose Python calls are counted, and those before
+COUNTED, UNCOUNTED = 8, 4  # rounds with counted Python calls, and rounds before
 _ROOT = os.path.join(os.path.dirname(ps.__file__), "")
-# Seconds that are taken off, by kind. "functions": the operators as a chain calls them, with the
-# Python around their compiled part; "operators": that part alone.
+# Subtracted seconds by kind. "functions": the operators as called by a chain, with the Python code
+# around the compiled code; "operators": the compiled code alone.
 Meters = dict[str, float]
 
 
 def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the call, whose seconds are added to those of its kind."""
+    """Wrap a call to add its seconds to `meters[kind]`."""
 
     def timed(*args: Any, **options: Any) -> Any:
         began = time.perf_counter()
@@ -67,7 +67,7 @@ def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[...
 
 @contextmanager
 def installed(meters: Meters, device: str) -> Iterator[None]:
-    """Time the compiled part of the operators, and copies to and from a CUDA device."""
+    """Time the compiled code of the operators, and copies to and from a CUDA device."""
     owners: list[tuple[Any, str, str]] = [(unchecked, "_draw", "operators")]
     owners += [(unchecked, "_verify", "operators")]
     if device == "cuda":
@@ -80,8 +80,8 @@ def installed(meters: Meters, device: str) -> Iterator[None]:
 
 
 class InstantLevel:
-    """A level without a model: of logits ``[B, R, V]``, in any batch size, a pass takes the next
-    of the R rows, in turns."""
+    """A level without a model: a pass returns the next of R rows of logits ``[B, R, V]``, in turns,
+    in any batch size."""
 
     supports_batches = True
 
@@ -111,10 +111,10 @@ class InstantLevel:
 
 
 class Case:
-    """A chain of some levels with the default windows, under way in a batch.
+    """A running batch of a chain with `levels` levels and the default windows.
 
     Args:
-        turns: how many calls of `turn` there will be.
+        turns: number of calls of `turn`.
         graphs: replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
     """
 
@@ -135,7 +135,7 @@ class Case:
         names = [f"level {i + 1}" for i in range(levels)]
         made: list[Any] = []
         if device == "cuda" or graphs is not None:
-            tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds make
+            tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds commit
             options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
             for name in names:
                 model = random_model(SMALL, torch.float32, device)
@@ -157,7 +157,7 @@ class Case:
         self.running: Any = self.chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
 
     def turn(self) -> None:
-        """Call ``advance`` some times; each ends with a verification by the target."""
+        """Call ``advance`` `PER_TURN` times; each ends with a verification by the target."""
         *verifying, drafting = self.running.stats.levels
         graphs = self.chain.engine.graphs
 
@@ -231,7 +231,7 @@ def measure(
 
 def counted(call: Callable[[], object]) -> Counter[str]:
     """Count calls of the package's functions while `call` runs, by file below the package.
-    Generators and comprehensions that have a frame count each time they are entered."""
+    Generators and comprehensions with a frame count at each entry."""
     found: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -248,7 +248,7 @@ def counted(call: Callable[[], object]) -> Counter[str]:
     return found
 
 
-# Levels (whatever this processor would choose), packed or not, prompts and temperature by name.
+# By name: levels, packed or not (on any processor), number of prompts, temperature.
 CALLS: dict[str, tuple[tuple[str, ...], bool, int, float]] = {
     "plain decoding": (("target",), False, 1, 1.0),
     "plain decoding, packed": (("target",), True, 1, 1.0),
@@ -260,8 +260,8 @@ CALLS: dict[str, tuple[tuple[str, ...], bool, int, float]] = {
 
 
 def calls_of(name: str) -> dict[str, Any]:
-    """Return the median calls of some rounds of a case, and the number of files that one of them
-    has crossed."""
+    """Return the median number of calls per round of a case, and the number of files in a median
+    round."""
     (first, *below), pack, rows, temperature = CALLS[name]
     head = below == ["eagle3"]
     models = [first] if head else [first, *below]

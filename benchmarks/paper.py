@@ -30,18 +30,18 @@ from polyspec_ext.drafters import DynamicTree
 from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
-Answers = list[list[str]] | None  # to a batch of questions; None: a turn failed
-Texts = dict[str, list[tuple[list[int], list[int]]]]  # prompts and texts of a turn, by method
+Answers = list[list[str]] | None  # per question of a batch; None: a turn failed
+Texts = dict[str, list[tuple[list[int], list[int]]]]  # by method: prompts and texts of a turn
 TURN_BEFORE = "the turn before failed"
-_PROMPTS = 12  # questions, two of each task, that windows and overlaps are measured on
+_PROMPTS = 12  # questions for windows and overlaps, two of each task
 _PACKAGED = "polyspec_ext"
 _SOME_FAILED = 1  # exit status
-_CHAINS = ("chain", "eagle", "adaptive")  # kinds with the planner's windows
-_WIDTHS = (1, 4, 8, 12, 16)  # tokens of the passes that are timed
-_TEXTS = 6  # texts of the baseline that overlaps are measured along
+_CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
+_WIDTHS = (1, 4, 8, 12, 16)  # tokens of the timed passes
+_TEXTS = 6  # texts of the baseline for overlaps
 _WARM_UP_TOKENS = 16  # at most, on the CPU
-_MOST_TURNS = 16  # of a question, so that no two turns have one seed
-# Settings of a run that are options.
+_MOST_TURNS = 16  # of a question, so that every turn has a different seed
+# Options among the settings of a run.
 _SETTINGS = (
     "per_task", "repeats", "batch", "max_new_tokens", "temperature", "seed", "warm_up",
     "preset",
@@ -132,7 +132,7 @@ def _questions(text: str) -> Path:
 
 
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
-    """Return what options name, and the template that suits it."""
+    """Return the models of the options, and their template."""
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
@@ -173,7 +173,7 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
 
 
 def _drafts(given: Sequence[str]) -> dict[str, str]:
-    """Read ``NAME=MODEL``, or a path whose last part is the name."""
+    """Parse ``NAME=MODEL`` or a path; default name: the path's last component."""
     found: dict[str, str] = {}
     for text in given:
         name, sign, path = text.partition("=")
@@ -190,7 +190,7 @@ def _drafts(given: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
-    """Add the seconds of a block, also of one that fails."""
+    """Add the seconds of a block to `seconds`, also if it fails."""
     began = time.perf_counter()
     try:
         yield
@@ -199,7 +199,7 @@ def spent(seconds: dict[str, float], what: str) -> Iterator[None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and write the report. Return 1 where a turn failed."""
+    """Measure, and write the report. Return 1 if a turn failed."""
     output.require_device(args.device)
     if not args.no_report:
         _require_pandas()
@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
     keys = dict.fromkeys([*keys, *models.functions]) if args.method else keys
     made = methods.read_keys(list(keys), models, args.batch)
     begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
-    if begun is not None:  # with the windows that were planned then
+    if begun is not None:  # with the windows planned before
         before = [Method.from_dict(given) for given in begun["methods"]]
         made = before if [one.name for one in before] == [one.name for one in made] else made
     seconds: dict[str, float] = {}
@@ -247,7 +247,7 @@ def run(args: argparse.Namespace) -> int:
             )
         again = {"created": facts["created"], "commit": facts["commit"]}
         facts = {**begun, "continued": [*begun.get("continued", []), again]}
-    sessions = facts.get("seconds", [])  # of those before this one
+    sessions = facts.get("seconds", [])  # of earlier sessions
     writer = record.TurnWriter(args.output, facts)
     processor.note_load()
     turns = facts["settings"]["turns"] * len(calls) * args.repeats
@@ -275,9 +275,9 @@ def planned(
     prompts: Sequence[list[int]],
     asked: argparse.Namespace,
 ) -> tuple[list[Method], dict[str, dict[str, Any]]]:
-    """Plan once for all levels of the methods, on prompts such as will be asked; return the methods
-    with their windows, and by key what is predicted. Cascades keep their windows; a policy begins
-    with the windows of its chain, and the window of a head's trees is their depth."""
+    """Plan once for all levels of the methods on `prompts`; return methods with planned windows,
+    and predictions by key. Cascades keep their windows; a policy starts with the windows of its
+    chain, and the window of a head with trees is their depth."""
     kinds = (*_CHAINS, methods.PLANNED)
     some = {name for method in made if method.kind in kinds for name in method.levels}
     if not some:
@@ -291,7 +291,7 @@ def planned(
         pack=False,
         seconds=asked.plan_seconds,
     )
-    # The planner puts levels in order by their times, which may not be the key's.
+    # The planner orders levels by their times, the key may not.
     by_levels = {frozenset(one.levels): one for one in found.candidates}
     after, prediction = [], {}
     for method in made:
@@ -321,14 +321,14 @@ def surroundings(
     asked: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return seconds of passes, overlap with the target along the baseline's first texts, bytes of
-    weights and copy bandwidth; `used` are the draft levels of the methods."""
+    weights and copy bandwidth. `used`: draft levels of the methods."""
     levels = {TARGET: models.level}
     for name in used:
         level = models.draft(name)
-        # A level that shares a cache is timed with a cache of its own.
+        # A level that shares a cache is timed with a separate cache.
         levels[name] = level if level.reads_apart else methods.packed(level.model, name=name)
     device = "cpu" if models.on_cpu else "cuda"
-    # On the CPU the clock is the measurement's choice.
+    # On the CPU `pass_seconds` chooses the clock.
     clock = None if models.on_cpu else measuring.device_clock(torch.device(models.device))
     times = pass_seconds(list(levels.values()), _WIDTHS, limit=2.0, clock=clock)
     baseline = next(call for call in calls if call.method.baseline)
@@ -355,8 +355,8 @@ def surroundings(
 def overlaps(
     model: Any, others: Mapping[str, Any], prompts: list[list[int]], texts: dict[int, list[int]]
 ) -> dict[str, float]:
-    """Return E[1 - TV] of each model's distributions and the target's, over the tokens of plain
-    decoding's texts, at temperature 1: the share of its drafts that the target accepts."""
+    """Return E[1 - TV] between each model and the target, over the tokens of plain decoding's
+    texts, at temperature 1: the share of its draft tokens that the target accepts."""
 
     def probabilities(model: Any, ids: torch.Tensor, last: int) -> torch.Tensor:
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
@@ -380,7 +380,7 @@ def _facts(
     chosen: Sequence[Question],
     conversation: Conversation,
 ) -> dict[str, Any]:
-    """Return ``run.json`` before anything is measured."""
+    """Return ``run.json`` as before the measurement."""
     about = output.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
@@ -415,8 +415,8 @@ def _facts(
 
 
 class Runner:
-    """Measure: every method answers every turn, one after another, in an order that rotates. The
-    writer has the turns that are done, and takes new ones; `tick` is told of each call's turns."""
+    """Measurement: every method answers every turn, one after another, in a rotating order.
+    `writer` has the finished turns and records new turns; `tick` receives each call's turns."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ class Runner:
     ) -> None:
         self._baseline = next(call.method.name for call in calls if call.method.baseline)
         compared = {self._baseline, *(call.method.plain for call in calls)}
-        # Methods whose texts others are compared with answer before them, the baseline first.
+        # Methods with reference texts answer before the others, the baseline first.
         self._plain = [call for call in calls if call.method.name in compared]
         self._plain.sort(key=lambda call: not call.method.baseline)
         self._calls = [*self._plain, *(call for call in calls if call not in self._plain)]
@@ -441,7 +441,7 @@ class Runner:
         self._done = {record.key_of(turn): turn for turn in writer.turns}
 
     def run(self) -> None:
-        """Measure all turns that are not done yet."""
+        """Measure all unfinished turns."""
         batches = questions.batches(self._questions, self._asked.batch)
         repeats, first = range(self._asked.repeats), len(self._plain)
         for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
@@ -456,13 +456,13 @@ class Runner:
                     self._tick(len(batch))
 
     def warm_up(self) -> None:
-        """Answer the first batch before anything is timed. What fails here fails again, and is
-        recorded, where it counts."""
+        """Answer the first batch before the measurement. Errors are ignored: they recur in the
+        measurement and are recorded there."""
         asked = self._asked
         first = questions.batches(self._questions, asked.batch)[0]
         turns = [self._questions[index].turns[:1] for index in first]
         prompts = [self._conversation.prompt(some, []).ids for some in turns]
-        # On CUDA steps are captured while they are warmed up.
+        # On CUDA the warm-up captures the steps.
         most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else asked.max_new_tokens
         tokens = min(most, asked.max_new_tokens)
         request = Request(prompts, tokens, asked.temperature, [asked.seed] * len(prompts))
@@ -480,8 +480,8 @@ class Runner:
         answers: Answers,
         texts: Texts,
     ) -> Answers:
-        """Measure a turn of a batch, or take it from the disk; return the answers with its own,
-        None after a failure."""
+        """Measure a turn of a batch, or read it from the disk; return the answers including the
+        turn's, or None after a failure."""
         some, asked = [self._questions[index] for index in batch], self._asked
         prompts = [
             self._conversation.prompt(question.turns[: turn + 1], own)
@@ -492,7 +492,7 @@ class Runner:
         heads = [{**{name: getattr(one, name) for name in about}, **where} for one in some]
         keys = [record.key_of(head) for head in heads]
         if any(key not in self._done for key in keys):
-            # A question's turn has one seed, however many it is answered with.
+            # The seed of a question's turn does not depend on the batch.
             numbers = (repeat * len(self._questions) + index for index in batch)
             seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
             reason, rows = TURN_BEFORE, list[dict[str, Any]]()
@@ -501,7 +501,7 @@ class Runner:
                     rows = self._measured(call, prompts, seeds, texts)
             except Exception as error:  # a method's error must not end the run
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            # A batch is measured whole; turns on the disk stay as they are.
+            # A batch is measured whole; turns on the disk are not replaced.
             rows = rows or [_failed(reason)] * len(batch)
             for key, head, row in zip(keys, heads, rows, strict=True):
                 if key not in self._done:
@@ -557,7 +557,7 @@ class Runner:
         self, method: Method, texts: Texts, row: int, prompt: list[int], tokens: list[int]
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
-        engine = method.kind == methods.ENGINE  # whose form of the target is another model
+        engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
         if self._asked.temperature > 0:
             if engine:
                 return None
@@ -597,7 +597,7 @@ def _require_pandas() -> None:
 def report(args: argparse.Namespace) -> int:
     """Write the report of saved runs."""
     _require_pandas()
-    from benchmarks import report as tables  # with pandas, which only this needs
+    from benchmarks import report as tables  # imports pandas, needed here only
 
     runs = tables.load(args.runs)
     if args.output is None and len(runs) > 1:

@@ -1,8 +1,8 @@
 """The peers of each operator: the rules in plain torch, batched and without host synchronisation,
 and other libraries as far as they can be imported.
 
-Each starts from the same logits in the same dtype and does the work of the same call. Where a peer
-needs less than a whole call would (its drafts filtered beforehand), it gets the benefit.
+Each peer starts from the same logits in the same dtype and does the work of the same call. A peer
+that needs less than a whole call, for example with drafts filtered beforehand, has the advantage.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _number(text: str) -> Any:
 
 @dataclass
 class Block:
-    """Logits and draft tokens of one call."""
+    """Logits and draft tokens of a call."""
 
     target: torch.Tensor  # [B, K+1, V]
     tokens: torch.Tensor  # [B, K]
@@ -169,7 +169,7 @@ def block_rule(block: Block) -> Verified:
 
 
 def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Contender], list[str]]:
-    """Return the peers of an operator on these inputs, and notes on those that are left out."""
+    """Return the peers of an operator on `block`, and notes on peers that are left out."""
     logits, filters = block.target[:, -1], block.filters
     # Name, call, and whether a CUDA graph can capture it.
     libraries: list[tuple[str, Callable[[Block], Callable[[], Any]], bool]] = []
@@ -221,8 +221,8 @@ def warpers_sample(block: Block) -> Callable[[], torch.Tensor]:
 
 
 def transformers_verify(block: Block) -> Callable[[], list[Verified]]:
-    """Return transformers' token rule, one request after the other: (tokens [1, n+1], n) each.
-    Some releases do not have it: it is not a public function."""
+    """Return transformers' token rule, request by request: (tokens [1, n+1], n) each. Some releases
+    do not have it: it is not a public function."""
     from transformers.generation.utils import _speculative_sampling
 
     batch, k = block.tokens.shape
@@ -243,9 +243,8 @@ def transformers_verify(block: Block) -> Callable[[], list[Verified]]:
 
 
 def vllm_verify(block: Block) -> Callable[[], Verified]:
-    """Return the token rule by vLLM's operators for the CPU, in vLLM's steps, whose library is
-    loaded alone. The drafts' distributions are computed beforehand: vLLM keeps them from
-    drafting."""
+    """Return the token rule by vLLM's operators for the CPU, in vLLM's steps, without importing
+    vLLM. The drafts' distributions are computed beforehand: vLLM keeps them from drafting."""
     if block.target.device.type != "cpu":
         raise ImportError("expected tensors on the CPU")
     spec = importlib.util.find_spec("vllm")

@@ -1,8 +1,8 @@
-"""Time what every later number on a device is made of, in a minute.
+"""Time the components of all later numbers on a device, in a minute.
 
 Copy bandwidth, microseconds of a graph's node, products of 1 to 60 tokens in bfloat16 and 4 bits,
-attention over a mask, `sample` and `verify` alone, and decoder layers as they are beside the same
-layers through `torch.compile`. The file of ``--json-file`` is written after every part. A part that
+attention over a mask, `sample` and `verify` alone, and decoder layers, eager and through
+`torch.compile`. The file of ``--json-file`` is written after every part of the report. A part that
 fails is named, and the status is 1.
 """
 
@@ -36,21 +36,21 @@ FILTERS: dict[str, dict[str, float]] = {
 PACKAGES = ("flashinfer", "gguf", "hypothesis", "pybind11", "scipy", "triton", "vllm", "xdist")
 SHAPE = {"cuda": SHAPES["llama2-7b"], "cpu": Shape("small", 256, 512, 4, 4, 4, 2048)}
 
-Calls = Iterator[tuple[str, Callable[[], Any]]]  # what is timed, by name
+Calls = Iterator[tuple[str, Callable[[], Any]]]  # timed calls by name
 
 
 class Preflight:
-    """The parts of the report: numbers by name, or calls that are timed."""
+    """The parts of the report: numbers by name, or calls to time."""
 
     def __init__(self, device: str, repeats: int, compile: bool) -> None:
         self.device, self.repeats, self.compile = device, repeats, compile
         self.clock, self.shape = timing.Clock(device), SHAPE[device]
 
-    # In the order in which they are worth most.
+    # By decreasing importance.
     PARTS = ("properties", "copy", "node", "operators", "products", "attention", "layers")
 
     def numbers(self, part: str) -> dict[str, Any]:
-        """Return the numbers of a part; of calls, median microseconds."""
+        """Return the numbers of a part; for calls, median microseconds."""
         made = getattr(self, part)()
         return made if isinstance(made, dict) else {n: self.microseconds(c) for n, c in made}
 
@@ -120,7 +120,7 @@ class Preflight:
                 yield f"{width} of {span}", partial(attend, query, keys, keys, mask)
 
     def layers(self) -> Calls:
-        """Yield decoder layers as they are and by `torch.compile`: are fused layers worth it?"""
+        """Yield decoder layers, eager and by `torch.compile`, to estimate the gain of fusion."""
         model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device).model
 
         def run(x: torch.Tensor, positions: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -151,14 +151,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     for name in progress.bar(Preflight.PARTS, desc="preflight", leave=False):
         try:
             parts[name] = preflight.numbers(name)
-        except Exception as error:  # the next part may still tell something
+        except Exception as error:  # the next part may succeed
             parts[name] = {"error": timing.error_line(error)}
         output.save(args, report)
     return report
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return the report as a table; microseconds, but for what is named otherwise."""
+    """Return the report as a table; microseconds, unless a name has another unit."""
     cells = [
         [part, name, format(value, ".2f") if isinstance(value, float) else str(value)]
         for part, numbers in report["parts"].items()

@@ -1,4 +1,4 @@
-"""What the papers print, as data, to stand beside what was measured.
+"""The numbers that the papers print, as data for comparison with measurements.
 
 Wang et al., *Polybasic Speculative Decoding Through a Theoretical Perspective* (ICML 2025), its
 tables and its authors' replies to reviewers; Liu, Park and Shen, *A Drop-In Solution for On-the-Fly
@@ -85,7 +85,7 @@ INSERTIONS = (
     Insertion("Vicuna-7B, its W4 copy above EAGLE", 22, 6.26, 7.00, 4.67, 4, 4.34, 2.61, 3.48),
     Insertion("FLAN-T5 XXL, base above small", 47.52, 3.50, 19.16, 3.02, 12.42, 2.28, 3.19, 3.88),
 )
-# Figure 4: where the variance of the acceptance length per query mostly lies, over 50 queries.
+# Figure 4: usual range of the variance of the acceptance length per query, over 50 queries.
 VARIANCES = {"sampled": (5.0, 50.0), "greedy": (15.0, 60.0)}
 
 # The adaptation paper; gains over speculation with the best fixed window.
@@ -109,14 +109,14 @@ def _letters(name: str) -> str:
 
 
 def target_of(model: Mapping[str, Any]) -> str | None:
-    """Return the paper's name of a model, by its place or name, or None."""
+    """Return the paper's name of a model, by its path, id or name, or None."""
     name = str(model.get("place") or model["name"]).rstrip("/").rpartition("/")[2]
     plain = _letters(name).removeprefix("meta")
     return next((target for target, _ in SPEEDUPS if plain.startswith(_letters(target))), None)
 
 
 def system_of(method: Mapping[str, Any]) -> str | None:
-    """Return the papers' system that a method, of ``run.json``, is, or None."""
+    """Return the papers' system that equals a method of ``run.json``, or None."""
     if method["kind"] not in ("chain", "eagle"):
         return None
     _, *middle, last = (str(name).lower() for name in method["levels"])
@@ -131,5 +131,5 @@ def system_of(method: Mapping[str, Any]) -> str | None:
 
 
 def speedup_of(model: Mapping[str, Any], method: Mapping[str, Any], task: str) -> Result | None:
-    """Return what the papers print for a model, a method and a task, or None."""
+    """Return the papers' result for a model, a method and a task, or None."""
     return SPEEDUPS.get((target_of(model) or "", system_of(method) or ""), {}).get(task)

@@ -1,5 +1,5 @@
-"""Questions and the prompts made of them: Spec-Bench's (Xia et al. 2024), six tasks of 80, of which
-MT-bench's have two turns; GSM8K's; any file of prompts; or the few here."""
+"""Questions and their prompts: Spec-Bench's (Xia et al. 2024), six tasks of 80 questions
+(MT-bench's with two turns); GSM8K's; any file of prompts; or a few packaged questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from polyspec_ext import tiny
 from polyspec_ext.chat import has_template
 
-# Test splits beside the repository, if anywhere.
+# Optional test splits beside the repository.
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 GSM8K, SPEC_BENCH = _DATA / "gsm8k_test.jsonl", _DATA / "spec_bench_question.jsonl"
 GSM8K_URL = (
@@ -26,7 +26,7 @@ OTHER = "other"  # task of questions without a category of Spec-Bench's
 _MT_BENCH = (
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 )  # fmt: skip
-# "math" is one of MT-bench's categories; the task of that name is "math_reasoning" there.
+# "math" is a category of MT-bench; the math task has the category "math_reasoning".
 _TASK_OF = {
     **{name: name for name in TASKS},
     **dict.fromkeys(_MT_BENCH, "mt_bench"),
@@ -40,17 +40,17 @@ _TEXTS = ("turns", "prompt", "question", "instruction")
 class Question:
     """A line of a file of questions."""
 
-    question_id: Any  # as the file has it; the number of the line where it has none
+    question_id: Any  # as in the file; default: the line number
     category: str
     turns: tuple[str, ...]  # the user's texts, one after another
 
     @property
     def task(self) -> str:
-        """Return a name of `TASKS`, or `OTHER`."""
+        """Name of `TASKS`, or `OTHER`."""
         return _TASK_OF.get(self.category, OTHER)
 
 
-# A few questions that come along.
+# A few packaged questions.
 PACKAGED = Path(__file__).with_suffix(".jsonl")
 
 
@@ -123,8 +123,8 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
 
 
 def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
-    """Return indices of questions that are answered together, at most `size`, in order; all of a
-    batch have the same number of turns."""
+    """Return batches of at most `size` question indices, in order; the questions of a batch have
+    the same number of turns."""
     indices: dict[int, list[int]] = {}
     for index, question in enumerate(questions):
         indices.setdefault(len(question.turns), []).append(index)
@@ -175,24 +175,24 @@ def _plain(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-# From the user's turns, the one to answer last, and the answers to those before, to a text. The
-# tokenizer's chat template has its BOS; before the others the tokenizer puts it.
+# Functions to a text from the user's turns, the last to be answered, and the earlier answers. The
+# chat template includes the BOS; for the others the tokenizer adds it.
 TEMPLATES: dict[str, Callable[[Any, Sequence[str], Sequence[str]], str]] = {
     CHAT: _chat, "vicuna": _vicuna, "tiny": _tiny, "plain": _plain,
 }  # fmt: skip
 
 
 class Prompt(NamedTuple):
-    """Ids to continue; `cut`: how many there were before the middle was left out, or None."""
+    """Ids to continue; `cut`: their number before the middle was left out; None: complete."""
 
     ids: list[int]
     cut: int | None
 
 
 class Conversation:
-    """Make prompts by a template of `TEMPLATES`, or "auto": "chat" where the target's tokenizer has
-    a template, else "plain". Of a prompt longer than `room` the middle is left out, so that its
-    beginning and its end, which has the instruction, stay."""
+    """Prompts by a template of `TEMPLATES`, or "auto": "chat" if the target's tokenizer has a
+    template, else "plain". A prompt longer than `room` tokens loses its middle; its beginning
+    stays, and its end, which has the instruction."""
 
     def __init__(self, tokenizer: Any, template: str, room: int) -> None:
         has = has_template(tokenizer)
@@ -210,11 +210,11 @@ class Conversation:
         self.tokenizer, self.template, self.room = tokenizer, template, room
 
     def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:
-        """Return the text before the next answer; `answers` are those to all turns but the last."""
+        """Return the text before the next answer; `answers`: to all turns but the last."""
         return TEMPLATES[self.template](self.tokenizer, turns, answers)
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> Prompt:
-        """Return the same as ids that the models have room for."""
+        """Return the ids of `text`, at most `room`."""
         text, special = self.text(turns, answers), self.template != CHAT
         ids = list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
         if len(ids) <= self.room:
@@ -223,5 +223,5 @@ class Conversation:
         return Prompt([*ids[:front], *ids[len(ids) - (self.room - front) :]], len(ids))
 
     def answer(self, tokens: Sequence[int]) -> str:
-        """Return the text of an answer as later prompts have it."""
+        """Return the text of an answer for later prompts."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()

@@ -1,20 +1,20 @@
-"""A run in its folder: ``run.json`` says what is measured and on what, ``turns.jsonl`` has a line
-per question, turn, method and repeat, written as it is measured.
+"""A run in its folder: ``run.json`` has settings, models and machine, ``turns.jsonl`` a line per
+question, turn, method and repeat, written after its measurement.
 
 Numbers are counted alike for every method: new tokens up to and including the EOS, seconds of the
 whole call by the wall clock, prefill included. A line has these keys:
 
-- ``question_id``, ``turn``, ``method``, ``repeat``: what tells lines apart; ``category``, ``task``.
+- ``question_id``, ``turn``, ``method``, ``repeat``: key of the line; ``category``, ``task``.
 - ``status``: "ok" or "failed"; a failed turn has its ``error`` and no numbers.
-- ``batch``: questions of the call; ``seconds``: of the call over ``batch``, and of these
-  ``prefill_seconds`` (null where the method does not report them).
+- ``batch``: questions of the call; ``seconds``: of the call over ``batch``, including
+  ``prefill_seconds`` (null if the method does not report them).
 - ``prompt_tokens``, ``new_tokens``, ``tokens`` (ids), ``ended`` ("eos" or "length"), ``cut``
   (tokens of the prompt before its middle was left out, or null).
 - ``levels``, target first: ``name``; ``passes`` while decoding, of the whole batch; ``seconds``, a
   row's share; ``accepted``, tokens of each verification in order, empty for a drafter.
-- ``lossless``: greedy: ``identical`` to the baseline's text of the same prompt, else ``at`` which
-  token it differs, and the ``gap`` of the target's two largest logits there. Sampled: ``surprise``
-  and ``variance`` (`measuring.surprise`). Null where nothing can be compared.
+- ``lossless``: greedy: ``identical`` to the baseline's text of the same prompt, else ``at``, the
+  first token that differs, and the ``gap`` of the target's two largest logits there. Sampled:
+  ``surprise`` and ``variance`` (`measuring.surprise`). Null: not comparable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from polyspec_ext.files import replace_text
 SCHEMA = 1  # of both files
 FACTS, TURNS = "run.json", "turns.jsonl"
 OK, FAILED = "ok", "failed"
-# What must be the same where a run goes on.
+# Facts that must be the same when a run is continued.
 SAME = ("schema", "command", "settings", "models", "machine", "versions")
 
 Turn = dict[str, Any]
@@ -58,7 +58,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def read_turns(folder: Path) -> list[Turn]:
-    """Return the lines of a folder without a last line that is half written."""
+    """Return the lines of a folder without a partial last line."""
     path = folder / TURNS
     turns: dict[Key, Turn] = {}
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
@@ -80,9 +80,9 @@ def read_turns(folder: Path) -> list[Turn]:
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """Return what differs between the facts of a run and those wanted now, in words.
+    """Return the differences between the facts of a run and the current facts, in words.
 
-    Of the facts themselves, which have no `name`, the keys of `SAME` are compared.
+    At the top level, without a `name`, only the keys of `SAME` are compared.
     """
     if not (isinstance(before, dict) and isinstance(now, dict)):
         return [] if before == now else [f"{name}: {before!r} there, {now!r} now"]
@@ -95,15 +95,15 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 class TurnWriter:
-    """Write a run: its facts, then turn after turn, each on the disk before the next begins. A run
-    that is in the folder is continued."""
+    """Writer of a run: its facts, then turn after turn, each on the disk before the next begins. A
+    run in the folder is continued."""
 
     def __init__(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self.folder, self.facts = folder, dict(facts)
         folder.mkdir(parents=True, exist_ok=True)
         self.note({})
         self.turns = read_turns(folder)
-        # Without a last line that is half written.
+        # Without a partial last line.
         replace_text(folder / TURNS, "".join(map(_line, self.turns)))
 
     def add(self, turn: Turn) -> None:
@@ -115,7 +115,7 @@ class TurnWriter:
         self.turns.append(turn)
 
     def note(self, more: Mapping[str, Any]) -> None:
-        """Add to ``run.json``, which is written whole or not at all."""
+        """Add facts to ``run.json``, written atomically."""
         self.facts |= more
         text = json.dumps(self.facts, indent=1, allow_nan=False) + "\n"
         replace_text(self.folder / FACTS, text)

@@ -1,15 +1,14 @@
-"""Recorded acceptance, and the staged rule along it in simulated time: which tokens of greedy texts
-each shipped level would have proposed, and what a chain with given windows would have done.
+"""Recorded acceptance, and replays of the staged rule in simulated time: the tokens of greedy texts
+that each shipped level would propose, and the rounds of a chain with any windows.
 
-Texts at even positions of a set are for tuning: what is chosen by looking at numbers, such as the
-policies' defaults, is chosen on them. Those at odd positions are held out, and reports are about
-them.
+Texts at even positions of a set are for tuning: choices by numbers, for example of the policies'
+defaults, use them alone. Texts at odd positions are held out, for reports.
 
 At temperature 0 the target's text does not depend on the chain (contract C5), a token is accepted
-where it is the argmax of the level above, and what the middle level hands up is its own greedy
-continuation of the text. So all that decides a round is, at each position, whether the middle's
-argmax is the target's and whether the drafter's is the middle's; behind a token of the middle that
-the target rejects, the drafter goes on along the middle's own continuation, which is recorded too.
+if it is the argmax of the level above, and the draft tokens of the middle level are its greedy
+continuation of the text. So a round is determined, at each position, by whether the middle's argmax
+is the target's and whether the drafter's is the middle's. After a token of the middle that the
+target rejects, the drafter follows the middle's continuation, which is recorded too.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.scheduler import Scheduler
 from polyspec_ext.tuning import pass_seconds
 
-BRANCH = 24  # tokens that are recorded behind a rejected one
+BRANCH = 24  # recorded tokens after a rejected token
 TUNING, HELD_OUT = "tuning", "held-out"
 _WIDEST = 64  # tokens of a pass, at most
 
 
 @dataclass(frozen=True)
 class Text:
-    """Hold a greedy text, by position of its new tokens."""
+    """A greedy text, by position of its new tokens."""
 
     prompt: list[int]
-    tokens: list[int]  # the new ones
+    tokens: list[int]  # new tokens
     drafter: list[bool]  # whether the drafter's argmax is the token
-    middle: list[bool]  # whether the middle's is
+    middle: list[bool]  # whether the middle's argmax is the token
     inner: list[bool]  # whether the drafter's argmax is the middle's
     # Where the middle's argmax is not the token: whether the drafter's is the middle's at each of
-    # the next `BRANCH` positions of the middle's own continuation.
+    # the next `BRANCH` positions of the middle's continuation.
     branches: dict[int, list[bool]]
 
 
@@ -60,7 +59,7 @@ class Traces:
     seconds: dict[str, dict[int, float]]
 
     def half(self, name: str) -> dict[str, list[Text]]:
-        """Return the texts of every set that are for `TUNING`, or those that are `HELD_OUT`."""
+        """Return the half `TUNING` or `HELD_OUT` of every set."""
         return {key: texts[name == HELD_OUT :: 2] for key, texts in self.sets.items()}
 
     def save(self, path: Path) -> None:
@@ -69,7 +68,7 @@ class Traces:
 
     @classmethod
     def read(cls, path: Path) -> Traces:
-        """Read what `save` wrote, in which numbers that are keys are words."""
+        """Read a file of `save`, with numeric keys as integers."""
 
         def numbered(items: dict[str, Any]) -> dict[Any, Any]:
             return {int(key) if key.isdigit() else key: value for key, value in items.items()}
@@ -80,7 +79,7 @@ class Traces:
 
 
 def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
-    """Return `count` prompts of each set whose file is in `data`, and of chance, as token ids."""
+    """Return ids of `count` prompts of each set with a file in `data`, and of random prompts."""
     texts: dict[str, list[str]] = {}
 
     def read(name: str) -> str | None:
@@ -109,7 +108,7 @@ def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
 
 @torch.inference_mode()
 def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
-    """Record texts of at most `length` new tokens, and the times of this processor."""
+    """Record texts of at most `length` new tokens, and pass times of this processor."""
     with progress.loading(shown=False):
         models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
     texts = {
@@ -124,7 +123,7 @@ def measured_seconds() -> dict[str, dict[int, float]]:
     widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
     made = tiny.levels(pack=True)
     times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
-    # A pass could be padded, so one that took longer than a wider one was disturbed.
+    # A pass could be padded, so a longer time than of a wider pass is a disturbance.
     least = [
         {width: min(own[other] for other in widths if other >= width) for width in widths}
         for own in times
@@ -160,8 +159,8 @@ def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
 
 
 class Costs:
-    """Seconds of the passes of a chain, by level and number of tokens read: between those measured,
-    on a straight line."""
+    """Seconds of the passes of a chain by level and number of tokens read, linearly interpolated
+    between measurements."""
 
     def __init__(self, levels: Sequence[dict[int, float]]) -> None:
         self._levels = [
@@ -169,11 +168,11 @@ class Costs:
         ]
 
     def verify(self, level: int, pending: int) -> float:
-        """Return the seconds of a pass of `level` over `pending` tokens and the one before them."""
+        """Return the seconds of a pass of `level` over `pending` tokens and the token before."""
         return float(self._levels[level - 1][pending + 1])
 
     def draft(self, tokens: int) -> float:
-        """Return the seconds of a pass per token."""
+        """Return the seconds of drafting `tokens` tokens, with a pass per token."""
         return tokens * float(self._levels[-1][1])
 
 
@@ -185,23 +184,23 @@ class Run(NamedTuple):
 
     @property
     def speed(self) -> float:
-        """Return tokens per second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
 class Trace:
-    """One text as a chain of two levels (target and one below) or of all three sees it."""
+    """A text in a chain of two levels (the target and a level below) or of all three."""
 
     def __init__(self, text: Text, levels: Sequence[str]) -> None:
         self.text, self.size, self.levels = text, len(text.tokens), len(levels)
-        # [p]: accepted tokens of an endless block that begins at p.
+        # [p]: accepted tokens of an endless block from p.
         self.runs = [0] * (self.size + 1)
         accepts = text.middle if "middle" in levels else text.drafter
         for p in reversed(range(self.size)):
             self.runs[p] = self.runs[p + 1] + 1 if accepts[p] else 0
 
     def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
-        """Return the tokens that a round from position `at` commits, and its steps."""
+        """Return the number of tokens that a round from `at` commits, and its steps."""
         scheduler = _scheduler(tuple(windows))
         scheduler.start(self.size - at)
         steps: list[StepReport] = []
@@ -219,7 +218,7 @@ class Trace:
         return scheduler.committed, steps
 
     def _inner(self, at: int, offset: int, count: int) -> int:
-        """Return how many of `count` tokens after `offset` pending ones the middle accepts."""
+        """Return the number of tokens that the middle accepts of `count` after `offset` pending."""
         wrong = at + self.runs[at]  # where the middle leaves the text
         for j in range(count):
             p = at + offset + j
@@ -241,7 +240,7 @@ def _scheduler(windows: tuple[int, ...]) -> Scheduler:
 def replay(
     traces: Sequence[Trace], costs: Costs, policy: WindowPolicy | None, windows: Sequence[int]
 ) -> Run:
-    """Replay all texts one after another. policy None: the windows stay."""
+    """Replay all texts one after another. policy None: constant windows."""
     seconds = 0.0
     for trace in traces:
         at, committed, now = 0, 0, list(windows)
@@ -257,7 +256,7 @@ def replay(
 
 
 def oracle(traces: Sequence[Trace], costs: Costs, choices: Sequence[Sequence[int]]) -> Run:
-    """Replay with the windows of the least time, chosen round by round with the texts at hand."""
+    """Replay with the fastest windows, chosen round by round with knowledge of the texts."""
     seconds = 0.0
     for trace in traces:
         best = [0.0] * (trace.size + 1)

@@ -1,6 +1,6 @@
 """The papers' tables and figures from saved runs (`record`) as Markdown, CSV, JSON and PNG.
 
-Every run has its tables. Only repeats of the same models and settings share one, a column each.
+Tables are per run. Only repeats of the same models and settings share a table, a column each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .measuring import largest_tie
 from .printed import OVERALL, TASK_NAMES
 from .questions import OTHER, TASKS
 
-SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap, and what lies beyond each bound
+SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
 _FACTS = (
     "created", "command", "commit", "dirty", "machine", "load", "seconds", "versions", "settings",
@@ -39,24 +39,24 @@ Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
-# A number and its 95 % bootstrap interval over questions; of one question it has none.
+# A number and its 95 % bootstrap interval over questions; None for the bounds of one question.
 Interval = tuple[float | None, float | None, float | None]
 NOTHING: Interval = (None, None, None)
 
 
 def named(key: str, interval: Interval) -> Record:
-    """Return the three numbers as a record has them."""
+    """Return the number and bounds under a record's keys."""
     return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
 
 
 def bootstrap(
     rows: pd.DataFrame, columns: Sequence[str], statistic: Callable[[Floats], Floats]
 ) -> Interval:
-    """Return a statistic of sums, each question drawn with all its turns and repeats.
+    """Return a statistic of sums. Each question is drawn with all its turns and repeats.
 
     Args:
-        rows: of turns; those without a number in one of `columns` are left out.
-        statistic: from sums ``[B, repeats, columns]`` to ``[B]``, or fewer where some have none.
+        rows: turns; rows without a number in any of `columns` are left out.
+        statistic: maps sums ``[B, repeats, columns]`` to ``[B]``, or fewer where it is undefined.
     """
     rows = rows.dropna(subset=columns)
     if rows.empty:
@@ -70,7 +70,7 @@ def bootstrap(
         return NOTHING
     if count < 2:
         return float(values[0]), None, None
-    # How often each question is drawn; the same for the same number of questions.
+    # Counts of draws by question; the same for the same number of questions.
     random = np.random.default_rng(SEED)
     drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
     samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
@@ -103,7 +103,7 @@ class Run:
             wanted = "expected one method that is the baseline"
             raise ValueError(f"{label}: {wanted}, given {len(baselines)}")
         (self.baseline,) = baselines
-        # Turns that did not fail, with the tokens that the target emitted in its verifications.
+        # Successful turns, with the tokens that the target emitted in its verifications.
         self.turns = turns = self.lines[self.lines.status == record.OK].copy()
         numbers = ["prompt_tokens", "new_tokens", "seconds", "prefill_seconds"]
         turns[numbers] = turns[numbers].astype(float)
@@ -112,7 +112,7 @@ class Run:
         turns["emitted"], turns["verified"] = turns.accepted.map(sum), turns.accepted.map(len)
         self.levels = _level_sums(turns)
         self.tasks = [task for task in (*TASKS, OTHER) if task in set(self.lines.task)]
-        # The model of that name, perhaps with how it runs in front ("eager target").
+        # Models may have a prefix before the name ("eager target").
         name = self.methods[self.baseline]["levels"][0]
         models = {model["name"].split(" ")[-1]: model for model in reversed(self.facts["models"])}
         self.target: Record = models[name]
@@ -121,17 +121,17 @@ class Run:
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
 
     def levels_of(self, method: str) -> list[Any]:
-        """Return the sums of each level, target first; nothing for other engines."""
+        """Return the sums of each level, target first; empty for other engines."""
         chosen = self.levels.index.get_level_values("method") == method
         return list(self.levels[chosen].itertuples())
 
     def turns_of(self, method: str, task: str = OVERALL) -> pd.DataFrame:
-        """Return the turns of a task that a method did not fail."""
+        """Return a method's successful turns of a task."""
         turns = self.turns[self.turns.method == method]
         return turns if task == OVERALL else turns[turns.task == task]
 
     def common(self, method: str, base: str | None = None, task: str = OVERALL) -> pd.DataFrame:
-        """Return turns that neither of two methods failed; `base`: the baseline if None."""
+        """Return turns that succeeded with both methods; `base`: default the baseline."""
         columns = [*_SAME_TURN, "new_tokens", "seconds", "decode_seconds"]
         others = self.turns_of(base or self.baseline)[columns]
         return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
@@ -139,19 +139,19 @@ class Run:
     def speedup(
         self, method: str, base: str | None = None, task: str = OVERALL, by: str = "seconds"
     ) -> Interval:
-        """Return the rate of one method over that of another, over the same turns."""
+        """Return the rate of a method over the rate of `base`, over the same turns."""
         columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
         return bootstrap(self.common(method, base, task), columns, _ratio_of_rates)
 
     def compared(self, method: str, task: str = OVERALL) -> Record:
-        """Return speedup and mean accepted length, and what the paper prints for this."""
+        """Return speedup and mean accepted length, measured and printed in the paper."""
         both = self.common(method, task=task)
         length = bootstrap(both[both.verified > 0], ["emitted", "verified"], _pooled)
         paper = printed.speedup_of(self.target, self.methods[method], task)
         return _compared(self.speedup(method, task=task), length, len(both), paper)
 
     def fastest(self, names: Collection[str]) -> str | None:
-        """Return the fastest of some methods."""
+        """Return the fastest of `names`; None: no rates."""
         speeds = {name: self.speedup(name)[0] for name in names}
         return max((n for n, v in speeds.items() if v), key=lambda n: speeds[n] or 0, default=None)
 
@@ -162,11 +162,11 @@ class Run:
         return float((sums.new_tokens / sums[by]).median())
 
     def named(self, name: str) -> Record:
-        """Return key and label of a method as records have them."""
+        """Return key and label of a method under a record's keys."""
         return {"method": name, "label": self.labels[name]}
 
     def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return a frame that has methods with their labels, in their order."""
+        """Return a frame with labels, sorted in the order of the methods."""
         names = list(self.methods)
         frame = frame.sort_values(
             "method", key=lambda column: column.map(names.index), kind="stable"
@@ -175,13 +175,13 @@ class Run:
 
     @property
     def models_key(self) -> str:
-        """Return a text that is the same for runs of the same models."""
+        """Key of the models, equal for runs of the same models."""
         keep = ("name", "place", "parameters", "dtype")
         return json.dumps([[model[name] for name in keep] for model in self.facts["models"]])
 
     @property
     def key(self) -> str:
-        """Return a text that is the same for repeats of a run on the same kind of machine."""
+        """Key of the run, equal for repeats on the same kind of machine."""
         machine = [self.facts["machine"].get(name) for name in ("device_name", "cpu", "threads")]
         return json.dumps([self.models_key, self.facts["settings"], machine], sort_keys=True)
 
@@ -212,12 +212,12 @@ def _compared(
 
 
 class Table:
-    """Rows of numbers, and how they are shown.
+    """Rows of numbers and their format.
 
     Args:
-        key: of files.
+        key: name of files.
         rows: records or a frame; in `records`, for JSON and CSV, NaN and infinities become None.
-        shown: by heading, key and format; of words no format, "%" of a share in per cent.
+        shown: by heading, "key format"; no format for words, "%" for a share in per cent.
     """
 
     def __init__(
@@ -229,11 +229,11 @@ class Table:
         self._shown = {head: spec.partition(" ") for head, spec in shown.items()}
 
     def data(self) -> Record:
-        """Return what report.json has."""
+        """Return the table's entry of report.json."""
         return {"title": self.title, "note": self.note, "records": self.records}
 
     def lines(self, heads: Collection[str] = ()) -> list[str]:
-        """Return the lines of Markdown, of some columns or of all."""
+        """Return the lines of Markdown, of the columns `heads` or of all."""
         shown = {head: spec for head, spec in self._shown.items() if not heads or head in heads}
         numbers = [at for at, (_, _, form) in enumerate(shown.values()) if form]
         rows = [
@@ -247,12 +247,12 @@ class Table:
         return [f"### {self.title}", "", self.note, "", *self.lines(), ""]
 
     def csv(self) -> str:
-        """Return the records, numbers in full; what is None is empty."""
+        """Return the records with full numbers; None is an empty cell."""
         return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
 
 
 def _cell(row: Record, key: str, form: str) -> str:
-    """Return a cell; behind a number are its bounds and what the paper prints."""
+    """Return a cell: a number, its bounds and the paper's number."""
     value, low, paper = row.get(key), row.get(f"{key}_low"), row.get(f"paper_{key}")
     if value in (None, "") or isinstance(value, str):
         words = value or "-"
@@ -276,7 +276,7 @@ def windows_of(method: Mapping[str, Any]) -> str:
 
 
 def overall(run: Run) -> Table:
-    """Return every method over all tasks (Figure 2)."""
+    """Return the table of every method over all tasks (Figure 2)."""
     lengths = {name: len(method["levels"]) for name, method in run.methods.items()}
     others = [k for k, one in run.methods.items() if one["kind"] in ("assisted", "engine")]
     best = run.fastest([name for name, n in lengths.items() if n == 2 and name not in others])
@@ -397,7 +397,7 @@ def levels(run: Run) -> Table:
 
 
 def decoding(run: Run) -> Table:
-    """Return prefill and decode apart, and what was predicted."""
+    """Return prefill and decoding separately, and predictions."""
     known = run.turns.dropna(subset=["prefill_seconds"]).groupby("method")
     columns = ["prefill_seconds", "prompt_tokens", "seconds", "decode_seconds", "new_tokens"]
     sums = known[columns].sum().reindex(list(run.methods))
@@ -500,7 +500,7 @@ def insertions(run: Run) -> Table:
 
 
 def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
-    """Return a row of Table 1; none where a level never ran."""
+    """Return a row of Table 1; empty if a level never ran."""
     old, new = run.levels_of(before)[at - 1 :], run.levels_of(after)[at - 1 :]
     if len(old) < 2 or len(new) < 3:
         return []
@@ -512,8 +512,8 @@ def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
         above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
         above.length, run.speedup(before)[0], run.speedup(after)[0],
     )  # fmt: skip
-    # The most ms of a pass of M_new if M_i and all below are to take no longer per token of M_i
-    # than without it: Lemma 3.1 with passes counted in place of N / L.
+    # Maximum ms of a pass of M_new without a longer time per token of M_i, over M_i and all levels
+    # below: Lemma 3.1 with counted passes instead of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
     most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
     return [_insertion(row, "measured", most) | named("gain", run.speedup(after, before))]
@@ -534,7 +534,7 @@ def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -
 
 
 def adaptation(run: Run) -> Table:
-    """Return every policy beside the best fixed windows of the same levels."""
+    """Return the table of every policy and the best fixed windows of its levels."""
     records = []
     for name, method in run.methods.items():
         speedup = run.speedup(name)
@@ -586,7 +586,7 @@ def variances(run: Run) -> Table:
 
 
 def failures(run: Run) -> Table:
-    """Return how many turns failed, and why."""
+    """Return numbers of failed turns by error."""
     failed = run.lines[run.lines.status != record.OK]
     counts = failed.groupby(["method", "error"], sort=False).size().rename("turns").reset_index()
     note = "They are in no number; what a method is compared with leaves out the same turns."
@@ -595,7 +595,7 @@ def failures(run: Run) -> Table:
 
 
 def tables_of(run: Run) -> list[Table]:
-    """Return the tables of one run that have rows."""
+    """Return the nonempty tables of a run."""
     every = (
         overall, by_task, levels, decoding, passes, insertions, adaptation, variances, failures,
     )  # fmt: skip
@@ -603,7 +603,7 @@ def tables_of(run: Run) -> list[Table]:
 
 
 def side_by_side(runs: Sequence[Run], number: int) -> Table:
-    """Return the overall speedups of repeats of one run."""
+    """Return the overall speedups of repeats of a run."""
     rows: dict[tuple[str, str], Record] = {}
     for at, run in enumerate(runs, 1):
         for name, method in run.methods.items():
@@ -618,7 +618,7 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
 
 
 def larger_targets(runs: Sequence[Run]) -> Table:
-    """Return EAGLE-2 and the longer chains by target, the smallest first (Table 3)."""
+    """Return EAGLE-2 and longer chains by target, smallest first (Table 3)."""
     records = [
         {
             "target": run.target_name,
@@ -648,7 +648,7 @@ def larger_targets(runs: Sequence[Run]) -> Table:
 
 
 def as_printed() -> Table:
-    """Return Tables 2 and 3 as the paper has them."""
+    """Return Tables 2 and 3 as printed in the paper."""
     rows = [
         {"target": target, "system": system}
         | {task: f"{result.speedup:.2f} / {result.length:.2f}" for task, result in results.items()}
@@ -662,7 +662,7 @@ def as_printed() -> Table:
 
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:
-    """Return tables of repeated runs, of the targets beside each other, and the papers'."""
+    """Return tables of repeated runs, of all targets, and of the papers."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.key, []).append(run)
@@ -675,7 +675,7 @@ def tables_of_several(runs: Sequence[Run]) -> list[Table]:
 
 
 def load(folders: Sequence[Path]) -> list[Run]:
-    """Return runs, labelled by their folders, with the folder above where two have one name."""
+    """Load runs, labelled by folder names, with the parent's name where names are equal."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) != len(paths):
         raise ValueError(f"RUN: expected different folders, given {', '.join(map(str, folders))}")
@@ -725,11 +725,11 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def summary(run: Run) -> str:
-    """Return what was measured, on what, and how much of it."""
+    """Return a text about models, machine, settings and finished turns."""
     facts, target = run.facts, run.target
     where, settings = facts["machine"], facts["settings"]
     done, failed = len(run.lines), len(run.lines) - len(run.turns)
-    batch = settings.get("batch", 1)  # which the first runs do not have
+    batch = settings.get("batch", 1)  # missing in the first runs
     expected = settings["turns"] * settings["repeats"] * len(run.methods)
     text = (
         f"Target: {run.target_name}, {target['parameters'] / 1e6:.0f} million parameters, "
@@ -748,7 +748,7 @@ def summary(run: Run) -> str:
         sums = sessions.sum()
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
         text += f" Preparation: {sums.sum():.0f} s ({parts})"
-        if turns.notna().all():  # a killed session does not have them
+        if turns.notna().all():  # missing after a killed session
             minutes = (sums.sum() + turns.sum()) / 60
             text += f"; turns: {turns.sum():.0f} s; in all {minutes:.1f} minutes"
         text += f", in {len(sessions)} sessions." if len(sessions) > 1 else "."

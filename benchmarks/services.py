@@ -1,5 +1,5 @@
-"""Clients that each ask their next question when their last is answered, and what serves them:
-ours, transformers' continuous batching, and llama.cpp's server."""
+"""Clients that ask the next question after each answer, and the services for them: ours,
+transformers' continuous batching, and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ask(NamedTuple):
 
 
 class Load(NamedTuple):
-    """The clients at a time, and what all of their requests have."""
+    """Number of simultaneous clients, and options of all their requests."""
 
     clients: int
     temperature: float
@@ -41,7 +41,7 @@ class Load(NamedTuple):
 
 @dataclass
 class Trace:
-    """A request as its client saw it."""
+    """A request from the client's view."""
 
     ask: Ask
     began: float  # seconds of the clock
@@ -50,27 +50,27 @@ class Trace:
     read: int | None = None  # tokens of the prompt that the target read, if known
 
     def arrived(self, tokens: Sequence[int], now: float) -> None:
-        """Note new tokens."""
+        """Record new tokens."""
         if tokens:
             self.tokens += tokens
             self.arrivals.append((now, len(tokens)))
 
     def gaps(self) -> Iterator[float]:
-        """Yield the seconds before each token behind the first arrival."""
+        """Yield the seconds before each token after the first arrival."""
         for (before, _), (now, count) in itertools.pairwise(self.arrivals):
             yield from itertools.repeat((now - before) / count, count)
 
 
 # Yields questions, and is sent the answer to each.
 Client = Generator[Ask, list[int], None]
-# The request that tokens arrived for, they, and its statistics or `True` once it has ended.
+# Key of a request, its new tokens, and its statistics or `True` once it has ended.
 Arrival = tuple[Hashable, list[int], Any]
 
 
 class Service(NamedTuple):
-    """Answers the clients of a load by one method."""
+    """A method that answers the clients of a load."""
 
-    add: Callable[[Ask], Hashable]  # begins a request, and returns what `step` calls it by
+    add: Callable[[Ask], Hashable]  # begins a request, and returns its key in `step`
     step: Callable[[], Iterable[Arrival]]  # waits for the next arrivals
 
 
@@ -78,7 +78,7 @@ Open = Callable[[Load], contextlib.AbstractContextManager[Service]]
 
 
 def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Trace]:
-    """Return the requests of clients, in the order of their ends."""
+    """Serve clients, and return their requests in the order of completion."""
     running: dict[Hashable, tuple[Client, Trace]] = {}
     done = []
     with open_service(load) as service:
@@ -110,8 +110,8 @@ def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Tr
 
 
 def by_server(chain: Chain, speculation: bool = True, slots: int = 0, **more: Any) -> Open:
-    """Return the service of a `Server`, which is new at every load; with 0 slots it has a slot for
-    each client."""
+    """Return the service of a `Server`, created for every load. `slots` 0: a slot for each
+    client."""
 
     @contextlib.contextmanager
     def opened(load: Load) -> Iterator[Service]:
@@ -133,8 +133,8 @@ def by_server(chain: Chain, speculation: bool = True, slots: int = 0, **more: An
 
 
 def by_batches(chain: Chain) -> Open:
-    """Return the service of `Chain.generate`: the questions that wait are a batch, of at most
-    eight, and each answer arrives when all of the batch are complete."""
+    """Return the service of `Chain.generate`: waiting questions are a batch of at most eight, and
+    the answers arrive when the whole batch is complete."""
     decode = chain_call(chain)
 
     @contextlib.contextmanager

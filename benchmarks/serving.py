@@ -1,7 +1,7 @@
 """Serve questions of several clients by every method in turns, beside other servers.
 
 Tokens per second are all new tokens over the wall time from the first question to the last token.
-The time between two tokens is that between two arrivals over the tokens of the later one.
+The time between two tokens is the time between two arrivals over the later arrival's tokens.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _SETTINGS = (
 
 
 class Method(NamedTuple):
-    """A way to serve."""
+    """A serving method."""
 
     name: str
     label: str
     open: Open
-    plain: str = PLAIN  # name of the method whose greedy texts are compared with these
-    ours: bool = True  # these must be the same
+    plain: str = PLAIN  # name of the method with the reference greedy texts
+    ours: bool = True  # the texts must be the same
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _rate(traces: Sequence[Trace]) -> float:
 
 
 def percentiles(values: Sequence[float]) -> list[float] | None:
-    """Return the median and the 95th percentile; None of nothing."""
+    """Return the median and the 95th percentile; None: no values."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return [ordered[round(share * last)] for share in (0.5, 0.95)] if ordered else None
@@ -131,7 +131,7 @@ def add_command(kinds: Any) -> None:
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that options name."""
+    """Measure the methods and loads of the options; return the JSON report."""
     if bool(args.gguf) != bool(args.llama_server) or len(args.gguf) > 2:
         raise ValueError("--gguf: expected one or two files and --llama-server with them")
     before = processor.load_average()
@@ -140,7 +140,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
     levels = [_outline(place) if apart else load_level(place, name="--target")]
     for draft in [] if apart else drafts:
-        named = draft in WORDS  # each chain has a drafter of its own
+        named = draft in WORDS  # each chain has a separate drafter
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
     target = levels[0]
     template = questions.AUTO if args.target else "tiny"
@@ -234,7 +234,7 @@ def _methods(
 
 
 def _outline(place: str | Path) -> Any:
-    """Return what is asked of a target that other engines load."""
+    """Return context, EOS ids and dtype of a target that other engines load."""
     from transformers import AutoConfig, GenerationConfig
 
     config, ends = AutoConfig.from_pretrained(place), GenerationConfig.from_pretrained(place)
@@ -247,7 +247,7 @@ def _outline(place: str | Path) -> Any:
 
 
 def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation) -> None:
-    """Measure the methods of each load in an order that rotates, load after load, in repeats."""
+    """Measure the methods of each load in a rotating order, load after load, in repeats."""
     every = questions.read(args.questions)
     began = time.monotonic()
     loads = list(dict.fromkeys(cell.load for cell in cells))
@@ -262,7 +262,7 @@ def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation
                     asked = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
                     try:
                         traces = services.served(cell.method.open, clients, asked)
-                    except Exception as error:  # of other engines in many ways
+                    except Exception as error:  # other engines raise many types
                         for one in cells:
                             if one.method is cell.method:
                                 one.error = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -274,8 +274,8 @@ def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation
 def _clients(
     args: argparse.Namespace, load: Load, every: Sequence[Any], talk: Conversation, repeat: int
 ) -> list[Client]:
-    """Return clients that share their questions, which differ from repeat to repeat where a load
-    does not ask all; or each of whom has a conversation."""
+    """Return clients with shared questions, which differ between repeats if a load does not ask
+    all; or clients with a conversation each."""
     if args.conversations is not None:
         short = sorted((one.turns[0] for one in every), key=len)
         texts = itertools.cycle(short[: args.conversations * _TURNS])
@@ -307,8 +307,8 @@ def _clients(
 
 
 def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], bool]:
-    """Return a row for each cell, and whether greedy texts of ours are not those of plain decoding
-    or a method of ours failed."""
+    """Return a row for each cell, and whether a method of ours failed, or its greedy texts differ
+    from plain decoding's."""
     ends = set(target.eos_token_ids)
     plain: dict[str, dict[int, list[int]]] = {}
     for cell in cells:

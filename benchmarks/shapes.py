@@ -1,5 +1,5 @@
-"""Shapes of published models: their sizes, models and heads with random weights that take as long
-as theirs, whether there is room for them, and the bytes and numbers of a model's weights."""
+"""Shapes of published models: sizes, models and heads with random weights and the same pass times,
+memory checks, and the bytes and numbers of a model's weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.products import Part, RowProduct
 from polyspec_ext.quantization.weights import CudaInt4Linear
 
-_BLOCK = 1_000_003  # a prime: rows of a matrix made of repeats of so many numbers differ
+_BLOCK = 1_000_003  # random numbers to repeat; a prime, so that rows of a matrix differ
 _GROUP = 128  # inputs of a row of the 4-bit copy that share a scale
 _CONTEXT = 2048  # tokens in the caches
 _GB = 1e-9
@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Return the number of weights in the matrices of a layer."""
+        """Number of weights in the matrices of a layer."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.inner
 
@@ -79,7 +79,7 @@ def config_of(shape: Shape) -> Any:
 
 
 def growth_of(shape: Shape, model: Any) -> dict[str, int]:
-    """Return the arguments with which `tiny.grown` makes a model as wide and deep as a shape."""
+    """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
     width = model.config.hidden_size
     for name, fits, wanted in (
         ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
@@ -116,8 +116,8 @@ def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
 
 
 def random_head(shape: Shape, target: Any) -> HeadPasses:
-    """Return an EAGLE-2 head of a shape for a level or its model, with their embeddings and output
-    head, and packed weights where the level has them."""
+    """Return an EAGLE-2 head of a shape for a level or its model, with the target's embeddings and
+    output head, and with packed weights if the level is packed."""
     model = target.model if isinstance(target, HuggingFaceLevel) else target
     layer = config_of(replace(shape, kind="llama", layers=1))
     biased = shape.kind == "qwen2"
@@ -131,8 +131,8 @@ def random_head(shape: Shape, target: Any) -> HeadPasses:
 
 @torch.no_grad()
 def _draw(module: torch.nn.Module) -> None:
-    """Set norms to ones, and matrices to numbers that keep the size of what they multiply. Repeats
-    one block of random numbers, since drawing billions takes longer than all passes."""
+    """Set norms to 1, and matrices to random numbers that preserve the size of their inputs. Repeat
+    a block of random numbers, since drawing billions takes longer than all passes."""
     parameters = list(module.parameters())
     device, dtype = parameters[0].device, parameters[0].dtype
     random = torch.Generator(device).manual_seed(0)
@@ -161,13 +161,13 @@ def memory_needed(shape: Shape, device: str) -> dict[str, float]:
         "caches": 8.0 * shape.layers * shape.kv_heads * shape.head_dim * _CONTEXT,
         "operators": 3e9 if device == "cuda" else 1e9,
     }
-    # On the CPU the weights are packed beside those that torch keeps.
+    # On the CPU torch keeps its weights beside the packed weights.
     copies = {} if device == "cuda" else {"packed weights": needed["target"] + 2 * head}
     return {**needed, **copies, "on the host": 1.2 * matrices}
 
 
 def memory_free(device: str) -> float:
-    """Return the bytes that are free on the device; "cpu": of the host, on Linux."""
+    """Return the free bytes of the device; "cpu": of the host, on Linux."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[0])
     sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -175,7 +175,7 @@ def memory_free(device: str) -> float:
 
 
 def require_memory(shape: Shape, device: str, hint: str = "") -> None:
-    """Refuse a shape that has no room, with a `hint` behind what is needed and what is free."""
+    """Refuse a shape that does not fit, by needed and free bytes; `hint` ends the message."""
     needed = memory_needed(shape, device)
     host = {"4-bit numbers": needed.pop("on the host")}
     where = {"cpu": needed | host} if device == "cpu" else {device: needed, "cpu": host}
@@ -196,7 +196,7 @@ def weight_bytes(model: Any) -> int:
     """Return the bytes of weights that a pass of one token reads: all but the input embeddings,
     unless they are the output head as well."""
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-    # A head in 4 bits or packed has other weights, and none by this name.
+    # A 4-bit or packed head has no weight by this name.
     read = getattr(head, "weight", None)
     aside = {embed.weight.data_ptr()} - ({read.data_ptr()} if read is not None else set())
     seen: dict[int, int] = {}
@@ -208,8 +208,8 @@ def weight_bytes(model: Any) -> int:
 
 
 def parameters(model: Any) -> int:
-    """Return the number of parameters; packed and quantised layers count as before. What is shared
-    counts once: a tied head too, unless a copy of it multiplies."""
+    """Return the number of parameters; packed and quantised layers count as before. Shared weights
+    count once, also of a tied head, unless the head is a packed or quantised copy."""
     seen: dict[int, int] = {}
     for module in _modules(model):
         if isinstance(module, RowProduct | CudaInt4Linear):
@@ -221,6 +221,6 @@ def parameters(model: Any) -> int:
 
 
 def _modules(model: Any) -> Iterable[torch.nn.Module]:
-    # Projections that are one product do not own it.
+    # Merged projections do not register their product.
     merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
     return dict.fromkeys([*model.modules(), *merged])

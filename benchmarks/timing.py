@@ -1,9 +1,9 @@
-"""Timing in turns: every contender once per turn, the order rotating, so that a change in the
-machine's load or clock meets all of them; medians, quartiles and ratios with intervals.
+"""Timing in turns: every contender once per turn, in a rotating order, so that a change in the
+machine's load or clock affects all of them; medians, quartiles and ratios with intervals.
 
-CPU: wall time. CUDA: events around one replay of a captured graph (or the call, where it cannot be
-captured), with the L2 cache overwritten before. The replay is queued while that runs, so its launch
-costs the device no time.
+CPU: wall time. CUDA: events around a replay of a captured graph (or the call, if it cannot be
+captured), after overwriting the L2 cache. The replay is queued during the overwriting, so its
+launch costs the device no time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Call = Callable[[], Any]
 
 
 def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
-    """Return the order of a turn, which begins one further than that of the turn before; the
-    `first` of them come first in every turn, since the others are compared with them."""
+    """Return `things` in the order of a turn, rotated by 1 per turn. The first `first` things come
+    first in every turn, since the others are compared with them."""
     ahead, others = things[:first], things[first:]
     shift = turn % max(len(others), 1)
     return [*ahead, *others[shift:], *others[:shift]]
@@ -38,8 +38,8 @@ class Contender:
 
     Attributes:
         graph: try to capture the call as a CUDA graph.
-        seconds: of every turn.
-        captured: replays were timed.
+        seconds: seconds of every turn.
+        captured: whether replays of a graph were timed.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Clock:
             self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
 
     def prepare(self, contender: Contender) -> Call:
-        """Return the replay of a captured call, or the call where nothing can be captured."""
+        """Return the replay of a captured call, or the call if it cannot be captured."""
         if self._flush is None or not contender.graph:
             return contender.call
         side = torch.cuda.Stream()
@@ -133,7 +133,7 @@ def measure(
         tick: called after every turn.
 
     Returns:
-        the contenders that ran, and the reason of each that failed by name.
+        Successful contenders, and error messages of failed contenders by name.
     """
     failures: dict[str, str] = {}
     runs: list[tuple[Contender, Call]] = []
@@ -161,7 +161,7 @@ def error_line(error: Exception) -> str:
 
 
 def copy_bandwidth(device: str) -> float:
-    """Return GB/s of ``copy_`` between buffers that no cache holds, bytes read and written."""
+    """Return GB/s of ``copy_`` between buffers larger than caches, bytes read and written."""
     size = 1024 * MIB if device == "cuda" else 128 * MIB
     source = torch.ones(size, dtype=torch.int8, device=device)
     target = torch.empty_like(source)

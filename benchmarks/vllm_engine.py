@@ -1,8 +1,8 @@
-"""vLLM in a process of another environment, which serves requests as `services` asks for them, and
-the ways in which it decodes: its own, and those of this package within it.
+"""vLLM in a process of another environment, for the requests of `services`, and its decoding
+methods: vLLM's, and this package's within vLLM.
 
-Run as a program, in that environment, it answers lines of JSON: a request to begin, or nothing, for
-the arrivals of one step.
+Run as a program in that environment, the module answers lines of JSON: a new request, or an empty
+object for the arrivals of a step.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING:  # the other environment has nothing of this package's
+if TYPE_CHECKING:  # the other environment lacks the imports
     from benchmarks.services import Arrival, Ask, Load, Open
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
-_WINDOW = 4  # of one drafter below vLLM's target
+_WINDOW = 4  # of a single drafter below vLLM's target
 _PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
     "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-chain", "vllm-policy",
@@ -30,7 +30,7 @@ VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
 
 
 class Way(NamedTuple):
-    """A way to decode with vLLM."""
+    """A decoding method of vLLM."""
 
     key: str  # in ``--methods``
     label: str  # for tables
@@ -40,9 +40,9 @@ class Way(NamedTuple):
 def ways(
     target: str, dtype: str, drafts: Sequence[str], window: Sequence[int] | None, policy: str
 ) -> list[Way]:
-    """Return the ways for a target's directory and the levels below it, the dearest first, of which
-    each hands up a `window`. vLLM drafts with the first model. A policy chooses windows up to
-    these."""
+    """Return the decoding methods for a target's directory and the levels `drafts` below it, the
+    dearest first, with a window per level. vLLM drafts with the first model. `policy` chooses
+    windows up to `window`."""
     from benchmarks.methods import WORDS
     from polyspec_ext.levels.sources import original
 
@@ -76,7 +76,7 @@ def ways(
 
 
 class VllmEngine:
-    """vLLM with fixed arguments of ``EngineArgs``, in one process on all cores of this one. Its
+    """vLLM with fixed arguments of ``EngineArgs``, in a process on all cores of this process.
     `command` has no path of this machine."""
 
     def __init__(self, python: Path, options: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class VllmEngine:
             "HF_HUB_OFFLINE": "1",
         }
         environment.pop("OMP_NUM_THREADS", None)
-        # vLLM asks for this OpenMP where it speculates on a CPU.
+        # vLLM requires this OpenMP for speculation on a CPU.
         openmp = python.parents[1] / "lib" / "libiomp5.so"
         if openmp.is_file():
             environment["LD_PRELOAD"] = str(openmp)
@@ -129,8 +129,8 @@ class VllmEngine:
         return self._answer()
 
     def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
-        """Yield the new tokens of a request as they arrive, with nothing beside it; `asked` are
-        its prompt, and arguments of vLLM's ``SamplingParams``."""
+        """Yield the new tokens of a single request as they arrive; `asked`: its prompt, and
+        arguments of vLLM's ``SamplingParams``."""
         self._ask(key=key, **asked)
         done = False
         while not done:

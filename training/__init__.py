@@ -1,1 +1,1 @@
-"""Training of EAGLE and MTP heads and drafters of blocks for a target that is there."""
+"""Training of EAGLE heads, MTP heads and block drafters for an existing target."""

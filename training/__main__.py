@@ -21,7 +21,7 @@ from .session import HeadTraining
 from .texts import documents_of, read_texts, split
 
 _TOKENS = 1_000_000
-_KINDS = {  # and whose format their files have
+_KINDS = {  # kind: name, and publisher of its file format
     "eagle3": ("an EAGLE-3 head", "SafeAILab publishes heads"),
     "mtp": ("a multi-token prediction head", "models with such heads name its tensors"),
     "dflash": ("a DFlash or DSpark drafter", "speculators publishes drafters"),
@@ -76,14 +76,14 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     options.add_count(learning, "--length", 320, "tokens of a row")
     options.add_count(learning, "--batch", 2, "rows of a step")
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
-    rate = 5e-4 if kind == "mtp" else 1e-3  # what begins with a model's weights is easily lost
+    rate = 5e-4 if kind == "mtp" else 1e-3  # lower, to preserve a head's trained initial weights
     options.add(learning, "--rate", options.number(0), rate, "R", "highest learning rate")
     what = "of the first weights, the answers and the order of texts"
     options.add(learning, "--seed", options.SEED, 0, "S", what)
 
 
 def train(args: argparse.Namespace) -> int:
-    """Train, and print the report."""
+    """Train a head and print its report."""
     if not args.texts:
         raise ValueError("texts: expected files of texts or prompts, given none")
     texts = read_texts(args.texts)

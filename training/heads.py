@@ -1,5 +1,5 @@
-"""A new head for a target: EAGLE, MTP, or a drafter of blocks (DFlash, DSpark). Its configuration,
-its first weights, and the drafts that blocks learn from."""
+"""A new head for a target: EAGLE, MTP, or a block drafter (DFlash, DSpark): its configuration, its
+first weights, and the drafts for training block drafters."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from polyspec_ext.drafters.mtp import MTPNetwork
 
 from .unrolled import Draft, Drafts, States, Teacher
 
-_RIDGE = 0.1  # of the mean square of a predictor
+_RIDGE = 0.1  # relative to the mean square of a predictor
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run must be resumed with."""
+    """Settings of a run; a resumed run must have the same."""
 
     version: int = 3  # 1: EAGLE-2; 0: an MTP head
-    steps: int = 3  # of a draft, that are learnt; of a block all are
-    draft_vocab: int | None = None  # ids that an EAGLE-3 or DFlash knows; None: all
+    steps: int = 3  # trained steps of a draft; for a block drafter all
+    draft_vocab: int | None = None  # vocabulary of an EAGLE-3 or DFlash; None: all ids
     block_size: int = 0  # tokens of a block of a DFlash drafter; 0: an EAGLE head
     layers: int = 1  # of a DFlash drafter
     markov_rank: int = 0  # of a DSpark drafter; 0: a DFlash
     inner: int | None = None  # width of its MLP; None: the target's
-    epochs: int = 3  # how often a row is learnt from, in the mean
+    epochs: int = 3  # mean number of uses of a row
     length: int = 320  # tokens of a row
     batch: int = 4  # rows of a step
-    block: int = 32  # rows that the target reads at a time
+    block: int = 32  # rows per block of target states
     rate: float = 1e-3  # highest learning rate
     seed: int = 0  # of the first weights and the order of rows
 
 
 def head_config(text: Any, settings: Settings) -> dict[str, Any]:
-    """Return the config.json of a head, as SafeAILab's checkpoints have it. `text`: configuration
-    of the target's decoder."""
-    # As many as the target's, or the next lower number that divides the states into parts of an
-    # even width.
+    """Return the config.json of a head in the format of SafeAILab's checkpoints. `text`:
+    configuration of the target's decoder."""
+    # Number of heads: the target's, or the next lower number with an even width per head.
     width, version = text.hidden_size, settings.version
     counts = range(text.num_attention_heads, 0, -1)
     heads = next((n for n in counts if width % n == 0 and width // n % 2 == 0), 1)
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     if version == 3 or heads % kv_heads:
-        # The token's embedding reaches an EAGLE-3 head through its values only: as wide as it is.
+        # The token's embedding reaches an EAGLE-3 head only through the values: full width.
         kv_heads = heads
     inner = settings.inner or getattr(text, "intermediate_size", None)
     rotations = getattr(text, "rope_parameters", None) or {}
@@ -77,12 +76,12 @@ def head_config(text: Any, settings: Settings) -> dict[str, Any]:
 
 @torch.no_grad()
 def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
-    """Begin an EAGLE-3 head with an attention that looks at its own token, and adds that token's
-    embedding to what it reads of the target: queries and keys are alike, values and output inverse
-    to each other. What a random layer would have to find first is there then.
+    """Initialise an EAGLE-3 head with an attention to the current token that adds its embedding to
+    the target's features: queries and keys are equal, values and output inverse to each other. A
+    random layer would have to learn this first.
 
-    With its output, it is the linear function of features and embedding that is nearest to the
-    target's next state over the blocks; its final norm is the target's.
+    The head starts as the linear function of features and embedding nearest to the target's next
+    state over the blocks, by least squares; its final norm is the target's.
     """
     own: Any = head.layers[0]
     width, attention, gain = head.config.hidden_size, own.self_attn, teacher.gain
@@ -110,8 +109,8 @@ def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
 
 @torch.no_grad()
 def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> None:
-    """Set the product of a new MTP head, whose layer is the target's last one, to the linear
-    function of its inputs that is nearest to what that layer reads of the next token."""
+    """Set the product of a new MTP head, a copy of the target's last layer, to the linear function
+    of its inputs nearest to that layer's input at the next token."""
 
     def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
         return head.paired(embeds, block.last[:, :-1].float())
@@ -129,9 +128,9 @@ def _nearest(
     inputs: Callable[[torch.Tensor, States], torch.Tensor],
     goals: Callable[[States], torch.Tensor],
 ) -> torch.Tensor | None:
-    """Return the matrix that is nearest to bringing the `inputs` of each token's embedding and the
-    state in front of it to the `goals` of that token, by least squares: what a few thousand tokens
-    tell, and steps of an optimiser would need many more for. None: no token is learnt."""
+    """Return the least-squares matrix from the `inputs` of each token's embedding and the state
+    before it to the token's `goals`. A few thousand tokens suffice, where an optimiser would need
+    many more. None: no token is learnt."""
     squares = products = torch.zeros(1)
     count = 0
     for block in blocks:
@@ -148,11 +147,11 @@ def _nearest(
 
 
 def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the config.json of a drafter of blocks, as speculators' checkpoints have it.
+    """Return the config.json of a block drafter in the format of speculators' checkpoints.
 
     Args:
-        target: configuration of the model that it drafts for.
-        layer: of an EAGLE-3 head for that target, of the same widths (`head_config`).
+        target: configuration of the target.
+        layer: configuration of an EAGLE-3 head for the target, of the same widths (`head_config`).
     """
     size, rank = settings.block_size, settings.markov_rank
     text, kind = target.get_text_config(decoder=True), "dspark" if rank else "dflash"
@@ -161,7 +160,7 @@ def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict
     drawn = nested.pop("draft_vocab_size")
     nested |= {"model_type": "qwen3", "num_hidden_layers": settings.layers}
     nested["head_dim"] = nested["hidden_size"] // nested["num_attention_heads"]
-    # Nothing is drafted behind the end of a text, so that its embedding is free.
+    # Nothing is drafted after the end of a text, so EOS can be the mask token.
     mask = (ends[0] if isinstance(ends, list) else ends) or 0
     proposal = {"proposal_type": "greedy", "speculative_tokens": size - (not rank)}
     markov = {"markov_rank": rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
@@ -189,7 +188,7 @@ def block_config(target: Any, layer: dict[str, Any], settings: Settings) -> dict
 
 
 class Blocks(Drafts):
-    """A drafter of blocks behind some tokens of a text: one in each stretch of a block's length."""
+    """A block drafter after some tokens of a text: a block in each stretch of a block's length."""
 
     head: DFlashNetwork
 
@@ -203,7 +202,7 @@ class Blocks(Drafts):
         embeds = F.embedding(ids.flatten(1), self.teacher.embed.weight).to(rows.features.dtype)
         positions = (anchors[:, None] + torch.arange(size)).flatten()
         context = list(head.remember(rows.features, torch.arange(length)[None]))
-        # A block sees what is in front of its first token, and itself.
+        # A block attends to the text before its first token, and to itself.
         blocks = torch.arange(len(positions)) // size
         before = torch.arange(length) < anchors[blocks][:, None]
         mask = torch.cat([before, blocks[:, None] == blocks], 1)
@@ -218,7 +217,7 @@ class Blocks(Drafts):
         states = head(embeds, positions[None], attention).unflatten(1, (-1, size))
         first = not config.from_anchor
         for step in range(self.steps):
-            # Those that the text is long enough for.
+            # Blocks that reach this step within the text.
             at = anchors[anchors + step < length] + step
             out = states[:, : len(at), first + step]
             yield Draft(out, out, rows.last[:, at], rows.about[:, at], tokens[:, at])
@@ -233,8 +232,8 @@ class Blocks(Drafts):
 
 @torch.no_grad()
 def begin_blocks(head: DFlashNetwork, teacher: Teacher, _: Sequence[States]) -> None:
-    """Give the states of a new drafter the sizes of the target's. Its layers add little at first,
-    and the Markov head nothing."""
+    """Scale the states of a new drafter to the target's sizes. Its layers add little at first, and
+    the Markov head nothing."""
     for layer in head.layers:
         own: Any = layer
         for part in (own.self_attn.o_proj, own.mlp.down_proj):

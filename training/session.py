@@ -1,8 +1,8 @@
-"""Training of one head, from texts to a directory that a chain loads; it can be stopped at any time
-and resumed.
+"""Training of a head, from texts to a directory that a chain loads. A run can be stopped and
+resumed at any time.
 
-A block of rows is read by the target once, and its states are kept while the head learns from them
-and from those of the last few blocks.
+The target reads each block of rows once. Its states stay in memory while the head learns from them
+and from the states of the last few blocks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .heads import Settings
 from .texts import Document, Stream, frequent
 from .unrolled import Drafts, States, Teacher, Unrolled, measure_acceptance, mixed
 
-_LEAST = 0.05  # of the rate, at the end
+_LEAST = 0.05  # share of the rate at the end
 
 
 class Steps:
-    """AdamW over float32 `parameters`, whose learning rate rises to `rate` in `warm` steps, stays
-    there for a share `stay` of the way, and decays."""
+    """AdamW over float32 `parameters`. The learning rate rises to `rate` in `warm` steps, stays
+    constant up to the share `stay` of the run, and decays."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Steps:
         self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=True)
 
     def step(self, loss: torch.Tensor, way: float) -> None:
-        """Take a step down `loss`, after so much of the way, in [0, 1]."""
+        """Take a step down `loss`; `way` is the finished share of the run, in [0, 1]."""
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         rest = min(1.0, max(0.0, (way - self._stay) / (1 - self._stay)))
@@ -67,21 +67,21 @@ class Steps:
         self.count += 1
 
 
-_BLOCKS = 8  # whose states are kept
+_BLOCKS = 8  # blocks with states in memory
 _LAYERS = 3
-_FIRST = 4  # blocks that the first weights are fitted to
+_FIRST = 4  # blocks for fitting the first weights
 _SMOOTH = 0.95
 
 
 class HeadTraining:
-    """A head that learns from `target`.
+    """Training of a head for `target`.
 
     Args:
         target: a causal language model of transformers on the CPU, in eval mode.
-        documents: that are learnt; `held_out`: that are reported on.
-        place: the head's directory. What a resumed run needs lies in its folder ``training``.
-        begin: gives a new head its first weights; None: a function of `heads` does, or for an
-            EAGLE-2 head they are random.
+        documents: training texts; `held_out`: texts of the report.
+        place: the head's directory. Its folder ``training`` has the files for a resumed run.
+        begin: sets the first weights of a new head; None: a function of `heads` does, except for
+            EAGLE-2 heads, which start with random weights.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class HeadTraining:
         if settings.draft_vocab is not None and settings.draft_vocab < text.vocab_size:
             ids = frequent(documents, settings.draft_vocab, text.vocab_size)
         torch.manual_seed(settings.seed)
-        self._names: dict[str, str] = {}  # in the checkpoint, where they differ
+        self._names: dict[str, str] = {}  # checkpoint names of renamed tensors
         head: Any
         if settings.block_size:
             self._config = heads.block_config(target.config, self._config, settings)
             names = [f"layers.{i}." for i in range(settings.layers)]
             head = DFlashNetwork(dflash.parse(self._config, names, layers, "head"))
         elif settings.version == 0:
-            # (Not a model's, and nothing takes it for that.)
+            # (Not a model's architecture, so that no program loads it as a model.)
             self._config = {"architectures": ["MTPHead"], "num_nextn_predict_layers": 1}
             head, self._names = new_mtp(target)
         else:
@@ -133,7 +133,7 @@ class HeadTraining:
         begins = torch.tensor([(len(one.ids), one.begin) for one in documents]).flatten()
         content = torch.cat([*(one.ids for one in documents), begins]).numpy().tobytes()
         self._texts = hashlib.sha256(content).hexdigest()[:16]
-        self._block = self._batch = 0  # that come next
+        self._block = self._batch = 0  # the next
         self._seconds, self._smooth = 0.0, [0.0] * (1 + self._drafts.steps)
         self._work = place / "training"
         self._states: dict[int, States] = {}
@@ -154,15 +154,15 @@ class HeadTraining:
 
     @property
     def tokens(self) -> int:
-        """That the target has read so far."""
+        """Tokens that the target has read."""
         return self._block * self._settings.block * self._settings.length
 
     def run(
         self, tokens: int | None = None, minutes: float | None = None, every: int = 120
     ) -> None:
-        """Learn until the target has read so many tokens, or for so many minutes, those of earlier
-        runs counted in, whichever is first. The learning rate decays towards that end. A checkpoint
-        is written every so many seconds."""
+        """Learn until the target has read `tokens` tokens, or for `minutes` minutes, including
+        earlier runs, whichever is first. The learning rate decays towards that end. Write a
+        checkpoint every `every` seconds."""
         own, saved = self._settings, time.monotonic()
         began, size = saved - self._seconds, own.block * own.length
         count = math.ceil(own.epochs * own.block / own.batch)  # batches of a block
@@ -176,7 +176,7 @@ class HeadTraining:
             return part if total is None else max(part, read / total)
 
         batches: list[torch.Tensor] = []
-        with bar:  # without minutes, a block is learnt from to its end
+        with bar:  # without minutes, a started block is finished
             while way() < 1 or (self._batch and minutes is None):
                 batches = batches or self._batches()
                 with mixed():
@@ -200,7 +200,7 @@ class HeadTraining:
         self.save()
 
     def report(self) -> dict[str, Any]:
-        """Acceptance by position on the held-out texts, written beside the head as well."""
+        """Return acceptance by position on the held-out texts, and write it beside the head."""
         self._drafts.eval()
         report = {
             **measure_acceptance(self._drafts, self._held_out),
@@ -218,8 +218,8 @@ class HeadTraining:
         return f"loss {loss:.3f}, overlap " + " ".join(f"{x:.3f}" for x in overlaps)
 
     def _batches(self) -> list[torch.Tensor]:
-        """Return the indices of the kept rows of the next block: its own, and as many of
-        all of the last blocks as epochs say."""
+        """Return indices of rows for the next block, by batch: the rows of the block, and
+        `epochs` - 1 times as many random rows of the last blocks."""
         own = self._settings
         first = max(0, self._block - _BLOCKS + 1)
         for number in range(first, self._block + 1):
@@ -245,8 +245,8 @@ class HeadTraining:
         return self._states[number]
 
     def save(self) -> None:
-        """Save the head under the published names, in bfloat16, and the state of a resumed run.
-        Each file is replaced when the new one is whole."""
+        """Save the head under the published names, in bfloat16, and the state for a resumed run.
+        Each file is replaced atomically."""
         kept, ids = self._drafts.head.state_dict(), self._teacher.ids
         tensors = {self._names.get(key, key): value for key, value in kept.items()}
         if self._settings.version == 3:
@@ -256,7 +256,7 @@ class HeadTraining:
             if not self._settings.block_size or ids is not None:
                 tensors["lm_head.weight"] = self._teacher.head
         tensors = {key: value.bfloat16().contiguous() for key, value in tensors.items()}
-        if ids is not None:  # offsets, and which ids of the target are known
+        if ids is not None:  # offsets, and a mask of the target's ids
             tensors["d2t"] = ids - torch.arange(len(ids))
             tensors["t2d"] = torch.isin(torch.arange(self._vocab_size), ids)
         self._work.mkdir(parents=True, exist_ok=True)

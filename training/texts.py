@@ -1,5 +1,5 @@
-"""Texts that a head learns from: files of them, conversations through the target's chat template,
-and answers that the target gives itself; and their tokens, cut into rows of one length."""
+"""Training texts of a head: from files, as conversations through the target's chat template, and
+with answers by the target; and their tokens, cut into rows of equal length."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from polyspec_ext.tuning import level_for
 
 
 class Document(NamedTuple):
-    """A text."""
+    """Tokens of a text."""
 
     ids: torch.Tensor  # [N] int64
-    begin: int = 0  # of what is learnt; before it is what the target never writes
+    begin: int = 0  # first learnt token; the target never writes earlier tokens
 
 
 class Rows(NamedTuple):
-    """Texts end to end, cut."""
+    """Concatenated texts, cut into rows."""
 
     tokens: torch.Tensor  # [R, T] int64
-    learnt: torch.Tensor  # [R, T] bool, which of them are learnt
+    learnt: torch.Tensor  # [R, T] bool, whether a token is learnt
 
 
 class Stream:
-    """Endless rows: the documents, two rows of tokens or more, again and again, each time in a new
-    order and cut elsewhere. Row i is the same whenever it is asked for."""
+    """Endless rows of the documents, repeated with a new order and new cuts in each round. Row i is
+    always the same. Documents must have at least two rows of tokens."""
 
     def __init__(self, documents: Sequence[Document], length: int, seed: int) -> None:
         self._documents, self._length, self._seed = documents, length, seed
@@ -47,16 +47,16 @@ class Stream:
                 f"texts: expected at least {2 * length} tokens, given {total} in "
                 f"{len(documents)} texts"
             )
-        self._begins = [0]  # of each round
+        self._begins = [0]  # first row of each round
         self._latest = -1, Rows(torch.empty(0), torch.empty(0))
 
     def _round(self, number: int) -> Rows:
-        """Shuffled documents end to end, cut into rows, which are shuffled; the latest is kept."""
+        """Shuffle, concatenate and cut documents, and shuffle the rows; cache the latest round."""
         if number != self._latest[0]:
             length, generator = self._length, torch.Generator().manual_seed(self._seed + number)
             order = torch.randperm(len(self._documents), generator=generator).tolist()
             documents = [self._documents[i] for i in order]
-            # A random start moves the cuts, so that no document is always split at one place.
+            # A random start moves the cuts, so that no document is always split at the same token.
             start = int(torch.randint(0, length, (1,), generator=generator))
             learnt = [torch.arange(len(one.ids)) >= one.begin for one in documents]
             parts = [torch.cat(x)[start:] for x in ([one.ids for one in documents], learnt)]
@@ -77,17 +77,17 @@ class Stream:
 
 
 def frequent(documents: Sequence[Document], size: int, vocab_size: int) -> torch.Tensor:
-    """Return the `size` most frequent ids, ascending; where the documents have fewer, the lowest
-    others as well, which in vocabularies of byte pairs are about the most frequent."""
+    """Return the `size` most frequent ids, ascending. If the documents have fewer ids, add the
+    lowest other ids, which are about the most frequent in byte-pair vocabularies."""
     counts = Counter(torch.cat([one.ids for one in documents]).tolist())
     counts.update(dict.fromkeys(range(vocab_size), 0))
     return torch.tensor(sorted(token for token, _ in counts.most_common(size)))
 
 
-# Paragraphs of a plain file that become one text: at least 2000 characters.
+# Paragraphs of a plain file, joined to texts of at least 2000 characters.
 _PASSAGE = re.compile(r"(.{2000,}?|.+)(?:\n\n|\Z)", re.DOTALL)
-_BATCH = 16  # questions that are answered at once
-_SHARE, _MOST = 20, 64  # of so many texts one is held out, and never more than that
+_BATCH = 16  # questions per batch
+_SHARE, _MOST = 20, 64  # held-out texts: 1 in 20, at most 64
 _KINDS = (
     '"messages" (mappings with "role" and "content"), or "question" with "answer" or without, or '
     '"text"'
@@ -95,15 +95,15 @@ _KINDS = (
 
 
 class Text(NamedTuple):
-    """One text, not yet tokens."""
+    """A text before tokenization."""
 
-    asked: tuple[dict[str, str], ...]  # messages, the oldest first; none for a plain text
-    said: str | None  # the answer to them, or the text; None: the target is to answer
+    asked: tuple[dict[str, str], ...]  # messages, oldest first; empty for a plain text
+    said: str | None  # answer, or plain text; None: to be answered by the target
 
 
 def read_texts(files: Sequence[Path]) -> list[Text]:
-    """Read the texts of files: of a ``.jsonl`` one a line, of others passages between blank lines.
-    ValueError: there are none, or a line is none; names the file and the line."""
+    """Read the texts of files: a text per line of a ``.jsonl``, else passages between blank lines.
+    ValueError: no texts, or a bad line; names the file and the line."""
     found: list[Text] = []
     for file in files:
         content = file.read_text(encoding="utf-8")
@@ -120,9 +120,9 @@ def read_texts(files: Sequence[Path]) -> list[Text]:
 def documents_of(
     texts: Sequence[Text], tokenizer: Any, model: Any, kept: Path, *, seed: int, **options: Any
 ) -> list[Document]:
-    """Return the tokens of every text. Questions without an answer are answered by the target
-    `model`, in batches, question i with seed + i and `options` of `Chain.generate`. The file `kept`
-    has its answers, and grows."""
+    """Return the tokens of every text. The target `model` answers questions without an answer, in
+    batches, question i with seed + i and `options` of `Chain.generate`. The file `kept` caches the
+    answers."""
     bar = progress.bar(texts, desc="texts", mininterval=5, leave=False)
     prompts = [_prompt(text, tokenizer) for text in bar]
     said: dict[int, list[int]] = {}
@@ -138,8 +138,8 @@ def documents_of(
 
 
 def split(documents: Sequence[Document], length: int) -> tuple[list[Document], list[Document]]:
-    """Split documents into those to learn and those held out, of which no more than `length` tokens
-    count. ValueError: fewer than two."""
+    """Split documents into training and held-out documents; held-out texts are cut `length` tokens
+    after their first learnt token. ValueError: fewer than 2 documents."""
     if len(documents) < 2:
         raise ValueError(f"texts: expected at least 2, one to be held out, given {len(documents)}")
     count = min(_MOST, max(1, len(documents) // _SHARE))
@@ -184,7 +184,7 @@ def _prompt(text: Text, tokenizer: Any) -> list[int]:
 def _answers(
     prompts: dict[int, list[int]], model: Any, kept: Path, seed: int, options: dict[str, Any]
 ) -> dict[int, list[int]]:
-    """Return the target's answers to `prompts`, by number. `options`: of `Chain.generate`."""
+    """Return the target's answers to `prompts`, by number. `options`: for `Chain.generate`."""
     about = " ".join(map(str, (*options.values(), seed)))
     keys = {
         i: hashlib.sha256(f"{about} {i} {prompt}".encode()).hexdigest()[:24]
@@ -192,10 +192,10 @@ def _answers(
     }
     known: dict[str, list[int]] = {}
     for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
-        with contextlib.suppress(ValueError):  # a line that was not written to its end
+        with contextlib.suppress(ValueError):  # a partial line of an interrupted run
             answer = json.loads(line)
             known[answer["key"]] = answer["ids"]
-    # Alike lengths go together: a batch takes as long as its longest.
+    # Batch similar lengths: the longest prompt determines a batch's time.
     missing = [i for i in prompts if keys[i] not in known]
     missing.sort(key=lambda i: len(prompts[i]))
     if missing:

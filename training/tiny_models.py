@@ -5,15 +5,15 @@ The text has two public sources: GSM8K's training split (MIT) and Tiny Shakespea
 Four stages, each resumable (a finished stage's directory is kept and skipped on the next run):
 
 1. *seed*: a model of the middle's shape, trained on the text.
-2. *target*: the seed with identity layers put in between, trained on. Starting from the seed saves
+2. *target*: the seed with identity layers inserted, trained further. Starting from the seed saves
    most of the early training.
-3. *middle*: starts as the target without those layers, which keeps much of its distribution, and
-   is taught the target's distribution in four rounds, each with a learning rate that rises and
-   decays anew.
+3. *middle*: starts as the target without the inserted layers, which keeps much of its distribution,
+   and is taught the target's distribution in four rounds; the learning rate rises and decays in
+   each.
 4. *drafter*: starts as the middle's first layer, and is taught the distribution of the middle,
-   which is the level that verifies it and costs a quarter of the target to ask.
+   which verifies it and costs a quarter of the target.
 
-The report (`report.json`) holds the held-out loss of each model and its overlap with the target,
+The report (`report.json`) has the held-out loss of each model and its overlap with the target,
 E[1 - TV] at temperature 1 over GSM8K's test split: the acceptance of speculative sampling.
 """
 
@@ -55,15 +55,15 @@ from .texts import Document, Stream
 BOS, EOS = "<|bos|>", "<|eos|>"
 VOCAB_SIZE = 2048
 LENGTH = 320  # tokens per training row; a GSM8K problem with its solution has about 200
-_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations, without which a solution reads as prose
+_CALCULATOR = re.compile(r"<<[^>]*>>")  # annotations; without them a solution is prose
 
-TOKENS = 1_600_000  # of training
+TOKENS = 1_600_000  # training tokens of a head
 EPOCHS = 2
-DRAFT_VOCAB = 1536  # ids that the EAGLE-3 head knows: 98.5 % of GSM8K's tokens
+DRAFT_VOCAB = 1536  # ids of the EAGLE-3 head: 98.5 % of GSM8K's tokens
 _BLOCKS = Settings(
     draft_vocab=DRAFT_VOCAB, block_size=8, layers=2, epochs=4, length=LENGTH, batch=2, rate=1.5e-3
 )
-# Learning rates: what begins as a trained model is easily lost.
+# Heads with trained initial weights have low learning rates, to preserve them.
 SETTINGS = {
     "eagle2": Settings(version=1, steps=2, epochs=EPOCHS, length=LENGTH, batch=4, rate=2e-4),
     "eagle3": Settings(draft_vocab=DRAFT_VOCAB, epochs=EPOCHS, length=LENGTH, batch=4, rate=1e-3),
@@ -78,7 +78,7 @@ def learnt_texts(folder: Path) -> list[str]:
 
 
 def gsm8k(path: Path) -> list[str]:
-    """Documents ``Question: ...\\nAnswer: ...\\n#### n`` of one GSM8K split (a ``.jsonl`` file)."""
+    """Return documents ``Question: ...\\nAnswer: ...\\n#### n`` of a GSM8K ``.jsonl`` file."""
     documents = []
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -88,7 +88,7 @@ def gsm8k(path: Path) -> list[str]:
 
 
 def shakespeare(path: Path) -> list[str]:
-    """Passages of six consecutive speeches, split at the blank lines between speakers."""
+    """Return passages of six consecutive speeches, split at the blank lines between speakers."""
     parts = path.read_text(encoding="utf-8").split("\n\n")
     return ["\n\n".join(parts[i : i + 6]).strip() for i in range(0, len(parts), 6)]
 
@@ -129,11 +129,11 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: list[str]) -> list[Doc
 
 @torch.no_grad()
 def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tensor) -> None:
-    """Begin an EAGLE-2 head as the shipped drafter, a model of one layer of the same shape, and
-    without the target's states: most of what it has to learn is known then.
+    """Initialise an EAGLE-2 head with the weights of the shipped drafter, a one-layer model of the
+    same shape, and zero weight for the target's states, so that most is learnt at the start.
 
-    Its layer has no norm in front and none behind, so both are folded into its products with the
-    mean size of what they would norm over the text `tokens` ``[B, T]``."""
+    The head's layer lacks the input norm and the final norm, so both are folded into its products,
+    by the mean size of their inputs over the text `tokens` ``[B, T]``."""
     (own,), final = drafter.model.layers, drafter.model.norm.weight
     layer: Any = head.layers[0]
     width, attention = head.config.hidden_size, own.self_attn
@@ -151,7 +151,7 @@ def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tens
     drafter(input_ids=tokens)
     handle.remove()
     head.fc.weight.zero_()
-    # The residual stream is scaled as the final norm would.
+    # Scale the residual stream like the final norm.
     scale = final / size(out[0])
     for key in ("q_proj", "k_proj", "v_proj"):
         product = getattr(attention, key).weight * (before / size(states) / scale)
@@ -164,8 +164,8 @@ def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tens
 
 
 def train_heads(args: argparse.Namespace) -> int:
-    """Train heads for the target that lies in the output folder, or else for the shipped one, and
-    print their report."""
+    """Train heads for the target in the output folder, else for the shipped target, and print
+    their report."""
 
     def place_of(name: str) -> Path:
         place: Path = args.output / name
@@ -200,8 +200,8 @@ def train_heads(args: argparse.Namespace) -> int:
 
 
 BATCH = 16
-# Of each stage the one that it begins as, and is taught by; which of its layers (None: an identity
-# between them); and rounds of learning: rate, weight of forward KL (None: from text), and tokens.
+# By stage: the stage that initialises and teaches it; the layers to copy from it (None: an inserted
+# identity layer); and rounds of learning: rate, weight of forward KL (None: from text), and tokens.
 STAGES: dict[str, tuple[str | None, tuple[int | None, ...], tuple[Any, ...]]] = {
     "seed": (None, (), ((3e-3, None, 5e6),)),
     "target": (
@@ -209,8 +209,8 @@ STAGES: dict[str, tuple[str | None, tuple[int | None, ...], tuple[Any, ...]]] = 
         (0, None, None, None, 1, None, None, None, None, 2),
         ((1.5e-3, None, 11e6),),
     ),
-    # Total variation alone is what acceptance loses, but teaches little while the distributions are
-    # far apart; so forward KL leads at first.
+    # Total variation is the loss of acceptance, but teaches little while the distributions are far
+    # apart, so forward KL has more weight at first.
     "middle": (
         "target",
         (0, 4, 9),
@@ -221,12 +221,12 @@ STAGES: dict[str, tuple[str | None, tuple[int | None, ...], tuple[Any, ...]]] = 
 
 
 def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaForCausalLM:
-    """Return `model` with the layers at `places` of it. None: a new layer that is an identity
-    until it has learnt something: with both output projections zero a pre-norm layer adds nothing
-    to the residual stream.
+    """Return a model with the layers of `model` at `places`. None: a new layer that starts as an
+    identity: with both output projections zero a pre-norm layer adds nothing to the residual
+    stream.
 
-    So a target with such layers begins with its seed's distribution; and without them its others
-    still work together, which is how its student begins.
+    So the target starts with its seed's distribution. Its other layers still work without the new
+    layers, and its student starts from them.
     """
     shape = LlamaConfig.from_dict(
         {**model.config.to_dict(), "num_hidden_layers": len(places), "layer_types": None}
@@ -251,7 +251,7 @@ def fit(
     rate: float,
     name: str,
 ) -> None:
-    """AdamW with warm-up and cosine decay over `tokens` training tokens, forward passes in bf16."""
+    """Train with AdamW, warm-up and cosine decay over `tokens` training tokens, in bf16."""
     data = Stream(documents, LENGTH, torch.initial_seed())
     count = max(1, tokens // (BATCH * LENGTH))
     steps = Steps(model.parameters(), rate, warm=max(1, min(100, count // 10)), stay=0.0)
@@ -269,9 +269,9 @@ def fit(
 def loss_of(
     model: LlamaForCausalLM, teacher: LlamaForCausalLM | None, kl_weight: float | None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the loss of text, mean cross-entropy of the next token in nats; or with a weight the
-    total variation from the teacher's distribution, which is what acceptance loses per token, and
-    forward KL, which has a gradient where total variation has none."""
+    """Return the loss function of a row. Without `kl_weight`: mean cross-entropy of the next token
+    in nats. With it: total variation from the teacher's distribution, the loss of acceptance per
+    token, and forward KL, which has a gradient where total variation has none."""
 
     def loss(ids: torch.Tensor) -> torch.Tensor:
         if teacher is None or kl_weight is None:
@@ -292,7 +292,7 @@ def loss_of(
 def measure(
     model: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[Document]
 ) -> dict[str, float]:
-    """Measure held-out loss (nats a token) and overlap with the target, E[1 - TV], at temperature
+    """Measure held-out loss (nats per token) and overlap with the target, E[1 - TV], at temperature
     1."""
     sums, count = torch.zeros(3, dtype=torch.float64), 0
     for document in progress.bar(documents, desc="held out", mininterval=5, leave=False):
@@ -365,7 +365,7 @@ def train(args: argparse.Namespace) -> int:
             teacher, model = begin and stage(begin), None
             for number, (rate, kl_weight, tokens) in enumerate(rounds, 1):
                 label = name if len(rounds) == 1 else f"{name} {number}"
-                # Per round, so that a resumed run does what an uninterrupted one does.
+                # Per round, so that a resumed run equals an uninterrupted run.
                 torch.manual_seed(args.seed + zlib.crc32(label.encode()))
                 if model is None:
                     model = with_layers(teacher, layers) if teacher else LlamaForCausalLM(shape)

@@ -1,9 +1,9 @@
-"""The target's states of rows of text, from which a head learns; its loss, by the places of a
-draft, and how often its tokens will be accepted there.
+"""The target's states of rows of text, from which a head learns; the head's loss and acceptance by
+position of a draft.
 
 An EAGLE or MTP head is unrolled over a few steps of a draft ("training-time test", arXiv
 2503.01840). From the second step on it reads its own states, and its attention sees the target's
-states up to the token where the draft begins and its own behind it, as in use.
+states up to the start of the draft, then its own, as in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyspec_ext.drafters.heads import HeadConfig, HeadNetwork
 
 from .texts import Document, Rows
 
-_OUTLIER = 8  # times the median size: a state that no scale is measured on
+_OUTLIER = 8  # times the median size: larger states are left out of scales
 
 
 class States(NamedTuple):
@@ -32,22 +32,22 @@ class States(NamedTuple):
 
     tokens: torch.Tensor  # [R, T] int64
     learnt: torch.Tensor  # [R, T] bool
-    features: torch.Tensor  # [R, T, F], what a head reads, in units of `Teacher.scale`
-    last: torch.Tensor  # [R, T, H], what the target's output head reads
+    features: torch.Tensor  # [R, T, F], input of a head, in units of `Teacher.scale`
+    last: torch.Tensor  # [R, T, H], input of the target's output head
 
     @property
     def about(self) -> torch.Tensor:
-        """Which states [R, T] have a learnt token behind them; of the last one nothing is known."""
+        """Mask [R, T] of states before a learnt token; the last state has its token's flag."""
         return torch.cat([self.learnt[:, 1:], self.learnt[:, -1:]], 1)
 
 
 class Teacher:
-    """A target, as a head of `config` that knows `ids` ``[Vd]`` (None: all) learns from it.
+    """The target of a head with `config` and the vocabulary `ids` ``[Vd]`` (None: all).
 
     Attributes:
-        scale: ``[F]`` float32, the size of each feature. A few are a thousand times as large as
-            others in many models, so a head learns from features in units of it.
-        gain: ``[H]`` float32, the size of each number of the last states.
+        scale: ``[F]`` float32, the size of each feature. In many models a few are a thousand times
+            as large as others, so a head learns from features in units of `scale`.
+        gain: ``[H]`` float32, the size of each component of the last states.
     """
 
     def __init__(self, model: Any, config: HeadConfig, ids: torch.Tensor | None) -> None:
@@ -59,7 +59,7 @@ class Teacher:
         self.scale, self.gain = torch.ones(config.feature_size), torch.ones(weight.shape[1])
 
     def readout(self, states: torch.Tensor) -> torch.Tensor:
-        """Return ``[.., Vd]``, logits of states that the output head reads."""
+        """Return logits ``[.., Vd]`` of last states."""
         return F.linear(states, self.head.to(states.dtype))
 
     @torch.no_grad()
@@ -69,18 +69,18 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, rows: Rows, batch: int = 4) -> States:
-        """Run a pass of the target over every row."""
+        """Return the target's states of `rows`, by passes of `batch` rows."""
         features, last = self.passes(rows.tokens, batch)
         return States(*rows, (features / self.scale).bfloat16(), last.bfloat16())
 
     @torch.no_grad()
     def measure(self, rows: Rows) -> None:
-        """Set `scale` and `gain`, from these rows."""
+        """Set `scale` and `gain` from `rows`."""
         self.scale, self.gain = map(_sizes, self.passes(rows.tokens))
 
     def require_plain_head(self, tokens: torch.Tensor) -> None:
-        """Refuse a model that makes something else of its last states than their product with the
-        output head, such as capped or scaled logits."""
+        """Refuse a model with logits other than the product of its last states and its output
+        head, for example capped or scaled logits."""
         with torch.no_grad():
             whole = self._model(input_ids=tokens).logits.float()
             own = self.logits(self.passes(tokens)[1])
@@ -94,8 +94,8 @@ class Teacher:
     def passes(
         self, tokens: torch.Tensor, batch: int = 4, layers: Sequence[int] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``[R, T, F]`` and ``[R, T, H]``, states of layers (the head's) side by side and
-        the last ones, read so many rows at a time."""
+        """Return ``[R, T, F]``, concatenated states of `layers` (default: the head's), and
+        ``[R, T, H]``, last states, by passes of `batch` rows."""
         decoder, features, last = self._model.get_decoder(), [], []
         for part in tokens.split(batch):
             out = decoder(input_ids=part, output_hidden_states=True, use_cache=False)
@@ -110,31 +110,31 @@ def _sizes(states: torch.Tensor) -> torch.Tensor:
     return rows[size < _OUTLIER * size.median()].pow(2).mean(0).sqrt().clamp_min(1e-6)
 
 
-_DECAY = 0.8  # weight of a step's loss relative to the one before
-_KL, _FEATURES = 0.5, 0.2  # weights beside total variation
+_DECAY = 0.8  # weight of a step's loss relative to the previous step
+_KL, _FEATURES = 0.5, 0.2  # weights relative to total variation
 
 
 @contextmanager
 def mixed() -> Iterator[None]:
-    """Products in bfloat16 of weights in float32."""
+    """Multiply float32 weights in bfloat16 within the context."""
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings():
-        # Norms keep their weights, which is meant.
+        # Norms keep float32 weights on purpose.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         yield
 
 
 class Draft(NamedTuple):
-    """One token of each of many drafts, all at the same place of theirs."""
+    """Tokens of many drafts at the same position of each draft."""
 
-    states: torch.Tensor  # [R, N, H], of the head
-    before: torch.Tensor  # [R, N, H], the same as the output head reads them
-    last: torch.Tensor  # [R, N, H], the target's, as its output head reads them
-    some: torch.Tensor  # [R, N] bool, which of the tokens are learnt
+    states: torch.Tensor  # [R, N, H], the head's
+    before: torch.Tensor  # [R, N, H], the head's as input of the output head
+    last: torch.Tensor  # [R, N, H], the target's as input of its output head
+    some: torch.Tensor  # [R, N] bool, whether a token is learnt
     previous: torch.Tensor  # [R, N] int64, the token before each
 
 
 class Drafts(nn.Module):
-    """A head that drafts `steps` tokens behind those of a text, with its teacher's embeddings and
+    """A head that drafts `steps` tokens after tokens of a text, with its teacher's embeddings and
     output head."""
 
     head: HeadNetwork
@@ -144,21 +144,21 @@ class Drafts(nn.Module):
         self.head, self.teacher, self.steps = head, teacher, steps
 
     def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
-        """Yield the drafts of the texts by place; `every`: behind each token."""
+        """Yield the drafts of the texts by position; `every`: drafts after every token."""
         raise NotImplementedError
 
     def logits(self, draft: Draft) -> torch.Tensor:
-        """Return ``[n, Vd]`` float32, of the tokens that are learnt."""
+        """Return logits ``[n, Vd]`` float32 of the learnt tokens."""
         return self.teacher.readout(draft.before[draft.some]).float()
 
     def more(self, draft: Draft) -> torch.Tensor | float:
-        """Return what is added to the loss of a place."""
+        """Return the additional loss of a position."""
         return 0.0
 
     def forward(self, rows: States) -> tuple[torch.Tensor, list[float]]:
-        """Return the loss of all places: total variation, which is what acceptance loses, and
-        forward KL, which has a gradient where total variation has none; and the overlap with the
-        target's distribution over the head's ids at each place."""
+        """Return the loss over all positions: total variation, the loss of acceptance, and forward
+        KL, which has a gradient where total variation has none; and per position the overlap with
+        the target's distribution over the head's ids."""
         total, overlaps = torch.zeros(()), []
         for step, draft in enumerate(self.drafts(rows)):
             with torch.no_grad():
@@ -174,17 +174,17 @@ class Drafts(nn.Module):
 
 
 class Unrolled(Drafts):
-    """An EAGLE or MTP head over a few steps of the drafts that begin at every token of a text."""
+    """An EAGLE or MTP head, unrolled over a few steps of drafts from every token of a text."""
 
     def drafts(self, rows: States, every: bool = False) -> Iterator[Draft]:
         head, tokens = self.head, rows.tokens
         embeds = self.teacher.embed(tokens).to(rows.features.dtype)
         states, masks = head.fuse(rows.features), list[torch.Tensor]()
-        cache: Any = DynamicCache()  # of a cache a head asks for `update` alone
+        cache: Any = DynamicCache()  # heads use only `update`
         for step in range(self.steps):
             count = tokens.shape[1] - 1 - step
             positions, behind = torch.arange(step, step + count)[None], slice(1 + step, None)
-            # Causal over the first step's keys; of later ones each draft sees its own.
+            # Causal over the first step's keys; for later keys each draft sees its own.
             seen = torch.eye(count, dtype=torch.bool)
             masks.append(seen if step else torch.ones_like(seen).tril())
             mask = torch.cat([part[:count] for part in masks], 1)[None, None]
@@ -197,14 +197,14 @@ class Unrolled(Drafts):
     def more(self, draft: Draft) -> torch.Tensor | float:
         if not isinstance(self.head, EagleNetwork) or self.head.config.version != 1:
             return 0.0
-        # What the next step reads is trained to be what the target will say.
+        # The next step reads the states in place of the target's.
         return _FEATURES * F.smooth_l1_loss(draft.states.float(), draft.last.float())
 
 
 @torch.no_grad()
 def measure_acceptance(head: Drafts, documents: Sequence[Document]) -> dict[str, Any]:
-    """Measure by place in a draft of the text itself the overlap with the target, E[1 - TV], at
-    temperature 1 over all of the target's ids, and how often both have the same argmax."""
+    """Measure, by position of drafts along the texts, the overlap with the target, E[1 - TV], at
+    temperature 1 over all of the target's ids, and the share of equal argmaxes."""
     teacher, ids = head.teacher, head.teacher.ids
     sums = torch.zeros(2, head.steps, dtype=torch.float64)
     counts = torch.zeros(head.steps)
@@ -214,7 +214,7 @@ def measure_acceptance(head: Drafts, documents: Sequence[Document]) -> dict[str,
         states = teacher.read(Rows(tokens, learnt))
         with mixed():
             for step, draft in enumerate(head.drafts(states, every=True)):
-                # Of what follows a text nothing is known.
+                # The token after a text is unknown.
                 draft.some[:, -1] = False
                 goal = teacher.logits(draft.last[draft.some]).softmax(-1)
                 q = head.logits(draft).softmax(-1)

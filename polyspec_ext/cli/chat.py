@@ -38,8 +38,8 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 HINT = "/help lists the commands, /quit ends; Ctrl-C ends an answer, twice at once"
-_PASTE = ("\x1b[200~", "\x1b[201~")  # what terminals send around pasted text
-_PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # and what has them do so, or not
+_PASTE = ("\x1b[200~", "\x1b[201~")  # sent by terminals around pasted text
+_PASTES = ("\x1b[?2004h", "\x1b[?2004l")  # switch it on, and off
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +83,7 @@ class Conversation:
         self._asked: str | None = None  # the last question
 
     def take(self, text: str) -> bool:
-        """Answer a message or follow a command. Returns whether the conversation goes on."""
+        """Answer a message or follow a command. Return whether the conversation continues."""
         word, rest = [*text.split(maxsplit=1), ""][:2]
         if re.fullmatch(r"/\w*", word) is None:
             self._answer(text, self.messages, self._request["seed"])
@@ -115,7 +115,7 @@ class Conversation:
     def _replace_system(self, text: str | None) -> None:
         try:
             chat_prompt(self._tokenizer, [{"role": "user", "content": "?"}], text)
-        except ValueError as error:  # of a template that takes none
+        except ValueError as error:  # the template has no system prompt
             _note(f"error: {error}")
             return
         self.system = text
@@ -140,13 +140,13 @@ class Conversation:
         try:
             replace_text(Path(file).expanduser(), text + "\n")
             _note(f"wrote {len(messages)} messages to {file}")
-        except (OSError, RuntimeError) as error:  # a user without a folder of their own
+        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
             reason = getattr(error, "strerror", None) or error
             _note(f"error: /save: expected a file to write, given {file}: {reason}")
 
     def _answer(self, text: str, earlier: list[dict[str, str]], seed: int | None) -> None:
-        """Print the answer to `text` behind `earlier` messages, and keep both. What was answered
-        when Ctrl-C came is an answer; a question without one, or that fails, changes nothing."""
+        """Print the answer to `text` after `earlier` messages, and keep both. Ctrl-C keeps the
+        answer so far; an empty or failed answer leaves the conversation unchanged."""
         self._asked = text
         question = {"role": "user", "content": text}
         try:
@@ -169,7 +169,7 @@ class Conversation:
 
 
 def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colours | None) -> None:
-    """Print an answer as it comes, then what is to be said of it; `drawn`: its seed too."""
+    """Stream an answer to stdout, then print its statistics; `drawn`: and its seed."""
     if args.verbose:
         show_prompt(answer.prompt)
     ending = ""
@@ -209,8 +209,8 @@ def _figures(stats: Stats) -> str:
 
 @contextlib.contextmanager
 def _between_rounds() -> Iterator[list[int]]:
-    """Meanwhile Ctrl-C is noted, so that a round is completed and leaves its caches as they should
-    be. The second one interrupts."""
+    """Record Ctrl-C in the yielded list, so that the round is completed and its caches stay
+    consistent. A second Ctrl-C interrupts."""
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -218,7 +218,7 @@ def _between_rounds() -> Iterator[list[int]]:
             signal.default_int_handler(number, frame)
         asked.append(number)
 
-    if threading.current_thread() is not threading.main_thread():  # which alone has handlers
+    if threading.current_thread() is not threading.main_thread():  # other threads have no handlers
         yield asked
         return
     before = signal.signal(signal.SIGINT, note)
@@ -238,12 +238,12 @@ def _line() -> str:
 
 
 def _typed() -> str:
-    """Read a message from the terminal. Pasted lines are one message: readline knows where a paste
-    ends; without readline the terminal marks the end."""
+    """Read a message from the terminal. Pasted lines are a single message: readline knows where a
+    paste ends; without readline the terminal marks the end."""
     with contextlib.suppress(ImportError):
         import readline
 
-        if "libedit" not in (readline.__doc__ or ""):  # which submits every pasted line
+        if "libedit" not in (readline.__doc__ or ""):  # libedit submits every pasted line
             readline.parse_and_bind("set enable-bracketed-paste on")
             return input("> ")
     begin, end = _PASTE

@@ -19,7 +19,7 @@ import torch
 
 from . import options
 
-# Commands whose options lie in their module.
+# Commands that define their options in their module.
 _OTHERS = ("plan", "serve")
 BAD_INPUT = 2
 INTERRUPTED = 128 + 2  # as a shell shows SIGINT
@@ -30,7 +30,7 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Args:
-        command: the command that will be parsed, whose options suffice; None: all.
+        command: the command to parse; the parser has its options alone. None: all.
     """
     script = Path(sys.argv[0]).name if sys.argv else ""
     parser = options.Parser(
@@ -120,7 +120,7 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Return the exit status; bad input is one line on stderr and status 2."""
+    """Run a command and return the exit status. Bad input: a line on stderr and status 2."""
     words = sys.argv[1:] if arguments is None else arguments
     command = next((word for word in words if not word.startswith("-")), None)
     return run_command(make_parser(command), arguments)
@@ -130,12 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:
-    """Parse `arguments` and call what the chosen command has set as ``run``, with them and as many
-    threads of torch as its ``--threads`` says.
+    """Parse `arguments` and call the chosen command's ``run`` with them, after setting the number
+    of torch threads to ``--threads``.
 
     Returns:
-        The exit status: what ``run`` returned; 2 for bad input, with one line on standard error;
-        130 for Ctrl-C; 141 where the reader of the output has left, as in ``... | head -1``.
+        The exit status: that of ``run``; 2 for bad input, with a line on standard error; 130 for
+        Ctrl-C; 141 if the reader of the output has left, as in ``... | head -1``.
 
     Raises:
         SystemExit: after ``--help`` and ``--version``, with status 0.
@@ -149,7 +149,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
     except BrokenPipeError:
         _abandon()
         return READER_LEFT
-    except OSError as error:  # of the output itself: a full disk
+    except OSError as error:  # of the output, for example a full disk
         _abandon()
         print(f"error: {_line(error, ())}", file=sys.stderr)
         return BAD_INPUT
@@ -178,7 +178,7 @@ def _run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> in
 
 
 def _line(error: Exception, options: Collection[str]) -> str:
-    """Return the message in one line. An argument is named as on the command line."""
+    """Return the message in a line. An argument is named as on the command line."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
@@ -189,12 +189,12 @@ def _line(error: Exception, options: Collection[str]) -> str:
 
 
 def _flush() -> None:
-    if sys.stdout is not None:  # None: closed by who called
+    if sys.stdout is not None:  # None: closed by the caller
         sys.stdout.flush()
 
 
 def _abandon() -> None:
-    """Drop the buffers' contents, which the interpreter would complain of at exit."""
+    """Drop the contents of the buffers; the interpreter would report an error at exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

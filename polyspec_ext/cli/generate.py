@@ -1,4 +1,4 @@
-"""``python -m polyspec_ext generate``: continues prompts, one as a stream or several as a batch."""
+"""``python -m polyspec_ext generate``: continue a prompt as a stream, or several as a batch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from .texts import (
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream a continuation of the prompt to stdout, a summary to stderr; or one JSON object to
-    stdout. Several prompts are one batch, whose texts follow each other."""
+    """Stream a continuation of the prompt to stdout, a summary to stderr; or print a JSON object to
+    stdout. Several prompts are a batch, and their texts are printed in order."""
     if args.prompt.count("-") > 1:
         raise ValueError("prompt: expected one '-', which is all of stdin, given several")
     if args.raw and args.system is not None:
@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
         seeds, stats = out.seeds, out.stats
         answers = _answers(out, [prompt for prompt in prompts for _ in range(args.n)], tokenizer)
         if args.json:
-            # (The only request's own statistics are those of the call.)
+            # (A single request has the statistics of the call.)
             report = {"requests": answers} if len(answers) > 1 else answers[0]
             print(json.dumps({**report, "stats": stats.to_dict()}, indent=2))
             return 0
-        # What was asked tells the texts apart, as head and tail do with files.
+        # Titles are the prompts, in the format of head and tail for several files.
         titles = [f"==> {' '.join(text.split())} <==" for text in asked for _ in range(args.n)]
         blocks = (f"{title}\n{own['text']}\n" for title, own in zip(titles, answers, strict=True))
         print("\n".join(blocks), end="")
@@ -88,7 +88,7 @@ def _stdin() -> str:
 
 
 def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return the answers by prompt as JSON has them."""
+    """Return the answers as JSON objects, in the order of the prompts."""
     found = []
     texts = out.stopped_text or [
         tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.new_tokens

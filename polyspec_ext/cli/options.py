@@ -1,5 +1,5 @@
-"""Options of the commands: parse each value where the user gives it, and name the option, what was
-expected and what came in an error of one line. No model library is imported."""
+"""Options of the commands: parse each value on the command line; an error is a line with the
+option, the expected and the given value. No model library is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}  # of `tun
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line; the usage is what ``--help`` is for."""
+    """A parser with errors of a single line, without the usage that ``--help`` prints."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
@@ -95,7 +95,7 @@ def folder(text: str) -> Path:
 
 
 def prompt(text: str) -> str:
-    """Require text: a shell may pass bytes that are no UTF-8."""
+    """Require UTF-8 text: a shell may pass other bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -104,7 +104,7 @@ def prompt(text: str) -> str:
 
 
 def stop(text: str) -> str:
-    """Require text that can be met."""
+    """Require a nonempty stop string."""
     if not text:
         raise argparse.ArgumentTypeError("expected at least 1 character, given ''")
     return prompt(text)
@@ -118,7 +118,7 @@ def add(
     metavar: str,
     what: str = "",
 ) -> None:
-    """Add an option with a value, whose help ends with the default if there is one."""
+    """Add an option with a value. Its help ends with the default, if any."""
     text = what if default is None else f"{what} (default: %(default)s)".strip()
     group.add_argument(name, type=kind, default=default, metavar=metavar, help=text)
 
@@ -133,7 +133,7 @@ def add_flag(group: Any, name: str, what: str) -> None:
     group.add_argument(name, action="store_true", help=what)
 
 
-# Options that several commands have, as arguments of `add_argument`.
+# Options of several commands, as arguments of `add_argument`.
 SHARED: dict[str, dict[str, Any]] = {
     "--threads": {
         "type": COUNT,
@@ -170,7 +170,7 @@ def share(group: Any, *names: str) -> None:
 
 
 class _Renamed(argparse.Action):
-    """An option by the name that it had, which says its new one (docs/deprecation.md)."""
+    """An option by its old name, which prints the new name (docs/deprecation.md)."""
 
     def __call__(
         self,

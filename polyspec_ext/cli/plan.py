@@ -1,4 +1,4 @@
-"""``python -m polyspec_ext plan``: which chain of models decodes fastest on this machine."""
+"""``python -m polyspec_ext plan``: find the chain of models that decodes fastest here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .texts import require_text, text_prompt, tokenizer_of
 
 
 def add_command(commands: Any) -> None:
-    """Adds ``plan`` to the subcommands of a parser."""
+    """Add ``plan`` to the subcommands of a parser."""
     sub = commands.add_parser(
         "plan",
         help="which chain of models decodes your prompts fastest on this machine",
@@ -79,7 +79,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, and print what came of it."""
+    """Plan a chain and print the report."""
     if args.measure_again:
         default_store().clear()
     if args.target is None and args.draft:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     asked = args.prompt or list(tiny.QUESTIONS[:6])
     require_text(asked)
     if not args.prompt and (args.raw or not has_template(tokenizer)):
-        asked = [tiny.prompt_of(one) for one in asked]  # a question that a text goes on to answer
+        asked = [tiny.prompt_of(one) for one in asked]  # with "Answer:" to complete
     prompts = [text_prompt(args, tokenizer, text).input_ids for text in asked]
     found = plan(
         levels,
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
         if not args.verbose:
             print("\n--verbose shows the measurements")
-    if args.save is not None:  # behind the report, which a folder that is full does not take away
+    if args.save is not None:  # after the report: a full folder does not lose it
         found.save(args.save)
     if not args.json:
         print(f"\n{_command(args, found)}")

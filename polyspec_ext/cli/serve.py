@@ -1,4 +1,4 @@
-"""``python -m polyspec_ext serve``: a chain behind OpenAI's HTTP API."""
+"""``python -m polyspec_ext serve``: serve a chain over OpenAI's HTTP API."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from . import options
 
 _KEY = "POLYSPEC_API_KEY"
-_HEAD_SECONDS = 10.0  # in which a connection has to send the head of its first request
-_FLUSH_SECONDS = 5  # that readers have for answers when the server ends
-_UNREAD_SECONDS = 60  # after which the system drops a connection whose reader takes nothing
+_HEAD_SECONDS = 10.0  # limit for the headers of a connection's first request
+_FLUSH_SECONDS = 5  # limit for clients to read answers when the server ends
+_UNREAD_SECONDS = 60  # limit for a client that reads nothing
 
 
 def add_command(commands: Any) -> None:
@@ -110,18 +110,18 @@ def _listen(host: str, port: int) -> socket.socket:
             f"port: expected a free one at an address of this machine, given {port} at {host}: "
             f"{error.strerror}"
         ) from error
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # milliseconds, and of connections to come
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # milliseconds, inherited by connections
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_SECONDS * 1000)
     return listener
 
 
 async def _serve(endpoint: Any, listener: socket.socket, verbose: bool) -> None:
-    """Serve until SIGINT or SIGTERM. Then requests are refused, those that run are finished."""
+    """Serve until SIGINT or SIGTERM, then refuse new requests and finish running requests."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):  # type: ignore[misc]
-        """HTTP without connections that send no request."""
+        """HTTP that closes connections without a request."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

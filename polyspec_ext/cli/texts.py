@@ -1,5 +1,5 @@
-"""The chain that a command's options describe, a request to it, and text on its way in and out: the
-user's words as prompts, and tokens as text while they come."""
+"""Chain and request from a command's options; prompts from the user's texts, and text from tokens
+as they are generated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHIPPED = (
     "target's own."
 )
 
-_PLANNED = 32  # new tokens that a plan is made for, at least: fewer do not show every step
+_PLANNED = 32  # minimum new tokens of a plan: fewer do not show every step
 
 
 # ---- chains --------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
 
 
 def build_chain(args: argparse.Namespace) -> Chain:
-    """Build the chain that the options describe."""
+    """Build the chain of the options."""
     if args.chain is not None:
         return _saved_chain(args)
     if args.measure_again:
@@ -70,7 +70,7 @@ def build_chain(args: argparse.Namespace) -> Chain:
     try:
         return Chain([place for _, place in levels], args.window, **chosen)
     except (TypeError, ValueError) as error:
-        # A level is named as the command line has it.
+        # Name the level as on the command line.
         text = re.sub(r"^levels\[(\d+)\]", lambda found: levels[int(found[1])][0], str(error))
         raise ValueError(text) from error
 
@@ -79,7 +79,7 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
     """Load the chain of ``--chain``, and set the target of the options to its target.
 
     Raises:
-        ValueError: no such chain, or options that it decides.
+        ValueError: the file has no chain, or an option is set that the file decides.
     """
     parser = argparse.ArgumentParser()
     add_chain_options(parser)
@@ -96,10 +96,10 @@ def _saved_chain(args: argparse.Namespace) -> Chain:
 
 
 def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
-    """Plan a chain of the options' models for such prompts (``--auto``).
+    """Plan a chain of the options' models for `prompts` (``--auto``).
 
     Raises:
-        ValueError: no target, or options that a plan chooses.
+        ValueError: no target, or an option is set that the plan chooses.
     """
     for name in ("chain", "window", "rounds", "policy", "dtype"):
         if getattr(args, name) is not None:
@@ -124,7 +124,7 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
 
 
 def tokenizer_of(args: argparse.Namespace) -> Any:
-    """Load the tokenizer of the target. ValueError: no model, or no tokenizer beside it."""
+    """Load the target's tokenizer. ValueError: no model, or no tokenizer beside it."""
     if args.target is None:
         return tiny.tokenizer()
     place = original(args.target)
@@ -144,7 +144,7 @@ def require_text(asked: Sequence[str]) -> None:
 
 
 def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatPrompt:
-    """Return what is read for a text of the user's, as the options say (`prompt_of_text`)."""
+    """Return the prompt for a user's text under the options (`prompt_of_text`)."""
     return prompt_of_text(tokenizer, text, args.system, args.raw)
 
 
@@ -159,11 +159,10 @@ def print_text(
     stops: Sequence[str] = (),
     shown: Callable[[str, int], str] = lambda piece, number: piece,
 ) -> str:
-    """Print a text up to a stop string while its tokens come; return it.
+    """Print a text up to a stop string while its tokens are generated, and return it.
 
     Args:
-        shown: from a piece of the text, and the number of the token that settled it, to what is
-            printed.
+        shown: maps a piece of text, and the number of its completing token, to the printed form.
     """
     reader = StopStrings(tokenizer, stops)
     for number, token in enumerate(tokens):
@@ -176,11 +175,11 @@ class Colours:
     """Show pieces of a text in the colour of the level that proposed them (``--show-levels``).
 
     Args:
-        chain: that generates the text; its engine traces from now on.
-        batch: that has begun, of one row.
+        chain: generates the text; its engine traces from now on.
+        batch: running batch of a single row.
     """
 
-    # Of the drafter and the levels above it; the target's tokens have none.
+    # For the drafter and the levels above it; the target's tokens have no colour.
     _CODES = (("green", "32"), ("cyan", "36"), ("yellow", "33"), ("magenta", "35"))
 
     def __init__(self, chain: Chain, batch: Batch) -> None:

@@ -1,6 +1,6 @@
-"""Where a chain plugs into other programs; each module imports what it plugs into.
+"""Plug-ins of chains for other programs. Each module imports its host program.
 
-Here are the settings that plug-ins for serving engines share.
+This module has the settings shared by the plug-ins for serving engines.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Configure a plug-in.
+    """Settings of a plug-in.
 
     Args:
-        rule: "token" or "block", by which drafts that were drawn are verified.
-        levels: models below the engine's, the largest first, as the command line names them.
-            Without them the engine drafts.
-        window: most draft tokens that each level hands up.
+        rule: "token" or "block", the verification rule of sampled drafts.
+        levels: models below the engine's, the largest first, named as on the command line.
+            Empty: the engine drafts.
+        window: per level, maximum number of draft tokens for the next level up.
     """
 
     rule: str = "token"
@@ -31,7 +31,7 @@ class Settings:
     window: tuple[int, ...] = ()
 
     def load(self, device: Any, **options: Any) -> DraftChain:
-        """Return the levels below an engine's target. `options`: of `DraftChain`.
+        """Load the levels below an engine's target. `options`: arguments of `DraftChain`.
 
         Raises:
             TypeError, ValueError: a level cannot be loaded, or does not fit the target.
@@ -45,11 +45,11 @@ class Settings:
 
 
 def read_settings(name: str, given: Any, of_levels: Sequence[str]) -> Settings:
-    """Return the settings `given`; `window` is empty without one. `of_levels`: other names of
-    settings that need levels.
+    """Check a mapping of settings and return them; `window` is empty by default. `of_levels`: names
+    of further settings that need levels.
 
     Raises:
-        TypeError, ValueError: settings that are unknown or wrong.
+        TypeError, ValueError: a setting is unknown or wrong.
     """
     names = ["rule", "levels", "window", *of_levels]
     shown = ", ".join(names)

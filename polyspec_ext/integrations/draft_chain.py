@@ -1,9 +1,9 @@
-"""`DraftChain`: the levels below a target that lives in another engine, such as vLLM, SGLang or a
-loop of one's own.
+"""`DraftChain`: the levels below a target that runs in another engine, such as vLLM, SGLang or a
+custom loop.
 
-They are a chain whose top level is the largest of them. What it commits has that level's law, and
-the logits behind it are q: drafts that the target verifies with `ps.verify`, exactly. The texts are
-then set to what the target has emitted.
+The levels are a chain with the largest level at the top. Its committed tokens follow the top
+level's distribution q and are draft tokens for the target, which verifies them exactly with
+`ps.verify`. Each text is then set to the tokens that the target has emitted.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ..stats import LevelStats, Stats
 from ..tensors import common_prefix
 from ..validate import SEED_MAX
 
-_AHEAD = 512  # new tokens that a text has room for at once: caches are allocated by it
-# The target's draws have the same positions and levels, so that drafts need another seed: that of a
-# row that no batch has.
+_AHEAD = 512  # room for new tokens per text, by which caches are allocated
+# The target's draws have the same positions and levels, so drafts need another seed: the seed of a
+# row number that no batch has.
 _SEED_AT = 1 << 62
-_CHUNK = 512  # tokens of a text that one pass reads at most
+_CHUNK = 512  # maximum tokens of a prefill pass
 
 
 class Pending(NamedTuple):
-    """The draft tokens of a text, which the target has yet to verify.
+    """The draft tokens of a text that the target has yet to verify.
 
     Attributes:
         tokens: m ids.
-        logits: ``[m, Vd]``, the row that each was drawn from, before temperature and filters, as
-            `ps.verify` takes draft logits; on the device of the chain's first level. None: m is 0.
-        round: of the key of the target's draws: how often the text's drafts were used up or dropped
-            so far.
+        logits: ``[m, Vd]``, the draft logits of `ps.verify`: one row per token, before temperature
+            and filters, on the device of the chain's first level. None: m is 0.
+        round: round in the key of the target's draws: how often the text's drafts were used up or
+            dropped so far.
     """
 
     tokens: list[int]
@@ -58,12 +58,12 @@ class _Text:
 
     Attributes:
         tokens: committed by the target; ids that the chain cannot read are 0.
-        row: of the chain, whose text goes on with the drafts; None: it has not joined.
+        row: row of the chain, with the text and its drafts; None: the text has not joined.
         differs: the row has another text than `tokens`, and no draft is pending.
         logits: ``[Vd]`` of each draft token.
-        round: as of `Pending`.
-        windows: that the policy has chosen; steps: of the target since; reported: tokens of the
-            text that the policy was told of; None: none. chosen: for the drafts to come.
+        round: as in `Pending`.
+        windows: last choice of the policy; steps: steps of the target since. reported: length of
+            the text in the last report; None: no report. chosen: `windows` apply to the next draft.
     """
 
     number: int
@@ -87,24 +87,23 @@ class _Text:
 
 
 class DraftChain:
-    """Drafts for the texts of a target that another engine runs. A text has a key of the caller's,
-    such as the id of a request. What is drafted for it depends on its own calls alone.
+    """Drafts for the texts of a target in another engine. The caller names each text by a key, such
+    as a request id. The drafts of a text depend on the calls for this text alone.
 
     Args:
-        chain: the levels below the target, largest first; nobody else uses it meanwhile. One level
-            drafts alone.
-        policy: chooses all windows of a text before drafts are made for it: how many are pending
-            for the target, and those of the chain's rounds, by what `observe` tells of the target.
-            None: as many are pending as `propose` is asked for.
-        vocab_size: ids of the target are below it. None: below those of the chain's first level.
-        tokenizer: the target's, which those of the levels are compared with. None: vocabularies are
+        chain: the levels below the target, largest first, for exclusive use. A single level drafts
+            alone.
+        policy: chooses all windows of a text before it is drafted: the number of tokens pending
+            for the target, and the windows of the chain's rounds. `observe` reports the target's
+            passes to it. None: `propose` sets the number of pending tokens.
+        vocab_size: exclusive upper bound of the target's ids. None: the chain's first level's.
+        tokenizer: the target's, compared with the levels' tokenizers. None: vocabularies are
             compared by size alone.
-        max_tokens: no text gets drafts that reach beyond so many tokens. None: the context of the
-            levels.
+        max_tokens: maximum length of a text with its drafts. None: the context of the levels.
 
     Raises:
-        TypeError, ValueError: an argument is none of these, vocabularies differ, a level has an
-            encoder, the drafter reads hidden states, or the chain has a policy beside this one.
+        TypeError, ValueError: an argument of another type or out of range, vocabularies differ, a
+            level has an encoder, the drafter reads hidden states, or `chain` has a policy as well.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class DraftChain:
             limits.append(arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1))
         self.max_tokens = min(limits, default=None)
         self._texts: dict[Hashable, _Text] = {}
-        self._running: dict[int, _Text] = {}  # by the number of their rows
+        self._running: dict[int, _Text] = {}  # by row number
         self._batch = Batch(
             chain.engine,
             chain.owner,
@@ -150,16 +149,16 @@ class DraftChain:
             isolates=True,
             reports=policy is not None,
         )
-        self._batch.rewind([], [])  # where that is refused, it is refused at once
+        self._batch.rewind([], [])  # an unsupported rewind fails here, not in `propose`
 
     @property
     def stats(self) -> Stats:
-        """Return the statistics of all texts; the target's part is not among them."""
+        """Statistics of all texts, without the target."""
         return self._batch.stats
 
     @property
     def lengths(self) -> dict[Hashable, int]:
-        """Return how many tokens each text has, without its drafts."""
+        """Number of tokens of each text, without its drafts."""
         return {key: len(text.tokens) for key, text in self._texts.items()}
 
     def add(
@@ -174,19 +173,18 @@ class DraftChain:
         seed: int = 0,
         eos_token_id: int | Sequence[int] = (),
     ) -> None:
-        """Add a text, which the levels read when drafts are wanted.
+        """Add a text. The levels read it at the first `propose` that needs drafts.
 
         Args:
-            tokens: its ids so far, at least one.
-            temperature ... min_p: of the distribution that drafts are drawn from: those of the
-                target's verification.
-            seed: of the request. The draws of drafts are independent of those that the target makes
-                with the same seed.
-            eos_token_id: ids that end the text; no more is drafted where one is pending.
+            tokens: ids of the text, at least 1.
+            temperature ... min_p: sampling of drafts; the same as in the target's verification.
+            seed: seed of the request. Draws of drafts are independent of the target's draws with
+                the same seed.
+            eos_token_id: ids that end the text; no draft follows a pending EOS id.
 
         Raises:
-            TypeError, ValueError: an argument is none of these, there is a text with this key, or a
-                level takes one text at a time.
+            TypeError, ValueError: an argument of another type or out of range, the key has a text
+                already, or a level does not take several texts.
         """
         if key in self._texts:
             raise ValueError(f"key: expected one without a text, given {key!r} again")
@@ -202,9 +200,9 @@ class DraftChain:
         self._texts[key] = _Text(number, self._read_as(ids), sampling, seed, eos)
 
     def propose(self, wanted: Mapping[Any, int]) -> None:
-        """Draft until each of these texts has at least so many tokens pending. Fewer are pending
-        where the policy wants fewer, one of them ends the text, the context has no room, or the
-        text has failed.
+        """Draft until each text has at least the wanted number of pending tokens. Fewer are
+        pending if the policy chooses fewer, a draft token ends the text, the context has no room,
+        or the text has failed.
 
         Raises:
             KeyError: a key without a text.
@@ -238,21 +236,21 @@ class DraftChain:
                     self._fail(text, text.row.error)
 
     def pending(self, key: Hashable) -> Pending:
-        """Return the drafts of a text. KeyError: there is no such text."""
+        """Return the drafts of a text. KeyError: no text has the key."""
         text = self._text(key)
         drafts = text.drafts
         return Pending(drafts, torch.stack(text.logits) if drafts else None, text.round)
 
     def observe(self, verified: Mapping[Any, tuple[int, int]], seconds: float = 0.0) -> None:
-        """Tell the policy of a pass of the target.
+        """Report a pass of the target to the policy.
 
         Args:
-            verified: of each text in it, how many of its draft tokens were verified, and how many
-                of these were accepted.
-            seconds: wall time of the pass. 0: not measured, as that of a pass that reads a prompt.
+            verified: per text, the numbers of its draft tokens that were verified and accepted.
+            seconds: wall time of the pass. 0: not measured, for example in a pass with a prompt.
 
         Raises:
-            KeyError: a key without a text. TypeError, ValueError: no such numbers.
+            KeyError: a key without a text.
+            TypeError, ValueError: a number of another type or out of range.
         """
         seconds = arguments.real("seconds", seconds, sys.float_info.max)
         width = max((tokens for tokens, _ in verified.values()), default=0)
@@ -268,8 +266,8 @@ class DraftChain:
                 text.steps.append(step)
 
     def commit(self, key: Hashable, tokens: Sequence[int]) -> None:
-        """Append tokens that the target has emitted to a text. Drafts are used up as far as they
-        are the same; others are dropped. Several calls are as one with all of their tokens.
+        """Append tokens emitted by the target to a text. Drafts equal to them are used up, others
+        are dropped. Tokens may be split over several calls.
 
         Raises:
             KeyError: a key without a text. TypeError, ValueError: `tokens` are no ids.
@@ -287,13 +285,13 @@ class DraftChain:
         text.logits, text.differs = logits, differs
 
     def remove(self, key: Hashable) -> None:
-        """Remove a text and its drafts. KeyError: there is no such text."""
+        """Remove a text and its drafts. KeyError: no text has the key."""
         text = self._text(key)
         self._leave(text)
         del self._texts[key]
 
     def error(self, key: Hashable) -> Exception | None:
-        """Return why no more is drafted for a text; None: it has not failed."""
+        """Return the error that ended drafting for a text; None: no error."""
         return self._text(key).error
 
     # ---- texts -----------------------------------------------------------------------------------
@@ -327,7 +325,7 @@ class DraftChain:
     def _chosen(
         self, policy: WindowPolicy, asked: Sequence[tuple[_Text, int]]
     ) -> list[tuple[_Text, int]]:
-        """Return how many tokens are to be pending for each text, at most those asked for."""
+        """Return the number of tokens to keep pending for each text, at most as in `asked`."""
         config = self.chain.engine.config
         inner = config.windows[: config.levels - 1]
         due = [(text, count) for text, count in asked if count and not text.chosen]
@@ -343,9 +341,9 @@ class DraftChain:
         return [(text, min(text.windows[0], count)) for text, count in asked if count]
 
     def _steps(self, text: _Text) -> list[StepReport]:
-        """Return the steps of a text since its windows were chosen, levels below the target's."""
+        """Return the steps of a text since the last choice; the chain's levels count from 2."""
         steps = [] if text.row is None else self._batch.steps(text.row)
-        if self.chain.engine.config.levels == 1 and steps:  # a pass a token
+        if self.chain.engine.config.levels == 1 and steps:  # a pass per token
             seconds = sum(step.seconds for step in steps)
             count, rows = len(steps), max(step.batch for step in steps)
             drafted = StepReport(2, count, 0, count, rows, seconds, steps[0].repeated)
@@ -358,7 +356,7 @@ class DraftChain:
         self._running[number].logits += logits[:, : self.vocab_size].clone().unbind()
 
     def _rewind(self, texts: Sequence[_Text]) -> None:
-        """Set the texts of rows to those of the target, and give them room for more drafts."""
+        """Set the rows to the target's texts, and extend their room for drafts."""
         rows, tokens = [], []
         for text in texts:
             row = text.row
@@ -377,7 +375,7 @@ class DraftChain:
             text.differs = False
 
     def _join(self, texts: Sequence[_Text]) -> None:
-        """Have texts join the batch, each read beside it where the levels can."""
+        """Add texts to the batch, prefilled separately where the levels support it."""
         ready: list[_Text] = []
         readings: list[Reading] = []
         for text in texts:
@@ -420,7 +418,7 @@ class DraftChain:
 
 
 class _Below:
-    """Logits without the ids from `size` on, which the target lacks."""
+    """Processor that masks the ids from `size` on, which the target lacks."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,10 +1,10 @@
-"""Processors of logits in front of the distribution: repetition penalties, banned words, grammars.
+"""Logits processors, applied before the distribution: repetition penalties, banned words, grammars.
 
-A processor takes part in the distribution, so it must be applied on every level and at every
-position alike (contract C1), also at positions that may never come to be. That works where its
-result is a function of the prefix and the scores. `LogitsProcessors` is what a chain asks for;
-`TransformersProcessors` is the `LogitsProcessorList` of `generate` in that form, and `take_apart`
-finds the part of such a list that the operators do by themselves.
+A processor changes the distribution, so it must be applied on every level and at every position
+alike (contract C1), also at drafted positions that are rejected later. This requires a result that
+is a function of the prefix and the scores. `LogitsProcessors` is a chain's interface for
+processors; `TransformersProcessors` adapts the `LogitsProcessorList` of `generate` to it, and
+`take_apart` removes the warpers that the operators apply themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REFUSED_PROCESSORS = {
     "WhisperNoSpeechDetection": "it runs a model",
 }
 _NEGATIVE = -float("inf")
-# What the operators do by themselves, last to first: the warper, and the parameter of `Sampling`.
+# Warpers that the operators apply, last to first, and their parameters of `Sampling`.
 _WARPERS = (
     (MinPLogitsWarper, "min_p"),
     (TopPLogitsWarper, "top_p"),
@@ -60,11 +60,11 @@ def _of_transformers(kind: type) -> bool:
 
 
 def require_applicable(processor: Any) -> None:
-    """Refuse what cannot be applied out of order.
+    """Refuse a processor that cannot be applied out of order.
 
     Raises:
         TypeError: not a callable of input_ids and scores.
-        ValueError: its result depends on more than prefix and scores; names it and says on what.
+        ValueError: the result depends on more than prefix and scores; the message says on which.
     """
     name = type(processor).__name__
     for base in type(processor).__mro__:
@@ -89,8 +89,8 @@ def require_applicable(processor: Any) -> None:
 
 
 class Parts(NamedTuple):
-    """A processor list taken apart: what is left to apply, what the operators do, and whether the
-    scores that are shown are log-probabilities (which changes no distribution)."""
+    """A split processor list: the processors to apply, the sampling of the operators, and whether
+    the shown scores are log-probabilities (which changes no distribution)."""
 
     processors: list[Any]
     sampling: Sampling
@@ -98,13 +98,13 @@ class Parts(NamedTuple):
 
 
 def take_apart(processors: Sequence[Any], do_sample: bool) -> Parts:
-    """Splits the list that `generate` has prepared.
+    """Split the processor list that `generate` has prepared.
 
-    The operators' temperature, top-k, top-p and min-p are transformers' warpers of these names in
-    that order, except that tokens tied at the edge of top-p all stay here, where the warper keeps
-    some of them, as its sort happens to leave them. Warpers at the end of the list in this order
-    are taken out. Where something stands behind or between them that needs their result (typical_p,
-    eta_cutoff, a watermark, ...) all stay and are applied as processors.
+    The operators' temperature, top-k, top-p and min-p equal transformers' warpers of the same names
+    in this order, except for ties at the edge of top-p: the operators keep all tied tokens, the
+    warper an arbitrary subset that depends on its sort. Warpers at the end of the list in this
+    order are removed. If a processor after or between them needs their result (typical_p,
+    eta_cutoff, a watermark, ...), all stay and are applied as processors.
 
     Args:
         do_sample: False is greedy decoding: temperature 0.
@@ -139,7 +139,7 @@ def shown_scores(logits: torch.Tensor, parts: Parts) -> torch.Tensor:
 
 
 class _Step(NamedTuple):
-    """One processor for one row. `rows`: how many rows it wants to see."""
+    """A processor for a single row. `rows`: number of rows that it is called with."""
 
     call: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rows: int
@@ -149,30 +149,30 @@ class _Step(NamedTuple):
 class TransformersProcessors:
     """Processors of `transformers` as `LogitsProcessors`.
 
-    They see what they would see in `generate`: float32 scores of the target's vocabulary, on the
-    device of input_ids, and prefixes with the padding on their left. What may depend on the row's
-    number is called with copies of the row for the whole batch: one's own processors, unless their
+    Their inputs are the same as in `generate`: float32 scores of the target's vocabulary, on the
+    device of input_ids, and prefixes padded on the left. A processor that may depend on the row's
+    number is called with copies of the row for the whole batch: a user's processor, unless its
     attribute `function_of_prefix` says that a row's scores follow from its prefix and scores alone,
-    and those of transformers that hold something for each row.
+    and processors of transformers with an entry for each row.
 
-    A processor must not keep state from call to call. The first position is asked twice, with the
-    same scores and state (`call_state`) in the end, and later the state of one's own processors is
-    compared again and again: only a memo in a dict or set may grow. `function_of_prefix` says that
-    this is not needed.
+    A processor must not keep state between calls. The first position is computed twice, and scores
+    and state (`call_state`) must be the same. Later the state of users' processors is compared
+    again from time to time: only a memo in a dict or set may grow. `function_of_prefix` turns
+    these checks off.
 
-    A draft level's smaller vocabulary is filled up with -inf. Where a processor fails on a drafted
-    text, or leaves a draft level no token, that level drafts from its own logits: its distribution
-    may be any, as long as it is the one drawn from, and the target still verifies by its own.
+    A draft level's smaller vocabulary is padded with -inf. If a processor fails on a drafted text,
+    or leaves a draft level no token, the level drafts from its unprocessed logits. This is exact:
+    drafts may have any distribution that is known, and the target verifies by its processed logits.
 
     Args:
-        processors: applied in that order; see `take_apart`.
+        processors: in the order of application; see `take_apart`.
         vocab_size: V of the target.
-        padding: of each row, ``[P_b]`` int64, P_b >= 0: ids left of the prompt.
+        padding: per row ``[P_b]`` int64, P_b >= 0: ids left of the prompt.
         prompts: length of each prompt, without padding.
-        eos: ids that end each row's text.
-        keep: remember the logits of the latest call for each row, unprocessed, in `given`.
-        committed: tokens of each row that the target has committed, prompt included, kept up to
-            date by the caller; tells drafted positions from the target's.
+        eos: per row, the ids that end its text.
+        keep: store the unprocessed logits of the latest call per row in `given`.
+        committed: per row, the number of tokens that the target has committed, prompt included;
+            the caller updates it. Later positions are drafted.
 
     Raises:
         TypeError, ValueError: as `require_applicable`.
@@ -203,27 +203,26 @@ class TransformersProcessors:
         self._keep, self._committed = keep, committed
         self.given: dict[int, torch.Tensor] = {}
 
-    # The chain works in inference mode. Processors keep tensors that they make, and are used again
-    # outside of it.
+    # The chain runs in inference mode, but processors cache tensors and may be used outside of it.
     @torch.inference_mode(False)
     @torch.no_grad()
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors as `LogitsProcessors.apply`; float32.
 
         Raises:
-            ValueError: a processor keeps state, or returned something else than scores. Its own
-                errors are passed on with a note that names it, the request and the position, unless
-                no text can get there.
+            ValueError: a processor keeps state, or does not return scores. A processor's errors
+                are raised with a note of processor, request and position, unless no text can reach
+                the position.
         """
         count, width = logits.shape
         if self._keep:
             self.given[row] = logits
-        # A copy: a processor may write into it, and the logits are the level's own.
+        # A copy: processors may write into it, and the level reads its logits again.
         own = logits.to(self._device, torch.float32, copy=True)
         short = self._vocab_size - width
         scores = torch.nn.functional.pad(own, (0, short), value=_NEGATIVE) if short else own
         ids = torch.cat([self._padding[row], prefix.to(self._device, torch.int64)])[None]
-        first = ids.shape[1] - count + 1  # length of what the first row stands behind
+        first = ids.shape[1] - count + 1  # length of the first row's prefix
         if self._unproved:
             self._prove(ids[:, :first], scores[:1], row)
         failed: Exception | None = None
@@ -248,7 +247,7 @@ class TransformersProcessors:
         if drafting:
             scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), own, scores)
         self._calls += 1
-        if self._calls & (self._calls - 1) == 0:  # ever more seldom: state may be large
+        if self._calls & (self._calls - 1) == 0:  # at powers of 2: state may be large
             self.require_unchanged()
         return scores.to(logits.device)
 
@@ -278,8 +277,8 @@ class TransformersProcessors:
         return bool(torch.isneginf(scores.gather(1, drafted)).any())
 
     def _prove(self, ids: torch.Tensor, scores: torch.Tensor, row: int) -> None:
-        """Call each processor twice with the same arguments, once: neither its scores nor its state
-        may follow the calls. From then on, watch the state of those that are the user's."""
+        """Check each processor once, by two calls with the same arguments: scores and state must
+        not differ. Watch the state of users' processors from now on."""
         unproved, self._unproved = self._unproved, []
         for processor in unproved:
             step = _step(processor, row, len(self._prompts))
@@ -300,7 +299,7 @@ class TransformersProcessors:
                 self._watched.append((step.name, thing, call_state(thing)))
 
     def require_unchanged(self) -> None:
-        """Refuse processors whose state has followed their calls; a memo of results may grow.
+        """Refuse processors that changed state during calls; a memo of results may grow.
 
         Raises:
             ValueError: names the processor and its state.
@@ -331,7 +330,7 @@ def _vouched(processor: Any) -> bool:
 
 
 def _step(processor: Any, row: int, count: int) -> _Step:
-    """Return the processor as row `row` of `count` calls it."""
+    """Return the step of a processor for row `row` of `count`."""
     name, rows = type(processor).__name__, 1 if _vouched(processor) else count
     if _of_transformers(type(processor)):
         ignored = getattr(processor, "prompt_ignore_length", None)
@@ -363,20 +362,20 @@ def _for_row(allowed: Callable[[int, Any], Any], row: int, _: int, sent: Any) ->
 # State by path. The steps of a path are ".name", "[index]" and, of dicts and sets, "{key}".
 State = dict[tuple[str, ...], object]
 
-# Functions and classes of these packages keep nothing from one call to the next.
+# Packages with functions and classes that keep no state between calls.
 _LIBRARIES = ("builtins", "collections", "functools", "numpy", "torch", "transformers", "typing")
 _MOST = 1_000_000  # entries; more take seconds to compare
 
 
 def call_state(thing: object) -> State:
-    """Return what `thing` reaches, by path: attributes, slots, entries, closure variables, defaults
-    and, of functions, the globals of their module that they name.
+    """Return the state of `thing` by path: attributes, slots, entries, closure variables, defaults
+    and, for functions, the module globals that they name.
 
-    Weights of modules count by their version, other tensors and arrays by their content. What
-    Python does not look into, such as an object of a compiled library, counts by its type.
+    Weights of modules are compared by version, other tensors and arrays by content, and objects
+    that Python cannot inspect (for example of compiled libraries) by type.
 
     Raises:
-        ValueError: too much to compare.
+        ValueError: too many entries to compare.
     """
     state: State = {}
     seen: dict[int, object] = {}  # keeps its values alive, so that no id is used twice
@@ -396,8 +395,8 @@ def difference(before: State, after: State, rows: int = 0) -> str | None:
     """Return the path of a difference, or None.
 
     Args:
-        rows: where above 0, entries added to a dict or set are a memo of results and no difference,
-            unless their key is the number of one of so many rows.
+        rows: if above 0, entries added to a dict or set are a memo of results and no difference,
+            unless their key is a row number below `rows`.
     """
     for path, value in before.items():
         if path not in after or after[path] != value:
@@ -415,7 +414,7 @@ def _named(path: tuple[str, ...]) -> str:
 
 
 def _shown(value: Any) -> object:
-    """Return what of a value itself can change; parts not included."""
+    """Return the content of a value for comparison, without entries and attributes."""
     if isinstance(value, bool | int | str | bytes | None):
         return value
     if isinstance(value, float | complex | type | types.ModuleType):
@@ -467,7 +466,7 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(value: Any) -> dict[str, object]:
-    """Return the attributes of an object, its slots and what its class adds to them."""
+    """Return the attributes and slots of an object, and the attributes of its class."""
     attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         if not _of_library(kind):

@@ -6,8 +6,8 @@
     ...
     collector.add(chain.generate(input_ids).stats)
 
-Names follow vLLM's, with this package's prefix; a level is told by its labels ``level`` (1 is the
-target) and ``model``. The mean acceptance length over any time is
+Names follow vLLM's, with this package's prefix; the labels ``level`` (1 is the target) and
+``model`` identify a level. The mean acceptance length over any time is
 ``1 + rate(..._num_accepted_tokens_total) / rate(..._num_drafts_total)``.
 """
 
@@ -30,7 +30,7 @@ _MISSING = (
     "pip install prometheus-client"
 )
 
-# Counters of a level: attribute and what it counts.
+# Counters of a level: attribute and help text.
 _LEVEL = (
     ("num_forward_passes", "Forward passes while decoding."),
     ("num_verifications", "Blocks verified, empty ones included."),
@@ -61,8 +61,8 @@ _TOTALS = (
 
 
 class RequestCollector:
-    """A collector, in prometheus-client's sense, over the requests that were added. Threads may add
-    and scrape at the same time.
+    """A collector of prometheus-client over the requests passed to `add`. Threads may add and
+    scrape at the same time.
 
     Args:
         namespace: prefix of every name.
@@ -80,19 +80,19 @@ class RequestCollector:
         self._namespace = namespace
         self._lock = threading.Lock()
         self._total = Stats([], num_requests=0)
-        # By number and name: a model at the same place of several chains is one series.
+        # By level and model: equal levels of several chains are a single series.
         self._levels: dict[tuple[str, str], Stats] = {}
 
     def add(self, stats: Stats) -> None:
-        """Count one finished request, or all of a batch: ``out.stats``, and not each of
-        ``out.requests``, whose times overlap."""
+        """Count a finished request or batch: ``out.stats``, not each of ``out.requests``, because
+        their times overlap."""
         with self._lock:
             self._total = merge([self._total, replace(stats, levels=[])])
             for number, level in enumerate(stats.levels, 1):
                 key, one = (str(number), level.name), Stats([level])
                 known = [self._levels[key]] if key in self._levels else []
                 self._levels[key] = total = merge([*known, one])
-                # A list that grows with the texts.
+                # The list would grow with every text.
                 total.levels[0].emitted_per_verification = None
 
     def collect(self) -> Iterator[Metric]:
@@ -102,7 +102,7 @@ class RequestCollector:
             total = replace(self._total, levels=list(levels.values()))
         counter, labels = self._core.CounterMetricFamily, ["level", "model"]
         for name, text in _TOTALS:
-            # Clocks are read apart, so a difference of theirs may lie a hair below 0.
+            # Clocks are read at different times, so differences may be slightly below 0.
             yield counter(f"{self._namespace}_{name}", text, value=max(0, getattr(total, name)))
         for name, text in _LEVEL:
             # "..._seconds" alone is taken by the totals.
@@ -140,7 +140,7 @@ def _buckets(level: LevelStats) -> list[tuple[str, float]]:
 
 
 def prometheus_text(*requests: Stats, namespace: str = "polyspec") -> str:
-    """Finished requests in Prometheus's text format.
+    """Return finished requests in Prometheus's text format.
 
     Args:
         requests: ``out.stats`` of each call.

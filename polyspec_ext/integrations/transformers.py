@@ -1,8 +1,8 @@
-"""A chain behind `model.generate`: ``model.generate(..., custom_generate=custom_generate,
-chain=chain)``, or attached to the model, whose `generate` runs it from then on.
+"""A chain inside `model.generate`: ``model.generate(..., custom_generate=custom_generate,
+chain=chain)``, or attached to the model, so that every call of its `generate` runs the chain.
 
-`generate` prepares what it always prepares (configuration, processors, stopping criteria, padded
-inputs) and hands it here instead of to its own loop. What a chain cannot honour is refused by name.
+`generate` prepares configuration, processors, stopping criteria and padded prompts as usual, then
+calls this module instead of its loop. Options that a chain cannot honour are refused by name.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class GenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
-    """What `generate` returns with ``return_dict_in_generate=True``.
+    """Output of `generate` with ``return_dict_in_generate=True``.
 
     Attributes:
-        sequences: ``[B, N]`` int64, prompts as given, then new tokens, then padding.
+        sequences: ``[B, N]`` int64: prompts, new tokens, padding.
         scores, logits: with ``output_scores`` and ``output_logits``, per new token ``[B, V]``
-            float32; behind the end of a row the padding has all probability.
+            float32; after the end of a row the padding id has probability 1.
         logprobs: ``[B, new]`` float32, log-probability of each new token under the target's
-            distribution; NaN behind the end of a row.
-        stats: of the batch.
+            distribution; NaN after the end of a row.
+        stats: statistics of the batch.
         requests: statistics of each row.
-        seeds: of each row, as of `Output`.
+        seeds: seed of each row, as in `Output`.
     """
 
     logprobs: torch.Tensor | None = None
@@ -74,36 +74,36 @@ def custom_generate(
     encoder_input_ids: requests.Tokenized | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateOutput:
-    """Generates with `chain`, whose target is `model`, what `model` alone would: the same text
-    greedily (up to ties), the same distribution when sampling (but for ties at the edge of top-p:
-    `take_apart`).
+    """Generate with `chain`, which has `model` as its target: the text of `model` alone with
+    greedy decoding (up to ties), its distribution with sampling (but for ties at the edge of
+    top-p: `take_apart`).
 
-    Called by `generate`, which gives it the positional arguments of its own loop and, as
-    ``model_kwargs``, what it would call the model with. The others are passed through `generate`.
+    `generate` calls it with the positional arguments of its decoding loop and, as
+    ``model_kwargs``, those of the model's forward pass. Other arguments pass through `generate`.
 
     Args:
-        model ... generation_config: those of `generate`'s own loop; `input_ids` are ``[B, P]``,
+        model ... generation_config: as in `generate`'s decoding loop; `input_ids` are ``[B, P]``,
             padded on the left.
         chain: its target must be `model` itself.
-        token_streamer: is given what the `streamer` of `generate` is given: the prompts ``[B, P]``,
-            then ``[B]`` tokens a step, then its end. `streamer` itself works as well.
-        seed: keys the draws; one value s for B rows stands for ``ps.row_seeds(s, B)`` as for
-            `Chain.generate`, or one per returned row. None: another one each call, as there.
-        stop_strings, tokenizer: as of `generate`, which keeps them from a custom loop: without a
-            tokenizer, the one beside the target's weights is used.
-        encoder_input_ids: of an encoder-decoder model, once more what `generate` was given to
-            encode, ``[1, S]``, or a mapping with input_ids: it hands on only what the target's
-            encoder made of it, and every other level encodes it with its own.
+        token_streamer: receives the same as the `streamer` of `generate`: the prompts ``[B, P]``,
+            then ``[B]`` tokens per step, then the end. `streamer` itself works as well.
+        seed: key of the draws, an integer s for ``ps.row_seeds(s, B)`` or a sequence with a seed
+            per returned row, as in `Chain.generate`. None: a new seed for each call.
+        stop_strings, tokenizer: as in `generate`, which does not pass them to a custom loop.
+            Default tokenizer: the files beside the target's weights.
+        encoder_input_ids: for encoder-decoder models, the encoder's input again: ids ``[1, S]``,
+            or a mapping with input_ids. `generate` passes on only the output of the target's
+            encoder, and every other level encodes the ids itself.
 
-    Processors are applied on every level (`TransformersProcessors`), stopping criteria asked row by
-    row after every token. A row ends where its criterion is met, whatever the others do. The
-    chain's levels have caches of their own: `use_cache` and `cache_implementation` are moot.
+    Every level applies the processors (`TransformersProcessors`). Stopping criteria are checked
+    row by row after every token, and rows end independently. The levels have separate caches, so
+    `use_cache` and `cache_implementation` have no effect.
 
     Returns:
         Sequences ``[B, N]``, or a `GenerateOutput`.
 
     Raises:
-        TypeError, ValueError: something that a chain cannot honour; names it.
+        TypeError, ValueError: an option that a chain cannot honour; the message names it.
         RequestError: a row of logits has no distribution.
     """
     dropped = _dropped(inspect.currentframe())
@@ -149,11 +149,11 @@ def custom_generate(
             streamers,
             encoded,
         )
-        if token_streamer is not None:  # generate has given the prompts to its own
+        if token_streamer is not None:  # `generate` has put the prompts in its streamer
             token_streamer.put(input_ids.cpu())
         return run()
     finally:
-        # Also after an error, or who reads from the streamer in another thread waits for ever.
+        # Also after an error: a thread that reads from the streamer waits for the end.
         for one in streamers:
             one.end()
 
@@ -167,7 +167,7 @@ def _dropped(frame: types.FrameType | None) -> dict[str, Any]:
 
 
 class _Run:
-    """One call: the rows, what was generated for them, and when they stop."""
+    """A call of `custom_generate`: rows, new tokens and stopping criteria."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Run:
         self.scores: list[list[torch.Tensor]] = [[] for _ in prompts]  # per token [V]
         self.logits: list[list[torch.Tensor]] = [[] for _ in prompts]
         self.streamed = self.asked = 0
-        self.steps: list[torch.Tensor] = []  # scores [B, V] of the steps that were asked about
+        self.steps: list[torch.Tensor] = []  # scores [B, V] of the checked steps
         self.committed = [len(prompt) for prompt in prompts]
         self.processors = None
         if parts.processors:
@@ -220,7 +220,7 @@ class _Run:
             new,
             **asdict(parts.sampling),
             seed=seed,
-            # Configurations name ids that the vocabulary does not have, or -1 for none.
+            # Configurations may name ids outside the vocabulary, or -1 for no id.
             eos_token_id=sorted(token for token in eos if 0 <= token < chain.vocab_sizes[0]),
             encoder_input_ids=encoded,
             processors=self.processors,
@@ -228,10 +228,10 @@ class _Run:
         )
 
     def _sort(self, criteria: list[Any], config: Any) -> tuple[frozenset[int], int]:
-        """EOS ids and longest length, padding included. What else there is becomes `criteria`, for
-        single rows, and `others`."""
+        """Return EOS ids and maximum length, padding included. Store other criteria: in `criteria`
+        if they read single rows, else in `others`."""
         eos: set[int] = set()
-        limits: list[int] = []  # a criterion given by hand replaces that of the configuration
+        limits: list[int] = []  # a caller's criterion replaces the configuration's limit
         self.criteria: list[Any] = []
         self.others: list[Any] = []
         for criterion in criteria:
@@ -284,7 +284,7 @@ class _Run:
         )
 
     def _take(self, row: int, tokens: list[int]) -> None:
-        """Append what was committed, as far as no criterion for single rows is met."""
+        """Append committed tokens to a row, up to the first that meets one of `criteria`."""
         text, begin = self.texts[row], self.width + len(self.texts[row])
         self.ids[row, begin : begin + len(tokens)] = torch.tensor(tokens)
         text += tokens
@@ -296,7 +296,7 @@ class _Run:
                     return self._cut(row, end - self.width)
 
     def _cut(self, row: int, length: int) -> None:
-        """End a row behind `length` new tokens, of which it may have more by now."""
+        """End a row after `length` new tokens, and drop later tokens."""
         over = len(self.texts[row]) - length
         del self.texts[row][length:]
         self.ids[row, self.width + length :] = self.pad or 0
@@ -311,8 +311,8 @@ class _Run:
         return min(longest if row.ended else len(text) for row, text in rows)
 
     def _ask(self, ready: int) -> None:
-        """Ask the criteria that may look at all rows or count their calls, once per step and with
-        the whole batch, as `generate` does."""
+        """Check `others`, once per step with the whole batch as `generate` does, because they may
+        read all rows or count their calls."""
         while self.asked < min(ready, max(map(len, self.texts))):
             step = self.asked
             if self.with_scores:
@@ -353,11 +353,11 @@ def _met(answer: Any, rows: int) -> list[bool]:
     return [bool(one) for one in (met * rows if len(met) == 1 else met)]
 
 
-# ---- what a chain can honour ---------------------------------------------------------------------
+# ---- options that a chain can honour -------------------------------------------------------------
 
 
 def require_chain(chain: Any, model: PreTrainedModel) -> Any:
-    """Return the target's level, which has to run `model`."""
+    """Return the target's level; it must run `model`."""
     if not isinstance(chain, Chain):
         raise TypeError(
             f"chain: expected a polyspec_ext.Chain whose target is {name_of(model)}, given "
@@ -374,7 +374,7 @@ def require_chain(chain: Any, model: PreTrainedModel) -> Any:
     return target
 
 
-# What a generation configuration can ask for and a chain cannot do.
+# Generation options that a chain cannot honour, and the test of their values.
 REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "num_beams": lambda value: value > 1,
     "num_beam_groups": lambda value: value > 1,
@@ -391,7 +391,7 @@ REFUSED_OPTIONS: dict[str, Callable[[Any], bool]] = {
     "output_hidden_states": bool,
     "cache_implementation": lambda value: value == "quantized",
 }
-_CACHES = ("cache", "past_key_values")  # of transformers 5.24 and of older ones
+_CACHES = ("cache", "past_key_values")  # names in transformers 5.24 and before
 # Arguments of the model's forward pass that `generate` prepares and a chain needs or may ignore.
 _KNOWN = {
     "attention_mask", "position_ids", *_CACHES, "cache_position", "use_cache", "logits_to_keep",
@@ -399,10 +399,10 @@ _KNOWN = {
 
 
 def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
-    """Refuses what a chain cannot honour.
+    """Refuse options that a chain cannot honour.
 
     Raises:
-        ValueError: names it.
+        ValueError: the message names the option.
     """
     for name, is_set in REFUSED_OPTIONS.items():
         value = getattr(config, name, None)
@@ -418,7 +418,7 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
                 f"given a {type(cache).__name__}"
             )
     for name, value in model_kwargs.items():
-        # A model of images and text is handed an empty dict where there is no image.
+        # Models of images and text receive an empty dict without an image.
         absent = value is None or value is False or (isinstance(value, Mapping) and not value)
         if name not in _KNOWN and not absent:
             raise ValueError(
@@ -428,10 +428,10 @@ def require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
 
 
 def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> EncodedInput:
-    """Take the encoder's outputs out of the arguments of `generate`.
+    """Remove the encoder's outputs from `model_kwargs`, and return them with the ids.
 
     Raises:
-        TypeError, ValueError: the ids are missing, none, or not those of the states.
+        TypeError, ValueError: the ids are missing, or do not have the shape of the states.
     """
     name = "encoder_input_ids"
     states = model_kwargs.pop("encoder_outputs")[0]
@@ -453,7 +453,7 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
     """Return the number of padding ids on the left of each row.
 
     Raises:
-        ValueError: padding elsewhere, or positions other than the padding gives.
+        ValueError: padding elsewhere, or positions that do not follow from the padding.
     """
     batch, width = input_ids.shape
     mask = model_kwargs.get("attention_mask")
@@ -474,7 +474,7 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
     if positions is not None:
         expected = (place - sizes).clamp_min(0)
         own = positions.to(input_ids.device)
-        # Models of images and text have several planes, which agree where there is text alone.
+        # Models of images and text have several planes, equal for plain text.
         if own.shape[-1] != width or ((own != expected) & (place >= sizes)).any():
             raise ValueError(
                 "position_ids: expected 0, 1, 2, ... from the first token of each prompt, which "
@@ -487,10 +487,10 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
 
 
 class Attachment:
-    """A chain that is attached to a model; as a context manager, until the end of the block.
+    """A chain attached to a model; as a context manager, until the end of the block.
 
     Attributes:
-        model: whose `generate` runs the chain.
+        model: its `generate` runs the chain.
         chain: its target is the model.
     """
 
@@ -505,8 +505,7 @@ class Attachment:
             attached.append(self)
 
     def detach(self) -> None:
-        """Detach the chain: `generate` is what it was before, or runs the chain that was attached
-        before this one."""
+        """Detach the chain: restore `generate`, or run the chain that was attached before."""
         attached = _attached(self.model)
         if attached is not None and self in attached:
             attached.remove(self)
@@ -525,18 +524,18 @@ class Attachment:
 
 
 def attach(model: PreTrainedModel, chain: Chain) -> Attachment:
-    """Have `model.generate` run `chain`, and with it pipelines and whatever else calls it:
-    ``generate(..., custom_generate=custom_generate, chain=chain)`` without a change of the call. A
-    `streamer`, `tokenizer` and `stop_strings` work as ever. Copies of the model are not attached.
+    """Make `model.generate` run `chain`, for pipelines and other callers too:
+    ``generate(..., custom_generate=custom_generate, chain=chain)`` without a change of the call.
+    `streamer`, `tokenizer` and `stop_strings` work as usual. Copies of the model are not attached.
 
     Args:
-        model: the target of `chain`. The chain attached last counts.
+        model: the target of `chain`. The chain attached last runs.
 
     Returns:
-        The attachment, whose `detach` or end as a context manager undoes it, as `detach` does.
+        The attachment. Its `detach`, its end as a context manager, and `detach` undo it.
 
     Raises:
-        TypeError, ValueError: not a chain, or its target is another model.
+        TypeError, ValueError: `chain` is not a chain, or its target is another model.
     """
     return Attachment(model, chain)
 
@@ -554,15 +553,15 @@ def detach(model: PreTrainedModel) -> None:
 
 
 class _NoStopStrings(GenerationConfig):  # type: ignore[misc]
-    """A configuration that never has stop strings: for them `generate` asks for a tokenizer, which
-    it keeps from a custom loop."""
+    """A configuration without stop strings: for them `generate` requires a tokenizer, which it
+    does not pass to a custom loop."""
 
     stop_strings = property(lambda _: None, lambda *_: None)
 
 
 def _stop_strings_of(model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the stop strings of the configuration of a call, and the arguments of `generate`
-    without them."""
+    """Return the stop strings configured for a call, and the arguments of `generate` without
+    them."""
     config = options.get("generation_config")
     stops = getattr(config, "stop_strings", None) or model.generation_config.stop_strings
     if stops:
@@ -583,7 +582,7 @@ def _attached(model: Any) -> list[Attachment] | None:
 
 
 def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
-    """Return a method `generate` of `owner` that runs the last of the attached chains."""
+    """Return a method `generate` of `owner` that runs the last attached chain."""
     plain = owner.generate
     signature = inspect.signature(plain)
 
@@ -593,7 +592,7 @@ def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
             return type(self).generate(self, *args, **options)
         if not attached or options.get("custom_generate") is not None:
             return plain(*args, **options)
-        # transformers keeps its own streamer and tokenizer from a custom loop.
+        # transformers does not pass its streamer and tokenizer to a custom loop.
         own: dict[str, Any] = {"chain": attached[-1].chain, "tokenizer": options.get("tokenizer")}
         options = {**signature.bind_partial(*args).arguments, **options}
         if "stop_strings" not in options:

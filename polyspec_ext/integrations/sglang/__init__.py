@@ -1,7 +1,7 @@
 """SGLang's plug-in: this package's rules verify drafts inside SGLang, and its chains draft.
 
 SGLang calls `register` in each of its processes. Without the environment variable ``POLYSPEC`` it
-does nothing. Nothing here has run inside SGLang: signatures were read from the sources of 0.5.23.
+has no effect. It has never run inside SGLang: signatures were read from the sources of 0.5.23.
 """
 
 from __future__ import annotations

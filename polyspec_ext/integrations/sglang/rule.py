@@ -1,8 +1,8 @@
 """SGLang's verification, `eagle_sample`, by this package's operators.
 
-Drafts that SGLang picks, such as a head's likeliest or those of an n-gram, need no rule: at each
-node a token is drawn with the node's position as its key, and the walk follows the drafts that are
-the same. A text then depends on its seed alone. Drafts that were drawn are verified by `verify`.
+SGLang's deterministic drafts, for example a head's likeliest tokens or an n-gram, need no rule: a
+token is drawn at each node, keyed by the node's position, and the walk follows the equal drafts. A
+text then depends on its seed alone. Sampled drafts are verified by `verify`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Verified = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Drawn(NamedTuple):
-    """Logits that a chain's drafts were drawn from, `verify_input.polyspec`.
+    """Logits of a chain's sampled drafts, `verify_input.polyspec`.
 
     Attributes:
-        pool: [R, Vd], before temperature and filters.
-        rows: [B, K], of each draft token; -1: there is none, and its id is a deterministic draft.
+        pool: [R, Vd], logits before temperature and filters.
+        rows: [B, K], row of `pool` for each draft token; -1: no row, a deterministic draft.
     """
 
     pool: torch.Tensor
@@ -46,12 +46,12 @@ def eagle_sample(
     watermark_state: Any = None,
     watermark_full_mask: bool = True,
 ) -> Verified:
-    """Verify a batch as SGLang's function of this name does.
+    """Verify a batch as SGLang's `eagle_sample` does.
 
     Returns:
-        The token behind each node, int32 [B * nodes]; the numbers of accepted tokens, the last one
-        included, int32 [B]; the accepted nodes, int32 [B, depth], -1 behind them. Id 0 comes from a
-        row without a distribution.
+        The token after each node, int32 [B * nodes]; the numbers of accepted tokens, the bonus or
+        correction included, int32 [B]; the accepted nodes, int32 [B, depth], padded with -1. A row
+        without a distribution has id 0.
 
     Raises:
         ValueError: a watermark is wanted, or drafts of a tree were drawn.
@@ -65,7 +65,7 @@ def eagle_sample(
     _adjust(logits, info, width, grammar_mask)
     count = len(batch.seq_lens)
     seed = info.sampling_seed
-    if seed is None:  # ranks take those of the first, below
+    if seed is None:  # `_agree` sends the first rank's tokens to all
         seed = torch.randint(2**63 - 1, (count,), device=logits.device)
     law: dict[str, Any] = {
         # SGLang writes temperature 0 as top-k 1.
@@ -92,7 +92,7 @@ def eagle_sample(
 
 def _adjust(logits: torch.Tensor, info: Any, width: int, grammar_mask: Any) -> None:
     """Apply penalties, biases and the grammar's mask in place, as SGLang does. Its penalties count
-    the text up to the step."""
+    the text before the step."""
     from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 
     if info.acc_additive_penalties is not None:
@@ -138,7 +138,7 @@ def _chain(
     drafts, pool, rows = verify_input.draft_token.view(len(logits), -1)[:, 1:], None, None
     if drawn is not None:
         pool, rows = drawn
-    elif probabilities is not None:  # of temperature alone: filters are the target's alone
+    elif probabilities is not None:  # drawn by temperature; filters are the target's
         logits, law = _filtered(logits, law)
         pool = probabilities.log()
     result = verify(logits, drafts, pool, draft_rows=rows, rule=rule, **law)
@@ -152,7 +152,7 @@ def _chain(
 
 def _filtered(logits: torch.Tensor, law: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return logits [B, K+1, V] after temperature, top-k, top-p and min-p, -inf where a token is
-    cut, and the law that is left. Ties at an edge are kept."""
+    cut, and the remaining parameters. Ties at an edge are kept."""
     scale, most, mass, least = (
         law[name].view(-1, 1, 1) for name in ("temperature", "top_k", "top_p", "min_p")
     )
@@ -172,7 +172,7 @@ def _filtered(logits: torch.Tensor, law: dict[str, Any]) -> tuple[torch.Tensor, 
 
 
 def _agree(tensors: Verified) -> None:
-    """Have all tensor-parallel ranks use the first one's tokens, as SGLang does."""
+    """Send the first rank's tokens to all tensor-parallel ranks, as SGLang does."""
     from sglang.srt.layers.dp_attention import is_dp_attention_enabled
     from sglang.srt.runtime_context import get_parallel
 

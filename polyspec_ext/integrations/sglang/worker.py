@@ -1,7 +1,7 @@
 """The algorithm POLYSPEC of SGLang: levels below its target draft, and `rule` verifies.
 
-SGLang's n-gram worker has all that a drafter on the host needs, so that its drafts are replaced. It
-hands them to the target as trees, of which a chain is one.
+The worker is SGLang's n-gram worker, which supports drafters on the host, with replaced drafts. It
+passes them to the target as trees; a chain's tree has no branches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NAME = "POLYSPEC"
 
 
 def register(settings: Settings) -> None:
-    """Register the algorithm, whose workers draft by a chain of the settings' levels."""
+    """Register the algorithm with workers that draft by a chain of the settings' levels."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
-        """The n-gram algorithm to the rest of SGLang, but for its drafts."""
+        """An algorithm with SGLang's properties of n-gram, but other drafts."""
 
         ngram = SpeculativeAlgorithm.NGRAM
 
@@ -72,7 +72,7 @@ def worker_class(settings: Settings) -> type:
             self.drawn: Drawn | None = None
 
         def _prepare_draft_tokens(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
-            """Return the ids [B * width] of roots and drafts, and which node is behind which."""
+            """Return ids [B * width] of roots and drafts, and the mask [B * width * width]."""
             width, count = self.draft_token_num, len(batch.reqs)
             names = [request.rid for request in batch.reqs]
             lengths = self.chain.lengths
@@ -107,7 +107,7 @@ def worker_class(settings: Settings) -> type:
             """Leave the corpus empty."""
 
         def _accepted(self, batch: Any) -> list[list[int]]:
-            # With overlap the results of a step are processed when the next one has drafted.
+            # With overlap the results of a step are processed after the next step's draft.
             if not self.enable_overlap or batch.grammar_needs_sync():
                 return [[] for _ in batch.reqs]
             counts = batch.spec_info.accept_lens.tolist()
@@ -115,7 +115,7 @@ def worker_class(settings: Settings) -> type:
             return [row[:count] for row, count in zip(tokens, counts, strict=True)]
 
         def _follow(self, request: Any, accepted: list[int], known: int) -> int:
-            """Tell the chain a request's tokens behind the `known` ones; return the last."""
+            """Send a request's tokens after the first `known` to the chain; return the last."""
             name, prompt = request.rid, request.origin_input_ids_unpadded
             if known:
                 text = [*request.output_ids[known - len(prompt) :], *accepted]

@@ -1,8 +1,8 @@
 """vLLM's plug-in: this package's rules verify drafts inside vLLM, and its chains draft.
 
-vLLM calls `register` in each of its processes. It replaces nothing that an engine uses before one
-asks for it, by ``additional_config={"polyspec": {...}}`` (`Options`). vLLM hides the errors of a
-plug-in, so what can fail runs when such an engine is configured, and when its workers are made.
+vLLM calls `register` in each of its processes. Sampling is replaced only after an engine with
+``additional_config={"polyspec": {...}}`` (`Options`) is configured. vLLM hides the errors of a
+plug-in, so checks run when the engine is configured, and when its workers are created.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .options import VERSIONS, Options, refuse
 __all__ = ["Options", "register"]
 
 _WORKERS = "vllm.v1.worker.worker_base"
-_MARK = "polyspec"  # an attribute of what is replaced, and of configurations that ask
+_MARK = "polyspec"  # attribute of replacements, and of configurations with the plug-in
 
 
 def register() -> None:
-    """Have vLLM ask for this plug-in where its configuration says so. Any number of times."""
+    """Hook vLLM's configuration, which activates the plug-in on request. Idempotent."""
     from vllm.config import VllmConfig
 
     replace(VllmConfig, "__post_init__", _configure)
-    if _WORKERS in sys.modules:  # in a worker's process the configuration comes without a check
+    if _WORKERS in sys.modules:  # a worker's process does not check the configuration
         _watch_workers()
 
 
@@ -57,7 +57,7 @@ def _watch_workers() -> None:
 
 
 def _configure(original: Any, config: Any) -> None:
-    """Check an engine's configuration when it is made."""
+    """Check an engine's configuration when it is created."""
     from vllm.version import __version__
 
     asked = config.scheduler_config.async_scheduling
@@ -91,7 +91,7 @@ def _unsupported(original: Any, config: Any) -> list[str]:
 
 
 def _serve_parameters(config: Any) -> None:
-    """Let requests have min-p and logit bias under speculation, which vLLM refuses."""
+    """Allow min-p and logit bias under speculation, which vLLM refuses."""
     from vllm.sampling_params import SamplingParams
 
     if config.speculative_config is not None:

@@ -40,26 +40,26 @@ def load_chain(vllm_config: Any, options: Options) -> DraftChain:
 
 
 class ChainProposer(Sampler):
-    """Propose the drafts of the configured levels, and verify them. vLLM makes it from the engine's
-    configuration.
+    """Proposer of the configured levels' drafts, and their verifier. vLLM creates it from the
+    engine's configuration.
 
-    A request keeps its drafts by its id until each is verified, wherever it lies in the batch, so
-    that its text does not depend on what the scheduler cuts.
+    A request keeps its drafts by its id until each is verified, at any row of the batch, so that
+    its text does not depend on drafts that the scheduler cuts.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(Options.of(vllm_config) or Options())
         self._config = vllm_config
-        self._lengths: dict[Any, int] = {}  # of the chain's texts
-        self._pending: dict[str, Pending] = {}  # of the step's requests
+        self._lengths: dict[Any, int] = {}  # by text of the chain
+        self._pending: dict[str, Pending] = {}  # by request of the step
         self._taken: dict[int, tuple[str, int, int, bool]] = {}  # by row
-        # Round of a bonus token that had no row behind the last draft. It is drawn before more is
-        # drafted, as with a row.
+        # Round of a bonus token without a row after the last draft. It is drawn before the next
+        # draft, as with a row.
         self._owed: dict[str, int] = {}
-        self._began: float | None = None  # the pass of the target; None: it reads a prompt
+        self._began: float | None = None  # start of the target's pass; None: with a prompt
 
     def load_model(self, target: Any) -> None:
-        """Load the levels. vLLM calls it behind its own model.
+        """Load the levels. vLLM calls it after loading the target.
 
         Raises:
             RuntimeError: the plug-in is not loaded, or has no settings.
@@ -85,7 +85,7 @@ class ChainProposer(Sampler):
         if name not in self._pending:
             return None
         tokens, logits, round = self._pending[name]
-        # Near the context's end vLLM schedules zeros in the place of drafts.
+        # Near the context's end vLLM schedules zeros instead of drafts.
         scheduled = self.runner.input_batch.spec_token_ids[row][:count]
         agreed = common_prefix(tokens, scheduled) + 1
         length = min(len(tokens), agreed)
@@ -108,15 +108,15 @@ class ChainProposer(Sampler):
         self._began = None
 
     def propose(self, *given: Any, **others: Any) -> list[list[int]]:
-        """Return drafts of the step's requests, by row. What vLLM gives is not enough, and the
-        runner has the rest."""
+        """Return drafts of the step's requests, by row. vLLM's arguments are not sufficient, so
+        they are read from the runner."""
         self._draft(self.step, self.runner.requests.keys())
         most, none = self.runner.num_spec_tokens, Pending([], None, 0)
         self._began = time.perf_counter()
         return [self._pending.get(name, none).tokens[:most] for name in self.step.ids]
 
     def _draft(self, step: Step, names: Set[str]) -> None:
-        """Draft for those of the requests that have no drafts and owe no bonus token."""
+        """Draft for the requests without drafts that owe no bonus token."""
         self._update(step)
         chain, ids = self.chain, zip(step.ids, step.kept, strict=True)
         texts = [name for name, kept in ids if kept and name in self._lengths]
@@ -141,7 +141,7 @@ class ChainProposer(Sampler):
         return full or bool(ids and ids[-1] in parameters.all_stop_token_ids)
 
     def _update(self, step: Step) -> None:
-        """Bring the chain's texts to the length of vLLM's, and remove those of other requests."""
+        """Append vLLM's new tokens to the chain's texts; remove texts that vLLM has dropped."""
         chain, batch, states = self.chain, self.runner.input_batch, self.runner.requests
         lengths = self._lengths
         for name in lengths.keys() - states.keys():

@@ -15,23 +15,23 @@ VERSIONS = ("0.32", "0.33")
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """Configure the plug-in, as `Settings`. The first window is at most `num_speculative_tokens`.
-    By default windows are 4 at the bottom, doubled at every level above, but the first leaves room
-    for the next level's.
+    """Settings of the plug-in. The first window is at most `num_speculative_tokens`. By default
+    windows are 4 for the drafter and double at every level above, but the first is
+    `num_speculative_tokens` minus the second, at least 1.
 
     Args:
-        policy: "joint", "online", "cached-fsm" or "fixed", which chooses each request's windows up
-            to `window` by measured times, down to 0. None: they stay.
+        policy: "joint", "online", "cached-fsm" or "fixed", which chooses each request's windows, 0
+            to `window`, by measured times. None: constant windows.
     """
 
     policy: Adaptive | None = None
 
     @staticmethod
     def of(vllm_config: Any) -> Options | None:
-        """Return the settings of an engine; None: it does not ask for the plug-in.
+        """Return the settings of an engine; None: an engine without the plug-in.
 
         Raises:
-            TypeError, ValueError: settings that are unknown or wrong.
+            TypeError, ValueError: a setting is unknown or wrong.
         """
         additional = vllm_config.additional_config
         if not isinstance(additional, Mapping) or "polyspec" not in additional:
@@ -60,7 +60,7 @@ class Options(Settings):
         if policy is not None:
             policy = replace(named(policy), max_windows=list(window))
             ranks = vllm_config.parallel_config.tensor_parallel_size
-            if ranks > 1:  # each would choose by times of its own
+            if ranks > 1:  # ranks would choose by different times
                 raise ValueError(
                     f"policy: expected none with tensor parallelism of {ranks}, given one"
                 )
@@ -68,10 +68,10 @@ class Options(Settings):
 
 
 def refuse(vllm_config: Any) -> None:
-    """Refuse what the plug-in does not serve.
+    """Refuse options that the plug-in does not serve.
 
     Raises:
-        ValueError: names it.
+        ValueError: the message names the option.
     """
     speculative, mode = vllm_config.speculative_config, vllm_config.model_config.logprobs_mode
     method = "standard" if speculative is None else speculative.rejection_sample_method

@@ -1,4 +1,4 @@
-"""vLLM's rules that change logits, for every row of a step: behind the text and its drafts."""
+"""vLLM's rules that change logits, for every row of a step: after the text and each draft."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NEGATIVE = -float("inf")
 
 
 def law(parameters: Any) -> dict[str, Any]:
-    """Return what the operators draw a request's tokens by. vLLM applies min-p in front of top-p,
-    and the operators behind, so `process` applies it where a request has both."""
+    """Return a request's sampling parameters for the operators. vLLM applies min-p before top-p,
+    the operators after it, so `process` applies min-p where a request has both."""
     return {
         "temperature": float(parameters.temperature),
         "top_k": max(parameters.top_k, 0),
@@ -23,14 +23,14 @@ def law(parameters: Any) -> dict[str, Any]:
 
 
 def process(logits: torch.Tensor, counts: Sequence[int], batch: Any, states: Any) -> None:
-    """Apply allowed ids, bad words, least lengths, biases, penalties and thinking budgets, in the
+    """Apply allowed ids, bad words, minimum lengths, biases, penalties and thinking budgets, in the
     order of vLLM's sampler. Rows change in place.
 
     Args:
-        logits: [N, V] float32: of request i the rows behind 0 ... counts[i] of its drafts.
-        counts: drafts of each request.
+        logits: [N, V] float32: for request i the rows after 0 ... counts[i] of its draft tokens.
+        counts: draft tokens of each request.
         batch: the runner's input batch.
-        states: of its requests, the runner's.
+        states: the runner's states of the batch's requests.
     """
     sampling, words = batch.sampling_metadata, batch.sampling_metadata.bad_words_token_ids
     owners = [i for i, count in enumerate(counts) for _ in range(count + 1)]
@@ -88,5 +88,5 @@ def _forbid_ends(rows: torch.Tensor, parameters: Any) -> None:
     ids = torch.tensor(sorted(parameters.all_stop_token_ids), dtype=torch.int64, device=rows.device)
     kept = rows[:, ids]
     rows[:, ids] = _NEGATIVE
-    if parameters.structured_outputs is not None:  # a grammar that allows nothing else
+    if parameters.structured_outputs is not None:  # the grammar may allow no other id
         rows[:, ids] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows[:, ids])

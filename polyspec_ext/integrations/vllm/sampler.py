@@ -1,4 +1,4 @@
-"""The tokens of vLLM's V1 model runner, drawn by `ops.verify` from the logits where they lie."""
+"""Draws of tokens for vLLM's V1 model runner, by `ops.verify` on the runner's logits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .options import Options
 
 LOG = logging.getLogger("vllm.polyspec")
 _DRAFT_LEVEL = 2
-# Names of vLLM that are read.
+# Attributes of vLLM.
 _PROBS, _DRAWS = "_draft_probs", "_enable_probabilistic_draft_probs"
 
 
 def install() -> None:
-    """Replace what a runner draws tokens with, in engines that ask for it."""
+    """Replace the sampling of V1 runners, in engines with the plug-in."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(GPUModelRunner, "__init__", _make_runner)
@@ -57,14 +57,14 @@ def _make_runner(original: Any, runner: Any, *args: Any, **options: Any) -> None
 
 @dataclass
 class Proposal:
-    """Draft tokens of a request that wait for their verification.
+    """Draft tokens of a request before their verification.
 
     Args:
         tokens: [K] integers.
-        pool: [R, V], the logits that they were drawn from; row: of the first of them. None: there
-            are no tokens.
-        rows: of the target that stand behind the request's text and these tokens; None: all.
-        round: of the draws; None: that of the step.
+        pool: [R, V], with the logits of the draws; None: no tokens. row: the first token's in
+            `pool`.
+        rows: number of target rows that follow the request's text and `tokens`; None: all.
+        round: round of the draws; None: the step's.
     """
 
     tokens: torch.Tensor
@@ -79,12 +79,12 @@ class Step:
     """Requests of a step, row by row, and the parameters of their draws.
 
     Attributes:
-        ids: of the requests; states: the runner's.
-        kept: whether their tokens are (an unfinished prompt's are not).
-        counts: draft tokens that are scheduled; offsets: [B+1], of each request's first row.
+        ids: request ids; states: the runner's states of the requests.
+        kept: whether vLLM keeps the request's tokens (false for an unfinished prompt).
+        counts: scheduled draft tokens; offsets: [B+1], first row of each request.
         draws: keyword arguments of `ops.verify`, but for position and round.
-        position: [B] int64, of the next token: of the first that is verified, then of the first
-            that is drafted. It is the round too, since each round has another.
+        position: [B] int64, position of the next token: the first to verify, then the first to
+            draft. It is the round too, since it differs between rounds.
     """
 
     ids: list[str]
@@ -94,15 +94,15 @@ class Step:
     offsets: torch.Tensor
     draws: dict[str, Any]
     position: torch.Tensor
-    drawn: int = 0  # draft tokens since
+    drawn: int = 0  # draft tokens since verification
 
 
 class Sampler:
-    """Draw the tokens of a runner.
+    """Sampler of a runner's tokens.
 
     Attributes:
-        runner: vLLM's. It is set when that has been made.
-        step: the last one whose tokens were drawn.
+        runner: vLLM's runner, set after its creation.
+        step: the last step with drawn tokens.
     """
 
     runner: Any = None
@@ -117,7 +117,7 @@ class Sampler:
         from vllm.v1.outputs import SamplerOutput
 
         batch, metadata = self.runner.input_batch, spec_decode_metadata
-        batch.generators.clear()  # no draw is theirs, and on a CPU vLLM cannot set them back
+        batch.generators.clear()  # unused, and on a CPU vLLM cannot restore them
         step = self.begin(metadata)
         raw, logits = logits, logits.float()
         if logits is raw and batch.num_logprobs:
@@ -132,7 +132,7 @@ class Sampler:
         )
 
     def begin(self, metadata: Any) -> Step:
-        """Return the step of the runner's batch, in front of its draws."""
+        """Return the step of the runner's batch, before its draws."""
         runner, ids = self.runner, list(self.runner.input_batch.req_ids)
         states = [runner.requests[name] for name in ids]
         counts = [0] * len(ids) if metadata is None else metadata.num_draft_tokens
@@ -149,8 +149,8 @@ class Sampler:
         return Step(ids, states, kept, counts, offsets, draws, position.to(runner.device))
 
     def seed(self, name: str) -> int:
-        """Return the seed of a request, 64 bits with a sign. Without the request's it is that of
-        its id, on all ranks."""
+        """Return the seed of a request, 64 bits with a sign. Default: a hash of the engine's seed
+        and the request's id, equal on all ranks."""
         seed = self.runner.requests[name].sampling_params.seed
         if seed is not None:
             return int((seed + 2**63) % 2**64 - 2**63)
@@ -165,7 +165,7 @@ class Sampler:
         lengths, room = list(counts), [count + 1 for count in counts]
         round = step.position.clone()
         pools: list[torch.Tensor] = []
-        begins: dict[int, int] = {}  # of pools, one behind another
+        begins: dict[int, int] = {}  # first row of each concatenated pool
         sources = torch.full((len(logits),), -1)
         for i, name in enumerate(step.ids):
             proposal = self.take(i, name, counts[i]) if step.kept[i] else None
@@ -208,17 +208,17 @@ class Sampler:
         return tokens[:, : max(counts) + 1]
 
     def take(self, row: int, name: str, count: int) -> Proposal | None:
-        """Return what is verified with `count` + 1 rows of a request, and forget it; None: the
-        scheduled drafts, which were not drawn.
+        """Remove and return the proposal for `count` + 1 rows of a request; None: the scheduled
+        drafts are deterministic.
 
         A grammar may have cut a window at a token for its value. So the next token is verified too,
-        and there is no bonus: without it the text would have another law.
+        and there is no bonus: otherwise the text would have another distribution.
         """
         proposal = self._proposals.pop(name, None)
         return proposal and changed(proposal, tokens=proposal.tokens[: count + 1])
 
     def settle(self, accepted: torch.Tensor) -> None:
-        """Note how many drafts [B] of each request were accepted."""
+        """Record the numbers [B] of accepted draft tokens."""
 
     def _logprobs(self, raw: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor) -> Any:
         runner, sampling = self.runner, self.runner.input_batch.sampling_metadata
@@ -235,8 +235,8 @@ class Sampler:
         return sampler.gather_logprobs(values, wanted or 0, ids)
 
     def draw(self, original: Callable[..., Any], logits: torch.Tensor, sampling: Any) -> Any:
-        """Return draft tokens [n], the next of each request or several, and the logits [n, V] that
-        they were drawn from, where vLLM expects probabilities."""
+        """Return draft tokens [n], the next or several per request, and the logits [n, V] of the
+        draws, where vLLM expects probabilities."""
         if sampling.all_greedy:
             return original(logits, sampling)
         step, count = self.step, len(logits) // len(self.step.ids)
@@ -250,11 +250,11 @@ class Sampler:
             round=step.position.repeat_interleave(count),
             level=_DRAFT_LEVEL,
         )
-        # A row without a distribution is verification's to tell.
+        # Verification reports rows without a distribution.
         return drawn.tokens.clamp_min(0), logits
 
     def keep(self, original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return the drafts [B, K] that vLLM draws, and keep them with their logits [B, K, V]."""
+        """Return vLLM's sampled drafts [B, K], and store them with their logits [B, K, V]."""
         drafts = original(*args, **options)
         pool = getattr(self.runner, _PROBS)
         if pool is not None:

@@ -1,9 +1,9 @@
-"""vLLM's Model Runner V2 (0.32 and 0.33): `ps.verify` in the place of its rejection kernels.
+"""vLLM's Model Runner V2 (0.32 and 0.33): `ps.verify` instead of its rejection kernels.
 
-Steps with and without draft tokens decide by the same keyed draws. A draw's round is the position
-of its verification's first token: nothing is counted, and nothing is kept from step to step.
-`RejectionSampler._verify` is the lowest method that tells draft tokens that a grammar forbids from
-those that were never drawn. Below it both are -1, but their laws differ.
+Steps with and without draft tokens use the same keyed draws. A draw's round is the position of its
+verification's first token, so that no counter or state is kept between steps.
+`RejectionSampler._verify` is the lowest method that distinguishes draft tokens forbidden by a
+grammar from tokens never drawn. Below it both are -1, but their distributions differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...ops import verify
 from . import replace, v2_chain
 from .options import Options
 
-# Parameters of the methods that are replaced.
+# Parameters of the replaced methods.
 SAMPLE = (
     "self logits expanded_idx_mapping idx_mapping idx_mapping_np pos input_ids expanded_local_pos"
     " seq_lens_upper_bound_np return_logprobs"
@@ -44,10 +44,10 @@ def decide(
     draft_len: int,
     rule: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens [R, K+1] int64 of a batch, -1 behind the last, and their numbers [R] int32.
+    """Return the tokens [R, K+1] int64 of a batch, -1 after the last, and their numbers [R] int32.
 
-    A request ends at its first unusable draft token. That token is verified if it was drawn. The
-    text goes on with id 0 where a row has no distribution.
+    A request ends at its first unusable draft token. That token is verified if it was drawn. A row
+    without a distribution has id 0.
     """
     first, slots, local = first.long(), slots.long(), local.long()
     rows = torch.arange(len(logits), device=logits.device)
@@ -106,9 +106,9 @@ def _verify(rejection: Any, rule: str, *args: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _mend_noise(runner: Any, rule: str) -> None:
-    """Have draft draws of vLLM 0.32 depend on the draft step, as those of 0.33 do.
+    """Make draft draws of vLLM 0.32 depend on the draft step, as in 0.33.
 
-    Drafted again, a position had the same noise again, though the block rule had looked at it.
+    Otherwise a position drafted again has the same noise, which the block rule has already used.
     """
     from vllm.v1.worker.gpu.sample import gumbel
     from vllm.v1.worker.gpu.spec_decode import speculator
@@ -129,9 +129,9 @@ def _mend_noise(runner: Any, rule: str) -> None:
 
 
 def install() -> None:
-    """Replace what V2 runners decide with, in engines that ask for it.
+    """Replace the verification of V2 runners, in engines with the plug-in.
 
-    ImportError: vLLM's signatures are not those of 0.32 and 0.33.
+    ImportError: signatures differ from vLLM 0.32 and 0.33.
     """
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.sample.sampler import Sampler

@@ -1,8 +1,8 @@
-"""A chain below the target of vLLM's Model Runner V2, where ``VLLM_USE_V2_MODEL_RUNNER=1`` asks for
-that runner beside ``method="custom_class"``.
+"""A chain below the target of vLLM's Model Runner V2, if ``VLLM_USE_V2_MODEL_RUNNER=1`` selects
+that runner with ``method="custom_class"``.
 
-The runner wants as many drafts of every request, and reads the logits that they were drawn from by
-slot. So a request with fewer has id 0 behind them, as proposals of probability 1.
+The runner takes the same number of drafts from every request, and reads the logits of their draws
+by slot. A request with fewer drafts is padded with id 0, as proposals of probability 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .options import Options
 
 
 class ChainSpeculator:
-    """Propose the drafts of the configured levels.
+    """Speculator with the drafts of the configured levels.
 
     Attributes:
         draft_logits: [slots, K, V] float32, before temperature, as the runner's verification reads
@@ -46,7 +46,7 @@ class ChainSpeculator:
         """Capture nothing."""
 
     def load(self, sampler: Any) -> None:
-        """Load the levels, behind the target.
+        """Load the levels, after the target.
 
         Raises:
             TypeError, ValueError: a level cannot be loaded, or does not fit the target.
@@ -67,8 +67,8 @@ class ChainSpeculator:
         dummy_run: bool = False,
         **options: Any,
     ) -> torch.Tensor:
-        """Return drafts [R, K] of a batch whose requests have `num_sampled` [R] new tokens each, 0
-        where a prompt is not yet read."""
+        """Return drafts [R, K] of a batch. `num_sampled` [R]: new tokens per request, 0 for an
+        unfinished prompt."""
         shape = input_batch.num_reqs, self.num_speculative_steps
         drafts = torch.zeros(shape, dtype=torch.int64, device=self.draft_logits.device)
         if dummy_run:
@@ -89,7 +89,7 @@ class ChainSpeculator:
         return drafts
 
     def _update(self, names: dict[str, int]) -> None:
-        """Bring the chain's texts to the length of the runner's, and remove those of others."""
+        """Append the runner's new tokens to the chain's texts; remove texts that it has dropped."""
         chain, states, sampling = self._chain, self._states, self._sampling
         lengths = chain.lengths
         for name in lengths.keys() - states.req_id_to_index.keys():
@@ -101,14 +101,14 @@ class ChainSpeculator:
             if begin:
                 chain.commit(name, tokens)
             else:
-                # Preempted requests come back as new ones. The length keeps draws apart from those
-                # that were looked at before.
+                # Preempted requests return as new requests. The length separates their draws from
+                # the draws of earlier verifications.
                 seed = _C.row_seed(int(sampling.seeds.np[slot]) % 2**64, end)
                 chain.add(name, tokens, temperature=float(sampling.temperature.np[slot]), seed=seed)
 
 
 def make_speculator(original: Any, vllm_config: Any, device: Any, states: Any) -> Any:
-    """Return the speculator of a runner, which is this one in engines that ask for levels."""
+    """Return the speculator of a runner: `ChainSpeculator` in engines with levels."""
     options = Options.of(vllm_config)
     if options is None or not options.levels:
         return original(vllm_config, device, states)
