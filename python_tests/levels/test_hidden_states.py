@@ -200,6 +200,22 @@ def test_states_of_a_users_level_are_checked(
         level.forward(InputBlock(torch.tensor([[1, 2]]), 1, hidden_layers=(2,)))
 
 
+def test_states_that_nobody_asked_for_are_none() -> None:
+    """An empty dict is what `dict.fromkeys(block.hidden_layers, ...)` gives then."""
+
+    class Empty(TreeLevel):
+        def prefill(self, prompts: PromptBatch) -> Any:
+            return {}
+
+        def forward(self, block: InputBlock) -> Any:
+            return torch.zeros(1, 1, 5), {}
+
+    level = batched(Empty(5, 1, name="empty"))
+    tokens = torch.tensor([[1, 2]])
+    assert level.prefill(PromptBatch(tokens)) is None
+    assert level.forward(InputBlock(tokens, 1)).hidden is None
+
+
 def test_what_an_interrupt_leaves_behind_changes_no_later_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
