@@ -29,7 +29,8 @@ SHORT = 6  # lines of a private function that needs no docstring
 # Pronouns and vague words in docstrings and comments, by folder. Lower the numbers.
 VAGUE = {
     "behind", "given", "held", "made", "nobody", "ones", "own", "place", "places", "somebody",
-    "stand", "stands", "such", "tell", "tells", "those", "told", "what", "whatever", "whoever", "whose",
+    "stand", "stands", "such", "tell", "tells", "those", "told", "what", "whatever", "whoever",
+    "whose",
 }  # fmt: skip
 VAGUE_WORDS = {"polyspec_ext": 82, "benchmarks": 6, "training": 13}
 
