@@ -65,8 +65,14 @@ _LLAMA_SERVER = "--llama-server build/llama/server/bin/llama-server --threads 2"
 _VLLM = "--vllm build/vllm/bin/python --threads 2"
 SERVING = {
     "serving-smollm2": (
-        "cpu-2026-11-26-serving/smollm2.json",
-        f"--target smollm2.gguf --gguf smollm2.gguf {_LLAMA_SERVER} --repeats 2 --seconds 240",
+        "cpu-2026-11-27-serving/smollm2.json",
+        f"--target smollm2.gguf --gguf smollm2.gguf {_LLAMA_SERVER} --clients 1,8,16 "
+        "--per-client 4 --max-new-tokens 96 --temperatures 0 --repeats 2 --seconds 60",
+    ),
+    "serving-policy": (
+        "cpu-2026-11-27-serving/smollm2-policy.json",
+        "--target smollm2.gguf --threads 2 --methods plain,policy --clients 1,16 --per-client 4 "
+        "--max-new-tokens 96 --temperatures 0 --repeats 3 --seconds 125",
     ),
     "serving-qwen": (
         "cpu-2026-11-26-serving/qwen.json",
