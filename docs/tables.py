@@ -82,8 +82,9 @@ SERVING = {
         "--temperatures 0 --max-new-tokens 48 --repeats 1",
     ),
     "serving-shipped": (
-        "cpu-2026-11-26-serving/shipped.json",
-        "--threads 2 --repeats 3 --seconds 60",
+        "cpu-2026-11-27-serving/shipped.json",
+        "--threads 2 --methods plain,chain,policy,generate,transformers --clients 1,8,16 "
+        "--per-client 4 --temperatures 0 --repeats 3 --seconds 75",
     ),
     "vllm-policy": (
         "cpu-2026-11-26-vllm/policy.json",
