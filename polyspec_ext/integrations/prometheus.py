@@ -79,27 +79,27 @@ class RequestCollector:
         self._core = core
         self._namespace = namespace
         self._lock = threading.Lock()
-        self._total = Stats([], num_requests=0)
-        # By level and model: equal levels of several chains are a single series.
-        self._levels: dict[tuple[str, str], Stats] = {}
+        # In total, and by level and model of all chains. One assignment replaces both (interrupts).
+        self._sums: tuple[Stats, dict[tuple[str, str], Stats]] = Stats([], num_requests=0), {}
 
     def add(self, stats: Stats) -> None:
         """Count a finished request or batch: ``out.stats``, not each of ``out.requests``, because
         their times overlap."""
         with self._lock:
-            self._total = merge([self._total, replace(stats, levels=[])])
+            total, known = self._sums
+            levels = dict(known)
             for number, level in enumerate(stats.levels, 1):
                 key, one = (str(number), level.name), Stats([level])
-                known = [self._levels[key]] if key in self._levels else []
-                self._levels[key] = total = merge([*known, one])
+                levels[key] = merged = merge([levels[key], one] if key in levels else [one])
                 # The list would grow with every text.
-                total.levels[0].emitted_per_verification = None
+                merged.levels[0].emitted_per_verification = None
+            self._sums = merge([total, replace(stats, levels=[])]), levels
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that a scrape reads."""
-        with self._lock:  # sums are replaced, never changed
-            levels = {key: one.levels[0] for key, one in self._levels.items()}
-            total = replace(self._total, levels=list(levels.values()))
+        total, by_level = self._sums  # sums are replaced, never changed
+        levels = {key: one.levels[0] for key, one in by_level.items()}
+        total = replace(total, levels=list(levels.values()))
         counter, labels = self._core.CounterMetricFamily, ["level", "model"]
         for name, text in _TOTALS:
             # Clocks are read at different times, so differences may be slightly below 0.

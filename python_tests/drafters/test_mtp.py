@@ -68,7 +68,7 @@ def test_drafts_are_those_of_the_plain_forward_pass(
 
 @pytest.mark.parametrize(("family", "heads"), [*((one, 1) for one in FAMILIES), ("qwen3_5", 2)])
 def test_greedy_texts_are_plain_decodings(family: str, heads: int, tmp_path: Path) -> None:
-    """Of three texts of unequal lengths one begins with a single token, and one ends early."""
+    """Compare three texts of unequal lengths; one begins with a single token, one ends early."""
     target, _, head = head_in(family, tmp_path, heads)
     lengths = [8, 5, 8]
     out = ps.Chain([target, head], [3]).generate(PROMPTS, lengths, eos_token_id=[])

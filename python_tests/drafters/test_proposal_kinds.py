@@ -138,7 +138,7 @@ def test_drafters_of_a_batch(rule: str) -> None:
 
 
 def test_scores_that_an_observer_keeps() -> None:
-    """What `observe` is given stands until it returns."""
+    """Logits passed to `observe` stay valid until it returns."""
     kept = []
     for kind in (Reusing, toy.ToyLevel):
         seen: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""What nvcc makes of the CUDA kernels for sm_90: kilobytes of code of a launch (instruction caches
+"""Code of the CUDA kernels by nvcc for sm_90: kilobytes of a launch (instruction caches
 are small, and a launch finds them cold), and, in bfloat16, instructions per logit of the loops over
 a row and per weight of the 4-bit product's."""
 

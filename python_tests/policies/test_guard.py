@@ -377,7 +377,7 @@ def test_no_batch_is_slower_than_its_plain_decoding(name: str, accept: float) ->
 
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_a_row_that_would_gain_does_not_slow_the_others_down(name: str) -> None:
-    """One of eight rows is nearly always accepted: alone it would ask for many tokens, and the
+    """Have a row of eight nearly always accepted: alone it would ask for many tokens, and the
     seven others would wait for them."""
     accept = [0.97] + [0.05] * 7
     run = Rows(policies.named(name), accept)
@@ -402,7 +402,7 @@ def test_what_most_rows_gain_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_TIMES)
 def test_another_batch_is_measured_anew(name: str) -> None:
-    """What one prompt gains says nothing of eight: plain decoding of such a batch is timed, then
+    """Gains of one prompt do not predict gains of eight: plain decoding of eight is timed, then
     two tokens, before windows are chosen; and the policy speculates again for one."""
     policy = policies.named(name)
     one = Rows(policy, [0.8])

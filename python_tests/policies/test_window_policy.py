@@ -156,7 +156,7 @@ def test_windows_that_depend_on_a_pending_token_are_seen() -> None:
 
 
 def test_reports() -> None:
-    """One per row and round: the text that stands, what the last round has added, and its steps."""
+    """Reports come per row and round: committed text, new tokens and steps of the last round."""
     policy = Random(3)
     levels = [toy_rows.Rows(20, 11 + i, scale=1.5) for i in range(3)]
     prompts = [[1, 2], [3]]

@@ -31,7 +31,7 @@ class _Spy(TorchDispatchMode):
 
 
 def arguments_of(operator: Any, call: Callable[[], Any]) -> list[tuple[Any, ...]]:
-    """Of every call of `operator` in `call`, as the dispatcher sees them."""
+    """Return the arguments of every call of `operator` in `call`, as the dispatcher sees them."""
     seen: list[tuple[Any, ...]] = []
     with _Spy(operator, seen):
         call()
