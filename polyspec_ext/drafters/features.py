@@ -279,7 +279,7 @@ class FeatureCache:
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
         # (The state after the last token is in no pair yet.)
         fresh = torch.minimum(told, counts - 1).clamp_min(0)
-        ends = inputs.positions - 1  # pairs of each text
+        ends = inputs.positions.to(told.device) - 1  # pairs of each text
         kept = torch.where(told > 0, hidden.positions, ends)
         kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)
         self.keep(RowCounts.read(kept, True))

@@ -5,6 +5,7 @@ model``."""
 from __future__ import annotations
 
 import pytest
+import torch
 from fake_chains import chain, launches, steps_of_a_round
 
 from benchmarks.model import EAGER, FUSED, Launches
@@ -56,6 +57,20 @@ def test_a_step_of_a_tree_has_its_count(name: str, rows: int) -> None:
         if drafts:
             most = TREE + TREE_LEVEL * (step.tokens - 1)
         assert step.beside.total() <= most, step.beside
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be captured:RuntimeWarning")
+@pytest.mark.parametrize("fuses", [False, True])
+@pytest.mark.parametrize("name", [*CHAINS, *TREES])
+def test_rounds_that_the_host_follows_mix_no_devices(name: str, fuses: bool) -> None:
+    """Their counts are on the host, and what graphs read is on the device."""
+    parts, window = {**CHAINS, **TREES}[name]
+    with launches(fuses, zeros=True):
+        made = chain(parts, window, pack=fuses, graphs=True, sync_each_step=True)
+        made.batch([[3, 1, 4, 1, 5, 9], [2, 7]], 64, temperature=0.0, eos_token_id=[])
+        with torch.inference_mode():
+            for _ in range(3):
+                made.engine.round()
 
 
 @pytest.mark.parametrize("version", [1, 3])

@@ -103,9 +103,9 @@ class _Untried:
 
 
 @contextmanager
-def launches(fuses: bool = True) -> Iterator[fake_cuda.Launches]:
+def launches(fuses: bool = True, zeros: bool = False) -> Iterator[fake_cuda.Launches]:
     """Have levels and chains be made and run on fake tensors, and count what is launched. `fuses`:
-    the layers of all levels are fused."""
+    the layers of all levels are fused; `zeros`: of `fake_cuda.Launches`."""
 
     def runs(model: Any, _: object = None) -> fused.Runs:
         return fused.Runs(fused_copy(model) if fuses else model, ())
@@ -119,12 +119,13 @@ def launches(fuses: bool = True) -> Iterator[fake_cuda.Launches]:
         (torch.Tensor, "pin_memory"): lambda self: self,
         (FakeTensor, "data_ptr"): lambda self: self.untyped_storage()._cdata,
         (torch.cuda, "synchronize"): lambda *_: None,
+        (torch.cuda, "graph_pool_handle"): lambda: None,
         (torch.cuda, "current_stream"): mock.MagicMock(),
         (torch.cuda, "Stream"): mock.MagicMock(),
         (torch.cuda, "stream"): mock.MagicMock(),
     }
     with ExitStack() as patches:
-        counted = patches.enter_context(fake_cuda.launches())
+        counted = patches.enter_context(fake_cuda.launches(zeros))
         for (place, name), other in replaced.items():
             patches.enter_context(mock.patch.object(place, name, other, create=True))
 
@@ -150,6 +151,7 @@ def chain(
     *,
     pack: bool = True,
     head_layers: int = 1,
+    graphs: bool = False,
     **options: Any,
 ) -> ps.Chain:
     """Return a chain of "target", "W4" (a copy in the target's cache), "draft", "EAGLE", "EAGLE-3"
@@ -172,7 +174,7 @@ def chain(
             tree = ps.DynamicTree(3, 9) if part == "tree" else None
             version = 3 if part == "EAGLE-3" else 1
             made.append(ps.Eagle(head(target, version, head_layers), tree))
-    return ps.Chain(made, window, graphs=False, **options)
+    return ps.Chain(made, window, graphs=graphs, **options)
 
 
 class Step(NamedTuple):

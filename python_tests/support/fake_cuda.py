@@ -39,6 +39,7 @@ class Launches(TorchDispatchMode):
 
     Args:
         fakes: makes tensors of the host that meet them fake; None: whoever counts further out does.
+        zeros: a read gives zeros, and no `HostRead`.
 
     Attributes:
         counts: launches by the name of the operation.
@@ -46,9 +47,9 @@ class Launches(TorchDispatchMode):
         uploads: copies of numbers of the host.
     """
 
-    def __init__(self, fakes: FakeTensorMode | None = None) -> None:
+    def __init__(self, fakes: FakeTensorMode | None = None, zeros: bool = False) -> None:
         super().__init__()
-        self._fakes = fakes
+        self._fakes, self._zeros = fakes, zeros
         self.counts: Counter[str] = Counter()
         self.reads: list[str] = []
         self.uploads: list[str] = []
@@ -71,15 +72,16 @@ class Launches(TorchDispatchMode):
         if name == "is_set_to":  # which fake tensors do not know
             return _same(*args)
         if name in ("_local_scalar_dense", "nonzero"):
-            self.reads.append(name)
-            raise HostRead(name)
+            self._read(name)
+            return 0
         made = func(*args, **(kwargs or {}))
         tensors = [x for x in torch.utils._pytree.tree_leaves((args, made)) if _on_cuda(x)]
         if name in ("_to_copy", "copy_") and tensors:
             source = args[1 if name == "copy_" else 0]
             if not _on_cuda(made):
-                self.reads.append(f"{name} {list(source.shape)}")
-                raise HostRead(self.reads[-1])
+                self._read(f"{name} {list(source.shape)}")
+                with unset_fake_temporarily():
+                    return torch.zeros(made.shape, dtype=made.dtype)
             if not _on_cuda(source):
                 self.uploads.append(f"{name} {list(source.shape)}")
                 return made
@@ -87,6 +89,11 @@ class Launches(TorchDispatchMode):
             spans = -(-args[1].shape[2] // SPAN) if name == "attention" else 1
             self.counts[name] += 1 + (spans > 1)
         return made
+
+    def _read(self, what: str) -> None:
+        self.reads.append(what)
+        if not self._zeros:
+            raise HostRead(what)
 
     def _without_numbers(self, x: Any) -> Any:
         real = isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
@@ -118,13 +125,14 @@ def _guard() -> None:
 
 
 @contextmanager
-def launches() -> Iterator[Launches]:
-    """Have tensors that are made within be fake ones, and count what is launched."""
+def launches(zeros: bool = False) -> Iterator[Launches]:
+    """Have tensors that are made within be fake ones, and count what is launched. `zeros`: of
+    `Launches`."""
     _guard()
     built = {**_C.build_info(), "cuda": True}
     with (
         mock.patch.object(_C, "build_info", return_value=built),
         FakeTensorMode() as fakes,
-        Launches(fakes) as counted,
+        Launches(fakes, zeros) as counted,
     ):
         yield counted
