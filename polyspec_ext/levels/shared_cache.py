@@ -64,6 +64,8 @@ class Shared:
 
     Attributes:
         record: tokens that the owner has read, by row, until all members began; None: not kept.
+        queued: the host has not followed the batch since it began, so that `record` is not kept.
+            Members that begin later read the texts that the owner has read.
         early: tokens that the owner has read for a member that began first, by row; the owner's
             prefill skips them.
     """
@@ -73,6 +75,7 @@ class Shared:
         self._members: list[weakref.ref[Member]] = []
         self.record: list[list[int]] | None = None
         self.early: list[list[int]] | None = None
+        self.queued = False
         self.selected: list[list[int]] = []
         self.owner = Member(self, owner)
 
@@ -92,7 +95,7 @@ class Shared:
         again."""
         rows = len(self.owner.lengths) if rows is None else rows
         self.record = self.early = None
-        self.selected = []
+        self.queued, self.selected = False, []
         for member in self.members:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
 
@@ -163,9 +166,8 @@ class Member:
 
     @property
     def stays(self) -> bool:
-        """Whether the lengths can stay on the device: the host need not record the tokens that the
-        owner reads, as it must until all members have begun."""
-        return self.ready and self.shared.record is None
+        """Whether the lengths can stay on the device."""
+        return self.ready
 
     @property
     def on_device(self) -> Tensor:
@@ -176,6 +178,7 @@ class Member:
         """Begin a round with lengths on the device. Returns the tensors of lengths that its passes
         use, and by level from the top whether it is ready."""
         members = [*self.above, self]
+        self.shared.record, self.shared.queued = None, True
         for member in members:
             member.upload()
         return [member.on_device for member in members], tuple(member.ready for member in members)
@@ -219,10 +222,13 @@ class Member:
         else:
             record = shared.record
             empty = any(rows) and not any(record or ())
-            if record is None or empty or not _within(record, rows, self.level.vocab_size):
+            joins = shared.queued and not self.ready and len(rows) == len(shared.owner.lengths)
+            if not joins and (
+                record is None or empty or not _within(record, rows, self.level.vocab_size)
+            ):
                 shared.begin(prompts._replace(hidden_layers=()), limits, rows)
                 record = rows
-            shared.early = [list(row) for row in record]
+            shared.early = None if record is None else [list(row) for row in record]
             self.lengths = [0] * len(rows)
             done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
         self.level.cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass

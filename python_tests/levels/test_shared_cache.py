@@ -336,7 +336,7 @@ def test_batches_through_the_chain(window: list[int], shared: int) -> None:
 # ---- rounds without host synchronisation ---------------------------------------------------------
 
 
-def of_one_cache(count: int, graphs: Graphs | None) -> ps.Chain:
+def of_one_cache(count: int, graphs: Graphs | None, policy: Any = None) -> ps.Chain:
     """A target and its copies; `graphs`: over a cache that is written as on a device."""
     target = make("llama", seed=3)
     on_device = {"new_cache": lambda rows: on_a_device(target, rows, bucket=32)}
@@ -345,8 +345,8 @@ def of_one_cache(count: int, graphs: Graphs | None) -> ps.Chain:
     levels = [owner, *(ps.Level(model, shares_cache_with=owner) for model in copies)]
     window = [[4], [4, 2]][count - 2]
     if graphs is None:
-        return ps.Chain(levels, window)
-    return ps.Chain(levels, window, graphs=graphs, sync_each_step=False)
+        return ps.Chain(levels, window, policy=policy)
+    return ps.Chain(levels, window, policy=policy, graphs=graphs, sync_each_step=False)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -372,6 +372,41 @@ def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> 
             torch.testing.assert_close(given, expected, rtol=1e-3, atol=1e-3)
     assert graphs.num_captures > 0
     assert graphs.num_replays > before + graphs.num_captures
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
+    """Plain decoding by the owner of a cache; the copy is in no chain, or begins in the middle of a
+    text, and does not have the owner read the text again."""
+
+    class Later:
+        """A `WindowPolicy`: the copy drafts behind the first tokens."""
+
+        def next(self, report: Any) -> list[int]:
+            return [4] if len(report.text) > len(PROMPT) + 20 and not alone else [0]
+
+    graphs = Graphs(Recorder(), progress=False)
+    chain, eager = (of_one_cache(2, each, policy=Later()) for each in (graphs, None))
+    owner: Any = chain.levels[0]
+    if alone:
+        copy = HuggingFaceLevel(rough(owner.model), shares_cache_with=owner)  # stays alive
+        chain = ps.Chain([owner], graphs=graphs, sync_each_step=False)
+    for _ in range(2):
+        got = chain.generate(PROMPT, 60, eos_token_id=[])
+    assert got.sequences.equal(eager.generate(PROMPT, 60, eos_token_id=[]).sequences)
+    assert graphs.num_replays > got.stats.levels[0].num_verifications
+    if alone:
+        assert copy.cache_owner is owner
+        return
+    assert got.stats.levels[1].num_forward_passes > 0
+    tokens = got.sequences[0].tolist()
+    begin, length = len(PROMPT) + 24, len(tokens) - 4
+    torch.testing.assert_close(
+        keys_of(owner.cache, 0, length)[..., :begin, :],
+        own_keys(owner.model, tokens[:length])[..., :begin, :],
+        rtol=1e-3,
+        atol=1e-3,
+    )
 
 
 def test_a_key_names_the_lengths_of_all_levels() -> None:
