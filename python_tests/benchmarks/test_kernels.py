@@ -199,7 +199,8 @@ def test_tiny_run(
     report["copy_gbs"] = 1e-6
     report["cases"][0]["rows"][0]["percent_of_copy"] = 1e6
     text = operators.markdown(report)
-    assert "### verify-block, batch 2, K 3, acceptance 0.7, V 64, float32, filters none" in text
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    assert f"### verify-block, batch 2, K 3, acceptance 0.7, V 64, {dtype}, filters none" in text
     assert " % of the copy bandwidth is more than memory gives" in text
 
 

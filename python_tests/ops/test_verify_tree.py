@@ -19,9 +19,10 @@ PARENTS = [-1, -1, 0, 0, 1, 2, 2]
 def tree(device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Drawn children behind the root and node 1, deterministic ones elsewhere."""
     torch.manual_seed(5)
-    pool = torch.randn(B * (N + 1) + 2, V, device=device)
-    rows = torch.randperm(B * (N + 1) + 2, device=device)[: B * (N + 1)].view(B, N + 1)
-    target = pool[rows] + 1.2 * torch.randn(B, N + 1, V, device=device)
+    # (The CPU's random numbers on each device: the tests count paths.)
+    pool = torch.randn(B * (N + 1) + 2, V).to(device)
+    rows = torch.randperm(B * (N + 1) + 2)[: B * (N + 1)].view(B, N + 1).to(device)
+    target = pool[rows] + 1.2 * torch.randn(B, N + 1, V).to(device)
     likely = target.argsort(-1, descending=True)
     tokens = torch.zeros(B, N, dtype=torch.int64, device=device)
     tried: dict[int, int] = {}

@@ -346,11 +346,12 @@ class TwoStreams {
   std::vector<std::unique_ptr<Compared<cases::VerifyCase>>> calls_;
 };
 
-// Says that a part is done, and how long it took.
+// Says that a part is done, how long it took, and what failed so far: a run may be cut short.
 void done(const std::string& what) {
   static auto began = std::chrono::steady_clock::now();
   const auto now = std::chrono::steady_clock::now();
-  std::printf("%s: %.1f s\n", what.c_str(), std::chrono::duration<double>(now - began).count());
+  std::printf("%s: %.1f s; ", what.c_str(), std::chrono::duration<double>(now - began).count());
+  tally.print();
   std::fflush(stdout);
   began = now;
 }
@@ -392,9 +393,6 @@ void run_all(uint64_t count, int64_t largest) {
   tally.run("first launch in a capture, verify_tree",
             [&] { Compared<cases::TreeCase>(4, 1000, stream, "verify_tree").check_graph(); });
   done("first launches in captures");
-  for (const std::string& wrong : intrinsics::wrong_answers())
-    tally.run("intrinsics", [&] { throw Failure(wrong); });
-  done("intrinsics");
 
   for (uint64_t seed = 0; seed < 2 * count; ++seed) {
     compare<cases::ScheduleDueCase>(seed, stream, "schedule_due");
@@ -473,6 +471,10 @@ void run_all(uint64_t count, int64_t largest) {
   for (uint64_t seed = 0; seed < (few ? 1 : 8); ++seed)
     compare<cases::TreeCase>(seed, {few ? 100 : 1000, 2, 60}, shapes, stream, "tree of 60 nodes");
   done("trees of 60 nodes");
+  print_active_clusters();
+  for (const std::string& wrong : intrinsics::wrong_answers())
+    tally.run("intrinsics", [&] { throw Failure(wrong); });
+  done("intrinsics");
   for (cudaStream_t& stream : streams) CUDA_OK(cudaStreamDestroy(stream));
 }
 
@@ -483,6 +485,7 @@ int main(int argc, char** argv) {
     std::printf("skipped: no CUDA device that these kernels run on\n");
     return 77;
   }
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   int failed = 0;
   try {
     run_all(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 400,
