@@ -2,13 +2,14 @@
 // order: a CTA has up to eight queries that read the keys of one group, and a span of those keys.
 // Where there are several spans, a second launch has them follow each other.
 //
-// Keys pass through shared memory, 64 bytes of 128 of them at a time, and a thread has the sums of
-// one key; of values a thread has two elements. Everything is fused multiply-adds: with few queries
-// the bytes of keys and values take longer.
+// Keys and values pass through shared memory in tiles, 256 bytes of 128 of them, copied two tiles
+// ahead: with few queries a CTA waits for memory more than it computes. A thread has the sums of
+// one key, and of values two elements. Everything is fused multiply-adds.
 #include "core/kv_index.hpp"
 #include "core/layer_math.hpp"
 #include "cuda/attention.hpp"
 #include "cuda/runtime.cuh"
+#include "cuda/tensor_core.cuh"
 
 namespace polyspec::cuda {
 namespace {
@@ -21,17 +22,19 @@ using core::to_float;
 constexpr int kThreads = 256, kWarp = 32;
 constexpr int kQueries = kThreads / kWarp;  // of a CTA: a warp weighs the keys of each
 constexpr int kKeys = core::kAttentionKeys;
-constexpr int kHalves = kThreads / kKeys;    // of the queries, whose scores threads share out
-constexpr int kVectors = 4;                  // of 16 bytes, of a key at a time
-constexpr int kPitch = 16 * (kVectors + 1);  // so that eight keys lie in different banks
-constexpr int kOwn = kQueries / kHalves;     // queries of a thread, at most
+constexpr int kHalves = kThreads / kKeys;  // of the queries, whose scores threads share out
+constexpr int kVectors = 16;               // of 16 bytes, of a key in a tile
+constexpr int kRowBytes = 16 * kVectors;
+constexpr int kPitch = kRowBytes + 16;    // so that eight keys lie in different banks
+constexpr int kOwn = kQueries / kHalves;  // queries of a thread, at most
 constexpr int kLoads = kKeys * kVectors / kThreads;
+constexpr int kTiles = 2;
 static_assert(kAttentionWidth / 2 * kHalves <= kThreads, "threads have two elements of a value");
 
 struct AttentionShared {
   alignas(16) float queries[kQueries][kAttentionWidth];
   alignas(16) float scores[kQueries][kKeys];
-  alignas(16) unsigned char keys[kKeys * kPitch];
+  alignas(16) unsigned char tiles[kTiles][kKeys * kPitch];
   float factors[kQueries];
 };
 
@@ -77,70 +80,90 @@ __device__ __forceinline__ void load_queries(AttentionShared& shared, const Atte
   }
 }
 
-// This thread's vectors of 64 bytes, number `chunk`, of each of `count` keys.
+// The tiles of a span: of each block of keys those of keys, then those of values.
 template <class T>
-__device__ __forceinline__ void load_keys(const T* keys, int64_t stride, int count, int chunk,
-                                          Lane16 (&next)[kLoads]) {
-  POLYSPEC_UNROLL
-  for (int u = 0; u < kLoads; ++u) {
-    const int at = static_cast<int>(threadIdx.x) + u * kThreads;
-    const int key = at / kVectors, vector = chunk * kVectors + at % kVectors;
-    next[u] = Lane16{0, 0};
-    if (key < count) next[u] = reinterpret_cast<const Lane16*>(keys + key * stride)[vector];
-  }
-}
+struct Tiles {
+  const T *keys, *values;
+  int64_t key_stride, value_stride;
+  int key_bytes, value_bytes;  // of a row
+  int of_keys, of_block;       // tiles of a block: of keys, and all
+  int end;                     // keys of the span
 
-// Sums of the products of this thread's key with its queries over one chunk, from element `at` on.
-template <int kMine, class T>
-__device__ __forceinline__ void multiply_chunk(const AttentionShared& shared, int at,
-                                               float (&sums)[kOwn]) {
-  constexpr int kEach = 4 / sizeof(T);  // elements of a word
-  const int key = threadIdx.x % kKeys, half = threadIdx.x / kKeys;
-  POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
-      for (int v = 0; v < kVectors; ++v) {
-    const Lane16 vector =
-        *reinterpret_cast<const Lane16*>(shared.keys + key * kPitch + v * sizeof(Lane16));
-    POLYSPEC_UNROLL
-    for (int i = 0; i < 4 * kEach; ++i) {
-      const uint64_t both = i / kEach < 2 ? vector.low : vector.high;
-      const uint32_t word = static_cast<uint32_t>(both >> (i / kEach % 2 * 32));
-      const float value = float_of(word, i % kEach, T());
+  __device__ __forceinline__ Tiles(const AttentionParams& p, const Queries& of, int64_t first_key,
+                                   int count)
+      : keys(rows_of<T>(p.key, p.key_stride, of) + first_key * p.key_stride[2]),
+        values(rows_of<T>(p.value, p.value_stride, of) + first_key * p.value_stride[2]),
+        key_stride(p.key_stride[2]),
+        value_stride(p.value_stride[2]),
+        key_bytes(static_cast<int>(p.width * sizeof(T))),
+        value_bytes(static_cast<int>(p.value_width * sizeof(T))),
+        of_keys((key_bytes + kRowBytes - 1) / kRowBytes),
+        of_block(of_keys + (value_bytes + kRowBytes - 1) / kRowBytes),
+        end(count) {}
+
+  // Begins to copy tile `number`, a batch also behind the last one.
+  __device__ __forceinline__ void load(AttentionShared& shared, int number) const {
+    const int begin = number / of_block * kKeys, part = number % of_block;
+    if (begin < end) {
+      const bool of_key = part < of_keys;
+      const int bytes = of_key ? key_bytes : value_bytes;
+      const int64_t stride = (of_key ? key_stride : value_stride) * sizeof(T);
+      const unsigned char* const rows =
+          reinterpret_cast<const unsigned char*>(of_key ? keys : values) + begin * stride;
+      const int first = (of_key ? part : part - of_keys) * kRowBytes;
       POLYSPEC_UNROLL
-      for (int j = 0; j < kMine; ++j) {
-        const float query = shared.queries[half + j * kHalves][at + v * 4 * kEach + i];
-        sums[j] = __builtin_fmaf(value, query, sums[j]);
+      for (int u = 0; u < kLoads; ++u) {
+        const int at = static_cast<int>(threadIdx.x) + u * kThreads;
+        const int row = at / kVectors, byte = first + at % kVectors * 16;
+        const bool is_there = begin + row < end && byte < bytes;
+        copy_async(shared.tiles[number % kTiles] + row * kPitch + at % kVectors * 16,
+                   is_there ? rows + row * stride + byte : rows, is_there ? 16 : 0);
       }
     }
+    end_batch();
+  }
+};
+
+__device__ __forceinline__ void load_four(const float* from, float (&to)[4]) {
+  const Lane16 vector = *reinterpret_cast<const Lane16*>(from);
+  POLYSPEC_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const uint64_t both = i < 2 ? vector.low : vector.high;
+    to[i] = core::bit_cast<float>(static_cast<uint32_t>(both >> (i % 2 * 32)));
   }
 }
 
-// Scores of the queries with `count` keys of a block, of which those beyond are anything. Barriers
-// stand between all of it.
+// Sums of the products of this thread's key with its queries over `vectors` of a tile, from element
+// `at` of the key on.
 template <int kMine, class T>
-__device__ __forceinline__ void score_keys(AttentionShared& shared, const AttentionParams& p,
-                                           const T* keys, int count) {
-  constexpr int kElements = kVectors * 16 / sizeof(T);  // of a chunk
-  const int chunks = static_cast<int>(p.width) / kElements;
-  float sums[kOwn] = {};
-  Lane16 next[kLoads];
-  load_keys(keys, p.key_stride[2], count, 0, next);
-  POLYSPEC_ROLLED
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    POLYSPEC_UNROLL
-    for (int u = 0; u < kLoads; ++u) {
-      const int at = static_cast<int>(threadIdx.x) + u * kThreads;
-      *reinterpret_cast<Lane16*>(shared.keys + at / kVectors * kPitch + at % kVectors * 16) =
-          next[u];
-    }
-    __syncthreads();  // the chunk is there
-    if (chunk + 1 < chunks) load_keys(keys, p.key_stride[2], count, chunk + 1, next);
-    multiply_chunk<kMine, T>(shared, chunk * kElements, sums);
-    __syncthreads();  // the chunk is read
-  }
+__device__ __forceinline__ void multiply_tile(const AttentionShared& shared,
+                                              const unsigned char* tile, int at, int vectors,
+                                              float (&sums)[kOwn]) {
+  constexpr int kEach = 4 / sizeof(T);  // elements of a word
   const int key = threadIdx.x % kKeys, half = threadIdx.x / kKeys;
-  POLYSPEC_UNROLL
-  for (int j = 0; j < kMine; ++j) shared.scores[half + j * kHalves][key] = sums[j];
-  __syncthreads();  // the scores are there
+  const Lane16* const mine = reinterpret_cast<const Lane16*>(tile + key * kPitch);
+  Lane16 vector = mine[0];
+  POLYSPEC_ROLLED  // code beyond the instruction cache would cost more
+      for (int v = 0; v < vectors; ++v) {
+    const Lane16 next = mine[v + 1 < vectors ? v + 1 : v];
+    POLYSPEC_UNROLL
+    for (int part = 0; part < kEach; ++part) {  // of four elements
+      float queries[kMine][4];
+      POLYSPEC_UNROLL
+      for (int j = 0; j < kMine; ++j)
+        load_four(&shared.queries[half + j * kHalves][at + (v * kEach + part) * 4], queries[j]);
+      POLYSPEC_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int number = (part * 4 + i) / kEach;  // of a word
+        const uint64_t both = number < 2 ? vector.low : vector.high;
+        const uint32_t word = static_cast<uint32_t>(both >> (number % 2 * 32));
+        const float value = float_of(word, i % kEach, T());
+        POLYSPEC_UNROLL
+        for (int j = 0; j < kMine; ++j) sums[j] = __builtin_fmaf(value, queries[j][i], sums[j]);
+      }
+    }
+    vector = next;
+  }
 }
 
 // What a warp knows of its query.
@@ -204,11 +227,13 @@ struct Elements {
   __device__ __forceinline__ int query(int j) const { return split + j * splits; }
 };
 
-// sums += weights times `count` values.
+// sums += weights times `count` values in a tile, of elements from byte `first` on.
 template <int kMine, class T>
 __device__ __forceinline__ void add_values(const AttentionShared& shared, const Elements& own,
-                                           const T* values, int64_t stride, int count,
+                                           const unsigned char* tile, int first, int count,
                                            float (&sums)[kOwn][2]) {
+  const int byte = own.at * static_cast<int>(sizeof(T)) - first;
+  if (byte < 0 || byte >= kRowBytes) return;
   const float* weights[kMine];
   POLYSPEC_UNROLL
   for (int j = 0; j < kMine; ++j) {
@@ -217,18 +242,18 @@ __device__ __forceinline__ void add_values(const AttentionShared& shared, const 
     POLYSPEC_UNROLL
     for (int i = 0; i < 2; ++i) sums[j][i] *= shared.factors[m];
   }
-  values += own.at;
+  tile += byte;
 #if defined(__CUDACC__) && defined(__CUDA_ARCH__)
 #pragma unroll 8
 #endif
   for (int key = 0; key < count; ++key) {
     float value[2];
     if constexpr (sizeof(T) == 2) {
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(values + key * stride);
+      const uint32_t both = *reinterpret_cast<const uint32_t*>(tile + key * kPitch);
       value[0] = float_of(both, 0, T());
       value[1] = float_of(both, 1, T());
     } else {
-      const uint64_t both = *reinterpret_cast<const uint64_t*>(values + key * stride);
+      const uint64_t both = *reinterpret_cast<const uint64_t*>(tile + key * kPitch);
       value[0] = float_of(static_cast<uint32_t>(both), 0, T());
       value[1] = float_of(static_cast<uint32_t>(both >> 32), 0, T());
     }
@@ -258,7 +283,7 @@ __device__ __forceinline__ void with_count(int count, const Run& run) {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2)
     attention_kernel(const __grid_constant__ AttentionParams p, int64_t spans) {
-  POLYSPEC_SHARED(AttentionShared, shared);
+  POLYSPEC_DYNAMIC_SHARED(AttentionShared, shared);
   const int64_t queries = p.heads / p.groups * p.tokens;
   const int64_t parts = (queries + kQueries - 1) / kQueries;
   const int64_t span = blockIdx.x % spans, task = blockIdx.x / spans;
@@ -269,31 +294,57 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (end > first_key + kAttentionSpan) end = first_key + kAttentionSpan;
   if (span > 0 && end <= first_key) return;  // nobody reads it
 
+  const Tiles<T> tiles(p, of, first_key, end < first_key ? 0 : static_cast<int>(end - first_key));
+  POLYSPEC_UNROLL
+  for (int ahead = 0; ahead < kTiles; ++ahead) tiles.load(shared, ahead);
   load_queries<T>(shared, p, of);
   const int warp = threadIdx.x / kWarp;
   Weighed weighed{-core::kLargest, 0.0f};
   const Elements own(p);
   const int of_thread = (of.count + own.splits - 1) / own.splits;
   float sums[kOwn][2] = {};
+  int tile = 0;
   POLYSPEC_ROLLED
-  for (int64_t begin = first_key; begin < end; begin += kKeys) {
-    const int count = static_cast<int>(end - begin < kKeys ? end - begin : kKeys);
-    const T* const keys = rows_of<T>(p.key, p.key_stride, of) + begin * p.key_stride[2];
-    with_count((of.count + kHalves - 1) / kHalves,
-               [&](auto mine) { score_keys<mine, T>(shared, p, keys, count); });
+  for (int begin = 0; begin < tiles.end; begin += kKeys) {
+    const int count = tiles.end - begin < kKeys ? tiles.end - begin : kKeys;
+    float scores[kOwn] = {};
+    POLYSPEC_ROLLED
+    for (int part = 0; part < tiles.of_keys; ++part, ++tile) {
+      wait_for_batches<kTiles - 1>();
+      __syncthreads();  // the keys are there, and the queries
+      const int left = tiles.key_bytes / 16 - part * kVectors;
+      with_count((of.count + kHalves - 1) / kHalves, [&](auto mine) {
+        multiply_tile<mine, T>(shared, shared.tiles[tile % kTiles],
+                               part * (kRowBytes / static_cast<int>(sizeof(T))),
+                               left < kVectors ? left : kVectors, scores);
+      });
+      if (part + 1 == tiles.of_keys) {
+        POLYSPEC_UNROLL
+        for (int j = 0; j < kOwn; ++j)
+          shared.scores[threadIdx.x / kKeys + j * kHalves][threadIdx.x % kKeys] = scores[j];
+      }
+      __syncthreads();  // the keys are read, and the scores there
+      tiles.load(shared, tile + kTiles);
+    }
     if (warp < of.count) {
-      const int64_t token = of.token(p, warp);
-      const int64_t left = core::keys_seen(p, of.row, token) - begin;
+      const int64_t token = of.token(p, warp), at = first_key + begin;
+      const int64_t left = core::keys_seen(p, of.row, token) - at;
       const int seen = static_cast<int>(left < 0 ? 0 : left < count ? left : count);
       const T* mask = static_cast<const T*>(p.mask);
-      if (mask != nullptr) mask += of.row * p.mask_stride[0] + token * p.mask_stride[1] + begin;
+      if (mask != nullptr) mask += of.row * p.mask_stride[0] + token * p.mask_stride[1] + at;
       weigh(shared, warp, seen, mask, &weighed);
     }
-    __syncthreads();  // the weights are there
-    const T* const values = rows_of<T>(p.value, p.value_stride, of) + begin * p.value_stride[2];
-    with_count(of_thread, [&](auto mine) {
-      add_values<mine>(shared, own, values, p.value_stride[2], count, sums);
-    });
+    POLYSPEC_ROLLED
+    for (int part = tiles.of_keys; part < tiles.of_block; ++part, ++tile) {
+      wait_for_batches<kTiles - 1>();
+      __syncthreads();  // the values are there, and the weights
+      with_count(of_thread, [&](auto mine) {
+        add_values<mine, T>(shared, own, shared.tiles[tile % kTiles],
+                            (part - tiles.of_keys) * kRowBytes, count, sums);
+      });
+      __syncthreads();  // the values are read
+      tiles.load(shared, tile + kTiles);
+    }
   }
 
   const int64_t row_queries = of.row * p.heads;
@@ -374,8 +425,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-Result launch(void (*kernel)(AttentionParams, int64_t), int64_t ctas, const AttentionParams& params,
-              int64_t spans, CUstream_st* stream) {
+Result launch(void (*kernel)(AttentionParams, int64_t), int64_t ctas, size_t shared_bytes,
+              const AttentionParams& params, int64_t spans, CUstream_st* stream) {
   if (ctas > 0x7fffffff) {
     return {Result::Code::kInvalidArgument,
             "batch, heads, tokens, length: expected fewer queries and spans than 2^31, given more"};
@@ -383,6 +434,7 @@ Result launch(void (*kernel)(AttentionParams, int64_t), int64_t ctas, const Atte
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(ctas));
   config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   return result_of(launch_kernel(kernel, config, params, spans));
 }
@@ -392,10 +444,17 @@ Result attention_as(const AttentionParams& p, CUstream_st* stream) {
   const int64_t spans = core::attention_spans(p.length);
   const int64_t queries = p.heads / p.groups * p.tokens;
   const int64_t parts = (queries + kQueries - 1) / kQueries;
+  constexpr size_t kBytes = sizeof(AttentionShared);
+  const cudaError_t error = cudaFuncSetAttribute(
+      attention_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return result_of(error);
+  }
   const Result result =
-      launch(attention_kernel<T>, p.batch * p.groups * parts * spans, p, spans, stream);
+      launch(attention_kernel<T>, p.batch * p.groups * parts * spans, kBytes, p, spans, stream);
   if (!result.ok() || spans == 1) return result;
-  return launch(merge_kernel<T>, p.batch * p.heads * p.tokens, p, spans, stream);
+  return launch(merge_kernel<T>, p.batch * p.heads * p.tokens, 0, p, spans, stream);
 }
 
 }  // namespace

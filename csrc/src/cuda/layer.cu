@@ -16,71 +16,108 @@ using core::kSumLanes;
 using core::to_float;
 
 constexpr int kNormThreads = 512;
-constexpr int kSquares = 4 * kNormThreads;  // between two barriers
+constexpr int kEach = 8;                        // values of a thread between two barriers
+constexpr int kSquares = kEach * kNormThreads;  // so many squares
+constexpr int kAtOnce = 16;                     // squares of a lane
 constexpr int kHeadThreads = 64;
 constexpr int kGateThreads = 256;
 constexpr int64_t kMaxX = 0x7fffffff;
 constexpr int64_t kMaxY = 65535;
 
+template <int64_t kMost>
 struct SumsShared {
   float lanes[kSumLanes];
-  float squares[kSquares];
+  float squares[kMost];
 };
 
-// Lanes of a sum of squares: lane l has every 16th value from l on, one behind the other, as
-// cpu/layer.cpp adds them up. The values are of(i); `lane` is what the lane has so far. A barrier
-// of the CTA is within.
-template <int kThreads, class Of>
-__device__ __forceinline__ float add_squares(SumsShared& shared, int64_t begin, int64_t end,
-                                             float lane, const Of& of) {
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) {
-    const float value = of(i);
-    shared.squares[i - begin] = value * value;
-  }
+// Adds `count` squares to the lanes of a sum: lane l has every 16th from l on, one behind the
+// other, as cpu/layer.cpp adds them up. `lane` is what the lane has so far.
+template <int64_t kMost>
+__device__ __forceinline__ float add_squares(const SumsShared<kMost>& shared, int count,
+                                             float lane) {
   __syncthreads();  // all squares are there
-  if (threadIdx.x < kSumLanes) {
-    for (int64_t i = threadIdx.x; i < end - begin; i += kSumLanes) lane += shared.squares[i];
+  if (threadIdx.x >= kSumLanes) return lane;
+  int i = static_cast<int>(threadIdx.x);
+  POLYSPEC_ROLLED
+  for (; i + (kAtOnce - 1) * kSumLanes < count; i += kAtOnce * kSumLanes) {
+    float next[kAtOnce];  // read before the first is added: each sum waits for the one before
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) next[u] = shared.squares[i + u * kSumLanes];
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kAtOnce; ++u) lane += next[u];
   }
+  POLYSPEC_ROLLED
+  for (; i < count; i += kSumLanes) lane += shared.squares[i];
   return lane;
 }
 
 // 1 / sqrt(mean + epsilon) of the lanes, in every thread.
-__device__ __forceinline__ float factor_of(SumsShared& shared, float lane, int64_t n,
+template <int64_t kMost>
+__device__ __forceinline__ float factor_of(SumsShared<kMost>& shared, float lane, int64_t n,
                                            float epsilon) {
   if (threadIdx.x < kSumLanes) shared.lanes[threadIdx.x] = lane;
   __syncthreads();  // all lanes are there
   return core::norm_factor(shared.lanes, n, epsilon);
 }
 
+// Values and weights of up to kSquares stay in registers, since a row is read once and waited for.
 template <class T>
 __global__ void __launch_bounds__(kNormThreads)
     norm_kernel(const __grid_constant__ RmsNormParams p) {
-  POLYSPEC_SHARED(SumsShared, shared);
+  POLYSPEC_SHARED(SumsShared<kSquares>, shared);
   const int64_t n = p.width, row = blockIdx.x * n;
   const T* const weight = static_cast<const T*>(p.weight);
   const T* const x = static_cast<const T*>(p.x) + row;
   const T* const residual =
       p.residual == nullptr ? nullptr : static_cast<const T*>(p.residual) + row;
   T* const sum = residual == nullptr ? nullptr : static_cast<T*>(p.sum) + row;
-  float lane = 0.0f;
+  T* const y = static_cast<T*>(p.y) + row;
+  float values[kEach] = {}, weights[kEach] = {}, lane = 0.0f;
+  POLYSPEC_ROLLED
   for (int64_t begin = 0; begin < n; begin += kSquares) {
-    const int64_t end = begin + kSquares < n ? begin + kSquares : n;
+    const int count = static_cast<int>(n - begin < kSquares ? n - begin : kSquares);
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kEach; ++u) {
+      const int i = static_cast<int>(threadIdx.x) + u * kNormThreads;
+      if (i < count) {
+        values[u] = to_float(x[begin + i]);
+        if (residual != nullptr) values[u] += to_float(residual[begin + i]);
+        weights[u] = to_float(weight[begin + i]);
+      }
+    }
     if (begin > 0) __syncthreads();  // the squares before are added up
-    lane = add_squares<kNormThreads>(shared, begin, end, lane, [&](int64_t i) {
-      if (residual == nullptr) return to_float(x[i]);
-      T added;
-      core::convert_output(to_float(x[i]) + to_float(residual[i]), &added);
-      sum[i] = added;
-      return to_float(added);
-    });
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kEach; ++u) {
+      const int i = static_cast<int>(threadIdx.x) + u * kNormThreads;
+      if (i < count) {
+        if (residual != nullptr) {
+          T added;
+          core::convert_output(values[u], &added);
+          sum[begin + i] = added;
+          values[u] = to_float(added);
+        }
+        shared.squares[i] = values[u] * values[u];
+      }
+    }
+    lane = add_squares(shared, count, lane);
   }
   const float factor = factor_of(shared, lane, n, p.epsilon);
+  if (n <= kSquares) {
+    POLYSPEC_UNROLL
+    for (int u = 0; u < kEach; ++u) {
+      const int i = static_cast<int>(threadIdx.x) + u * kNormThreads;
+      if (i < n) core::convert_output(core::normed<T>(weights[u], values[u], factor), y + i);
+    }
+    return;
+  }
   // A thread reads what it has written itself.
   const T* const h = residual == nullptr ? x : sum;
-  T* const y = static_cast<T*>(p.y) + row;
+  POLYSPEC_ROLLED
   for (int64_t i = threadIdx.x; i < n; i += kNormThreads)
     core::convert_output(core::normed<T>(to_float(weight[i]), to_float(h[i]), factor), y + i);
 }
+
+using HeadShared = SumsShared<kRotaryWidth>;
 
 // A head of a token as it is before it is turned.
 template <class T>
@@ -104,7 +141,7 @@ struct Head {
 // What CTA (number, head) does: `head` counts those of queries, keys and values, `to` is where it
 // goes; nullptr: nowhere.
 template <class T>
-__device__ __forceinline__ void split_head(SumsShared& shared, const RotaryParams& p,
+__device__ __forceinline__ void split_head(HeadShared& shared, const RotaryParams& p,
                                            int64_t number, int64_t head, T* to) {
   const int64_t d = p.width, half = d / 2;
   const bool query = head < p.heads, turns = head < p.heads + p.groups;
@@ -114,8 +151,12 @@ __device__ __forceinline__ void split_head(SumsShared& shared, const RotaryParam
   Head<T> of{static_cast<const T*>(p.x) + (number * (p.heads + 2 * p.groups) + head) * d, bias,
              static_cast<const T*>(norm), 0.0f};
   if (norm != nullptr) {
-    const float lane = add_squares<kHeadThreads>(shared, 0, d, 0.0f,
-                                                 [&](int64_t i) { return of.without_norm(i); });
+    POLYSPEC_ROLLED
+    for (int64_t i = threadIdx.x; i < d; i += kHeadThreads) {
+      const float value = of.without_norm(i);
+      shared.squares[i] = value * value;
+    }
+    const float lane = add_squares(shared, static_cast<int>(d), 0.0f);
     of.factor = factor_of(shared, lane, d, p.epsilon);
   }
   if (to == nullptr) return;
@@ -156,7 +197,7 @@ __device__ __forceinline__ T* head_at(void* data, const RotaryParams& p, int64_t
 template <class T>
 __global__ void __launch_bounds__(kHeadThreads)
     rotary_kernel(const __grid_constant__ RotaryParams p) {
-  POLYSPEC_SHARED(SumsShared, shared);
+  POLYSPEC_SHARED(HeadShared, shared);
   const int64_t number = blockIdx.x, head = blockIdx.y;
   T* to = nullptr;
   if (head < p.heads) {
@@ -172,7 +213,7 @@ __global__ void __launch_bounds__(kHeadThreads)
 template <class T>
 __global__ void __launch_bounds__(kHeadThreads)
     rotary_append_kernel(const __grid_constant__ RotaryAppendParams p) {
-  POLYSPEC_SHARED(SumsShared, shared);
+  POLYSPEC_SHARED(HeadShared, shared);
   const int64_t number = blockIdx.x, head = blockIdx.y;
   const int64_t row = number / p.turn.tokens, token = number % p.turn.tokens;
   const NewTokens in = core::new_tokens(p);

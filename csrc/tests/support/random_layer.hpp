@@ -47,7 +47,7 @@ class RmsNormCase : public LayerCase {
  public:
   explicit RmsNormCase(uint64_t seed, Extent = {})
       : LayerCase(seed + 0x40), tokens_(1 + random_.below(5)) {
-    const int64_t widths[] = {1, 7, 16, 50, 513, 896, 2048, 2049, 5000};
+    const int64_t widths[] = {1, 7, 16, 50, 513, 896, 2049, 4096, 4097, 9000};
     width_ = random_.one_of(widths);
     x_ = put_odd(tokens_ * width_);
     weight_ = put(width_);
