@@ -121,12 +121,16 @@ cudaError_t launch_rule(const VerifyParams& params, const Stream& stream) {
   constexpr int kThreads = rule == Rule::kBlock ? kResidualThreads : kVerifyThreads;
   const DeviceShape device = current_device();
   const int64_t rows = params.draft_len + 1;
-  RowGroups chosen =
-      row_groups(params.batch, rows, params.vocab, device.multiprocessors, device.clusters);
+  const auto groups_of = [&](bool clusters) {
+    constexpr bool kResiduals = rule == Rule::kBlock && kind == Requests::kUnfiltered;
+    return row_groups(params.batch, rows, params.vocab, device.multiprocessors, clusters,
+                      kResiduals);
+  };
+  RowGroups chosen = groups_of(device.clusters);
   constexpr auto kRowsKernel = rows_kernel<T, rule, kind, kThreads>;
   const int64_t at_once = groups_at_once<kRowsKernel>(device, chosen.ctas, kThreads);
   if (at_once == 0) {
-    chosen = row_groups(params.batch, rows, params.vocab, device.multiprocessors, false);
+    chosen = groups_of(false);
   } else if (chosen.groups > at_once) {
     chosen.groups = at_once;  // one more would begin when others end, with a row that has waited
   }

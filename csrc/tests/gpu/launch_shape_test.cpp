@@ -21,20 +21,25 @@ void test_ctas() {
 
 void test_row_groups() {
   const auto check = [](int64_t groups, int ctas, int64_t batch, int64_t rows, int64_t vocab,
-                        int multiprocessors, bool clusters = true) {
-    const auto found = polyspec::cuda::row_groups(batch, rows, vocab, multiprocessors, clusters);
+                        int multiprocessors, bool clusters = true, bool residuals = false) {
+    const auto found =
+        polyspec::cuda::row_groups(batch, rows, vocab, multiprocessors, clusters, residuals);
     CHECK_EQ(groups, found.groups);
     if (groups > 0) CHECK_EQ(ctas, found.ctas);
   };
   check(11, 8, 1, 11, 128256, 132);  // all rows at once
+  check(22, 4, 2, 11, 128256, 132);
   check(33, 4, 3, 11, 128256, 132);
-  check(44, 2, 4, 11, 128256, 132);
-  check(132, 1, 12, 11, 128256, 132);
-  check(33, 4, 13, 11, 128256, 132);  // two of each request at a time, and as many as fit
-  check(33, 4, 16, 11, 128256, 132);
-  check(66, 2, 33, 11, 128256, 132);
-  check(132, 1, 34, 11, 128256, 132);
+  check(33, 4, 4, 11, 128256, 132);  // in two waves
+  check(66, 2, 8, 11, 128256, 132);
+  check(66, 2, 12, 11, 128256, 132);
+  check(132, 1, 13, 11, 128256, 132);
   check(132, 1, 256, 11, 128256, 132);
+  check(16, 8, 2, 11, 128256, 132, true, true);  // residuals: large groups
+  check(16, 8, 8, 11, 128256, 132, true, true);
+  check(33, 4, 9, 11, 128256, 132, true, true);
+  check(33, 4, 16, 11, 128256, 132, true, true);
+  check(132, 1, 64, 11, 128256, 132, true, true);
   check(99, 1, 9, 11, 128256, 108, false);
   check(108, 1, 10, 11, 128256, 108, false);
   check(0, 1, 1, 1, 128256, 132);
