@@ -88,10 +88,11 @@ class Chain:
             same CUDA device; never on the CPU. Only rounds without host synchronisation are
             captured. A step that cannot be captured runs uncaptured, with a warning.
         pack: pack weights for the CPU's matrix kernels (`HuggingFaceLevel`). "auto": if that is
-            faster on this processor for one sequence; always in other data types than float32. The
-            timing takes about a second per level of small models, longer for larger models, and
-            the memory of all candidates; its result is stored (`tuning.choose`). None: "auto" for
-            models loaded by path or id, False for model objects.
+            faster on this processor for one sequence; always in other data types than float32; on
+            CUDA, fuse the layers of bfloat16 models of known families. The timing takes about a
+            second per level of small models, longer for larger models, and the memory of all
+            candidates; its result is stored (`tuning.choose`). None: "auto" for models loaded by
+            path or id, False for model objects.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, any object with `next(report)`, or a name: "online",
             "cached-fsm", "joint" or "fixed". None: constant windows.

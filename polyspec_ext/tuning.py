@@ -315,9 +315,9 @@ def level_for(
     For a model in float32 on the CPU, "auto" is decided by timing (`choose`); the level's `choice`
     has the decision and the times. Models in other data types are packed if they can be: packed
     products round differently there, and a clock should not decide a text. With a target that is
-    sharded over processes, which must decide alike, nothing is timed either. Elsewhere "auto" is
-    off. A level is returned unchanged, as is the level of a model with a cache that other levels
-    share.
+    sharded over processes, which must decide alike, nothing is timed either. On CUDA "auto" packs
+    bfloat16 models with layers that are fused there. A level is returned unchanged, as is the level
+    of a model with a cache that other levels share.
 
     Args:
         widths: numbers of tokens of the level's passes.

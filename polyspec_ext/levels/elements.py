@@ -6,6 +6,7 @@ levels here, drafters and the words for levels below a target in `drafters.named
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import re
@@ -20,6 +21,7 @@ from .. import arguments
 from ..arguments import shown
 from ..kv_cache.factory import device_of, is_stateful
 from . import base
+from .fused import fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
 from .models import ModelLevel, is_encoder_decoder
 from .sources import found, load_model
@@ -106,7 +108,8 @@ class Options:
         above: levels above the element, target first.
         dtype, device: of loaded models, as in `levels.load`.
         pack: of new levels (`HuggingFaceLevel`).
-        choose: returns the level of a model on the CPU, regardless of `pack`; None: `pack` decides.
+        choose: returns the level of a model on the CPU, regardless of `pack`, and has a model on
+            CUDA packed if that fuses its layers; None: `pack` decides.
     """
 
     name: str = "level"
@@ -261,9 +264,10 @@ def _load_path(thing: str | Path, options: Options) -> Any:
                 "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
             )
         in_blocks = source.in_blocks
-    if options.choose is None or (device is not None and device.type != "cpu"):
+    on_cpu = device is None or device.type == "cpu"
+    if options.choose is None or (options.pack and not on_cpu):
         return level(options.dtype, options.pack)
-    if in_blocks:  # the weights have a fixed format
+    if in_blocks or not on_cpu:  # the weights have a fixed format, or nothing is timed
         model = load_model(thing, options.dtype, device, name=name)
         return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
     return options.choose(ModelSource(level, config))
@@ -288,6 +292,9 @@ def _load_model(thing: Any, options: Options) -> Any:
 
     if options.choose is not None and device_of(thing).type == "cpu":
         return options.choose(ModelSource(level, lambda: thing.config, thing))
+    if options.choose is not None and not options.pack and fuses_on_cuda(thing):
+        with contextlib.suppress(ValueError):  # adapters, or a forward of its own
+            return level(None, True)
     return level(None, options.pack)
 
 
