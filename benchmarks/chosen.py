@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,7 @@ from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectatio
 from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
+FUSED = "fused layers: "  # of the target and its head; those of the W4 copy always are
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
 PROMPT = 32  # tokens
@@ -159,29 +161,39 @@ class ChosenChains:
         group = next(g for g in (128, 64, 32) if shape.hidden % g == 0 and shape.inner % g == 0)
         small = random_model(replace(draft, vocab=shape.vocab), dtype, device)
         self.tables = tables = Tables(PROMPT + tokens + 256, shape.vocab, self.device)
-        self.target = ChosenLevel(model, name="target")
-        self.copy = ChosenLevel(quantize_w4(model, group), name=W4, shares_cache_with=self.target)
-        self.drafts = [ChosenLevel(small, name=DRAFT) for _ in range(2)]
         lowest = (tables.below, tables.third)  # of chains of two levels, and of three
-        self.target.table, self.copy.table = tables.target, tables.second
+        self.drafts = [ChosenLevel(small, name=DRAFT) for _ in lowest]
         self.drafts[0].table, self.drafts[1].table = lowest
-        head = random_head(shape, self.target)
-        self.heads = [Eagle(head, name=HEAD, draw=choosing_draw(table)) for table in lowest]
+        quantised = quantize_w4(model, group)
+        self.targets, self.copies, self.heads = [], [], []
+        for pack in (False, True) if device == "cuda" else (False,):
+            target = ChosenLevel(model, name="target", pack=pack)
+            copy = ChosenLevel(quantised, name=W4, shares_cache_with=target)
+            target.table, copy.table = tables.target, tables.second
+            head = random_head(shape, target)
+            self.targets.append(target)
+            self.copies.append(copy)
+            self.heads.append([Eagle(head, name=HEAD, draw=choosing_draw(t)) for t in lowest])
 
     def rows(self, outer: float, inner: float) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
-        rows = [Row(PLAIN, outer, inner, ps.Chain([self.target]))]
-        if self.device.type == "cuda":
-            rows.append(Row(EAGER, outer, inner, ps.Chain([self.target], graphs=False)))
-        for below, windows in WINDOWS.items():
-            three = len(below) > 1
-            parts = {W4: self.copy, HEAD: self.heads[three], DRAFT: self.drafts[three]}
-            acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
-            for window in windows:
-                chain = ps.Chain([self.target, *(parts[name] for name in below)], list(window))
-                label = " <- ".join(("target", *below))
-                rows.append(Row(label, outer, inner, chain, acceptance))
+        rows = []
+        for fused, (target, copy, heads) in enumerate(
+            zip(self.targets, self.copies, self.heads, strict=True)
+        ):
+            prefix = FUSED if fused else ""
+            rows.append(Row(prefix + PLAIN, outer, inner, ps.Chain([target])))
+            if self.device.type == "cuda" and not fused:
+                rows.append(Row(EAGER, outer, inner, ps.Chain([target], graphs=False)))
+            for below, windows in WINDOWS.items():
+                three = len(below) > 1
+                parts = {W4: copy, HEAD: heads[three], DRAFT: self.drafts[three]}
+                acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
+                for window in windows:
+                    chain = ps.Chain([target, *(parts[name] for name in below)], list(window))
+                    label = prefix + " <- ".join(("target", *below))
+                    rows.append(Row(label, outer, inner, chain, acceptance))
         return rows
 
 
@@ -212,6 +224,7 @@ def measure(
                     row.call(chains.tokens)
                 row.seconds.append(row.output.stats.decode_seconds)
             except Exception as error:
+                traceback.print_exc()
                 row.error = timing.error_line(error)
             some = [one.report(chains.tokens, rows[0]) for one in rows]
             save([*done, *some])
@@ -237,7 +250,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "copy_gbs": timing.copy_bandwidth(args.device),
     }
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
-    report["weight_bytes"] = weight_bytes(chains.target.model)
+    report["weight_bytes"] = weight_bytes(chains.targets[0].model)
 
     def save(rows: list[dict[str, Any]]) -> None:
         output.save(args, {**report, "rows": rows})

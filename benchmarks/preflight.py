@@ -1,9 +1,9 @@
 """Time the components of all later numbers on a device, in a minute.
 
 Copy bandwidth, microseconds of a graph's node, products of 1 to 60 tokens in bfloat16 and 4 bits,
-attention over a mask, `sample` and `verify` alone, and decoder layers, eager and through
-`torch.compile`. The file of ``--json-file`` is written after every part of the report. A part that
-fails is named, and the status is 1.
+attention, norms, `sample` and `verify` alone, decoder layers, eager and through `torch.compile`,
+and the kernels of plain decoding. The file of ``--json-file`` is written after every part of the
+report. A part that fails is named, and the status is 1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,12 +24,16 @@ from benchmarks import output, timing
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
+from polyspec_ext.levels import HuggingFaceLevel
+from polyspec_ext.ops import decoder
+from polyspec_ext.quantization import quantize_w4
 from polyspec_ext.quantization.weights import CudaInt4Linear, round_to_nearest
 
 TOKENS = (1, 5, 9, 13, 60)  # of a product
 WIDTHS, SPANS = (1, 5, 13), (128, 1024)  # tokens of a pass, keys that they attend to
 NODES = 500  # of a graph that measures a node
 LAYERS = 4
+NEW_TOKENS, LONGEST = 16, 16  # tokens whose kernels are profiled, and kernels named
 DRAFTED = 5
 FILTERS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0}, "no filter": {}, "top-k, top-p": {"top_k": 50, "top_p": 0.9},
@@ -47,7 +52,10 @@ class Preflight:
         self.clock, self.shape = timing.Clock(device), SHAPE[device]
 
     # By decreasing importance.
-    PARTS = ("properties", "copy", "node", "operators", "products", "attention", "layers")
+    PARTS = (
+        "properties", "copy", "node", "operators", "products", "attention", "norms", "layers",
+        "kernels",
+    )  # fmt: skip
 
     def numbers(self, part: str) -> dict[str, Any]:
         """Return the numbers of a part; for calls, median microseconds."""
@@ -117,7 +125,22 @@ class Preflight:
             for width in WIDTHS:
                 query = self.randn(1, heads, width, dim)
                 mask = torch.zeros(1, 1, width, span, device=self.device).bfloat16()
-                yield f"{width} of {span}", partial(attend, query, keys, keys, mask)
+                yield f"{width} of {span}, torch", partial(attend, query, keys, keys, mask)
+                ours = partial(decoder.attention, query, keys, keys, None, dim**-0.5, True)
+                yield f"{width} of {span}, polyspec", ours
+
+    def norms(self) -> Calls:
+        width = self.shape.hidden
+        weight = self.randn(width)
+        for tokens in WIDTHS:
+            x = self.randn(tokens, width)
+            torch_norm = partial(torch.nn.functional.rms_norm, x, (width,), weight, 1e-5)
+            yield f"{tokens}, torch", torch_norm
+            yield f"{tokens}, polyspec", partial(decoder.rms_norm, x, weight, 1e-5)
+            yield (
+                f"{tokens}, polyspec, with a sum",
+                partial(decoder.add_rms_norm, x, x, weight, 1e-5),
+            )
 
     def layers(self) -> Calls:
         """Yield decoder layers, eager and by `torch.compile`, to estimate the gain of fusion."""
@@ -137,6 +160,30 @@ class Preflight:
                 compiled(x, positions)
                 yield f"{LAYERS} layers, compiled, {width}", partial(compiled, x, positions)
 
+    @torch.inference_mode(False)
+    def kernels(self) -> dict[str, Any]:
+        """Return microseconds a token of the longest kernels, "launches x kernel" by decoding."""
+        from torch.profiler import ProfilerActivity, profile
+
+        kind, cost = ProfilerActivity.CPU, "self_cpu_time_total"
+        if self.device == "cuda":
+            kind, cost = ProfilerActivity.CUDA, "self_device_time_total"
+        model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device)
+        quantised = quantize_w4(model, 128)
+        numbers: dict[str, Any] = {}
+        for name, decoded, pack in (
+            ("eager", model, False), ("fused", model, True), ("4 bits", quantised, False),
+        ):  # fmt: skip
+            chain = ps.Chain([HuggingFaceLevel(decoded, pack=pack)])
+            for _ in range(3):  # the first is eager, the second captures
+                with profile(activities=[kind]) as profiled:
+                    chain.generate([[3] * WIDTHS[1]], NEW_TOKENS, temperature=0.0, eos_token_id=[])
+            times = {one.key: (getattr(one, cost), one.count) for one in profiled.key_averages()}
+            numbers[f"{name}, all"] = sum(time for time, _ in times.values()) / NEW_TOKENS
+            for key, (time, count) in sorted(times.items(), key=lambda one: -one[1][0])[:LONGEST]:
+                numbers[f"{name}, {count / NEW_TOKENS:.1f} x {key[:60]}"] = time / NEW_TOKENS
+        return numbers
+
 
 @torch.inference_mode()
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -152,6 +199,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         try:
             parts[name] = preflight.numbers(name)
         except Exception as error:  # the next part may succeed
+            traceback.print_exc()
             parts[name] = {"error": timing.error_line(error)}
         output.save(args, report)
     return report

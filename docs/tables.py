@@ -29,12 +29,22 @@ sys.path[:0] = [
 import compare  # noqa: E402
 import model_families  # noqa: E402
 
-from benchmarks import adaptation, output, overhead, report, serving  # noqa: E402
+from benchmarks import (  # noqa: E402
+    adaptation,
+    chosen,
+    int4,
+    output,
+    overhead,
+    preflight,
+    report,
+    serving,
+)
 
 RESULTS = ROOT / "docs" / "results"
 # The newest results of every benchmark. Who commits newer ones names them here.
 GENERATE = "cpu-2026-11-22-generate.json"
 KERNELS = "cpu-2026-11-25-kernels.json"
+GPU_RESULTS = "gpu-2026-11-27-h200"
 OVERHEAD = "cpu-2026-11-25-overhead.json"
 ADAPTATION = "cpu-2026-11-22-adaptation/adaptation.json"
 CHAINS = {
@@ -126,8 +136,9 @@ def result(name: str) -> Any:
 def caption(report: Any, command: str, name: str) -> str:
     """Command, processor, versions and load of a report."""
     where = report["machine"]
+    device = where["device_name" if report.get("device") == "cuda" else "cpu"]
     return (
-        f"`{command}`: {where['cpu']}, {output.conditions(report)}, transformers "
+        f"`{command}`: {device}, {output.conditions(report)}, transformers "
         f"{where['transformers']}, commit {where['commit']}; `docs/results/{name}`."
     )
 
@@ -356,26 +367,69 @@ KERNELS_COMMAND = (
 )
 
 
-def kernels() -> Lines:
+def kernels(name: str = KERNELS, command: str = KERNELS_COMMAND) -> Lines:
     """Medians of the operators and how many times as long their peers take."""
-    report = result(KERNELS)
+    report = result(name)
     rows = []
     for case in report["cases"]:
         ours, *peers = case["rows"]
         beside = [f"{row['name']} {row['ratio']['median']:.1f}x" for row in peers]
         rows.append(
-            [case["operator"], case["filters"], f"{ours['median_us']:.0f}", "; ".join(beside)]
+            [
+                case["operator"],
+                case["filters"],
+                str(case["batch"]),
+                f"{ours['median_us']:.0f}",
+                "; ".join(beside),
+            ]
         )
-    case = report["cases"][-1]
+    heads = ["operator", "filters", "batch", "us, median", "how many times as long others take"]
+    case, batches = report["cases"][-1], {row[2] for row in rows}
+    if len(batches) == 1:
+        rows = [[*row[:2], *row[3:]] for row in rows]
+        heads.remove("batch")
     return [
-        caption(report, KERNELS_COMMAND, KERNELS),
-        f"Batch {case['batch']}, K = {case['draft_len']}, V = {case['vocab']}, {case['dtype']}, "
-        f"acceptance {case['acceptance_asked']:g}; `bare` has no draft statistics.",
+        caption(report, command, name),
+        f"{f'Batch {batches.pop()}, ' if len(batches) == 1 else ''}K = {case['draft_len']}, V = "
+        f"{case['vocab']}, {case['dtype']}, acceptance {case['acceptance_asked']:g}; `bare` has no "
+        "draft statistics.",
         "",
-        *output.table(
-            ["operator", "filters", "us, median", "how many times as long others take"], rows, [2]
-        ),
+        *output.table(heads, rows, range(2, len(heads) - 1)),
     ]
+
+
+# Of benchmarks on a GPU: the module that prints the report, and the command.
+GPU = {
+    "chosen": (
+        chosen,
+        "python -m benchmarks shapes --device cuda --shape llama2-7b --acceptance .97:.8 "
+        "--repeats 3 --max-new-tokens 80",
+    ),
+    "int4": (
+        int4,
+        "python -m benchmarks int4 --device cuda --shapes 4096x4096,12288x4096,22016x4096,"
+        "4096x11008 --tokens 1,4,8,16,32,64 --repeats 20",
+    ),
+    "preflight": (preflight, "python -m benchmarks preflight --device cuda"),
+}
+GPU_KERNELS = (
+    f"{GPU_RESULTS}/kernels.json",
+    "python -m benchmarks kernels --device cuda --no-compile --repeats 20 --batch 1,8,64 "
+    "--filters none,top_k=50+top_p=.9",
+)
+
+
+def gpu(name: str) -> Lines:
+    """The tables of a benchmark that a GPU ran, each behind its title, if it has one."""
+    file, (module, command) = f"{GPU_RESULTS}/{name}.json", GPU[name]
+    report = result(file)
+    lines = [caption(report, command, file), ""]
+    for line in module.markdown(report).splitlines():
+        if line.startswith("## "):
+            lines += ["", f"**{line[3:]}**", ""]
+        elif line.startswith("|"):
+            lines.append(line)
+    return lines
 
 
 OVERHEAD_COMMAND = "python -m benchmarks overhead --levels 2,3,4 --batch 1,8"
@@ -478,6 +532,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "chains": chains,
     "predictions": predictions,
     "kernels": kernels,
+    "gpu-kernels": functools.partial(kernels, *GPU_KERNELS),
+    **{f"gpu-{name}": functools.partial(gpu, name) for name in GPU},
     "overhead": overheads,
     "policies": policies,
     # Model families and what a level does with each.

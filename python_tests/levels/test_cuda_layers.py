@@ -50,6 +50,18 @@ def test_a_layer_is_at_most_ten_launches(family: str, quantised: bool) -> None:
         assert not five.reads
 
 
+@pytest.mark.parametrize("family", [*FAMILIES, "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_models_are_fused_on_cuda_where_that_is_faster(family: str, dtype: torch.dtype) -> None:
+    """Known families in bfloat16."""
+    with fake_cuda.launches():
+        with torch.device("cuda"):
+            given = model(family, 2, dtype)
+        faster = dtype == torch.bfloat16 and family in FAMILIES
+        assert fused.fuses_on_cuda(given) == faster
+    assert not fused.fuses_on_cuda(model(family, 2, dtype))
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_pass_is_at_most_twenty_launches_beside_its_layers(batch: int) -> None:
     """Positions, embeddings, rotary angles, the last norm and the head; no mask is among them."""
