@@ -85,11 +85,16 @@ SERVING = {
         "--max-new-tokens 96 --temperatures 0 --repeats 3 --seconds 125",
     ),
     "serving-qwen": (
-        "cpu-2026-11-26-serving/qwen.json",
+        "cpu-2026-11-27-serving/qwen.json",
         "--target qwen1.5b.gguf --draft qwen0.5b.gguf --draft prompt-lookup "
         f"--gguf qwen1.5b.gguf,qwen0.5b.gguf {_LLAMA_SERVER} "
-        "--methods plain,chain,policy,generate,llama.cpp,llama.cpp-drafts --clients 1,8 "
-        "--temperatures 0 --max-new-tokens 48 --repeats 1",
+        "--methods plain,chain,policy,generate,llama.cpp --clients 1,8 --per-client 2 "
+        "--max-new-tokens 96 --temperatures 0 --repeats 2 --seconds 150",
+    ),
+    "serving-shipped-policy": (
+        "cpu-2026-11-27-serving/shipped-policy.json",
+        "--threads 2 --methods plain,policy --clients 1,8,16 --per-client 8 --temperatures 0 "
+        "--repeats 5 --seconds 120",
     ),
     "serving-shipped": (
         "cpu-2026-11-27-serving/shipped.json",
