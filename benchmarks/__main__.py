@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME``: each benchmark beside what it competes with."""
+"""``python -m benchmarks NAME``: each benchmark beside its competitors."""
 
 from __future__ import annotations
 

@@ -196,13 +196,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _traces(args: argparse.Namespace) -> Traces:
-    place: Path | None = args.traces
-    if place is not None and place.exists():
-        return Traces.read(place)
+    if args.traces and args.traces.exists():
+        return Traces.read(args.traces)
     progress.note("recording the traces, which takes a few minutes")
     traces = record(prompt_sets(questions.GSM8K.parent, 2 * args.prompts), LENGTH)
-    if place is not None:
-        traces.save(place)
+    if args.traces:
+        traces.save(args.traces)
     return traces
 
 

@@ -31,7 +31,7 @@ from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectatio
 from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
-FUSED = "fused layers: "  # of the target and its head; those of the W4 copy always are
+FUSED = "fused layers: "  # of the target and its head; the W4 copy always has them
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
 PROMPT = 32  # tokens

@@ -33,11 +33,9 @@ def of_run(run: Any, by_task: Records, variances: Records) -> dict[str, bytes]:
 
 def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
     """Return Figure 4 of runs of the same models, sampled and greedy, side by side."""
-    groups: dict[str, list[tuple[Any, Records]]] = {}
-    for run, records in runs:
-        if records:
-            groups.setdefault(run.models_key, []).append((run, records))
-    several = [some for some in groups.values() if len({run.sampling for run, _ in some}) > 1]
+    drawn = [pair for pair in runs if pair[1]]
+    groups = pd.Series(drawn).groupby([run.models_key for run, _ in drawn], sort=False)
+    several = [list(some) for _, some in groups if len({run.sampling for run, _ in some}) > 1]
     return {f"figure4-{at}": _variances(some) for at, some in enumerate(several, 1)}
 
 
@@ -64,7 +62,9 @@ def _speedups(
             frame[f"{task}_speedup{end}"].astype(float) for end in ("", "_low", "_high")
         )
         error = np.clip([value - low, high - value], 0, None)
-        colours = [_colour(run.methods[name]) for name in frame.method]
+        own = [run.methods[name] for name in frame.method]
+        counts = [0 if one["kind"] == "assisted" else len(one["levels"]) for one in own]
+        colours = [_COLOURS.get(min(count, 4), _GREY) for count in counts]
         bars = axis.barh(places, value, 0.7, color=colours, xerr=error, error_kw=style)
         axis.bar_label(bars, fmt="%.2f", label_type="center", fontsize=7, color="white")
         paper = frame[f"{task}_paper_speedup"].astype(float)
@@ -85,11 +85,6 @@ def _speedups(
     return _png(figure)
 
 
-def _colour(method: Mapping[str, Any]) -> str:
-    count = 1 if method["kind"] == "assisted" else len(method["levels"])
-    return _COLOURS.get(min(count, 4), _GREY)
-
-
 def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
     figure = Figure((1 + 6 * len(shown), 3.6), layout="constrained")
     axes = figure.subplots(1, len(shown), squeeze=False)
@@ -101,10 +96,11 @@ def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
         names = [name for name in run.methods if name in records[0]]
         most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
         for name in (name for name in names if name in most):
-            values = [float("nan") if one[name] is None else one[name] for one in records]
+            values = pd.DataFrame(records)[name].astype(float)
             label = run.methods[name]["label"]
-            at = range(1, len(values) + 1)
-            axis.plot(at, values, marker="o", markersize=3, linewidth=0.8, label=label)
+            axis.plot(
+                values.index + 1, values, marker="o", markersize=3, linewidth=0.8, label=label
+            )
         axis.set_title(f"{run.label}: {run.sampling}", fontsize=9)
         axis.set_xlabel("query", fontsize=8)
         axis.set_ylabel("variance of the acceptance length", fontsize=8)

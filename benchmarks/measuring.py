@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks.timing import rotated
@@ -159,11 +159,8 @@ class Contender:
 
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
-        sums: dict[int, list[float]] = {}
-        for call in self.calls:
-            total = sums.setdefault(call.repeat, [0.0, 0.0])
-            total[0], total[1] = total[0] + call.tokens, total[1] + call.seconds
-        return statistics.median(tokens / seconds for tokens, seconds in sums.values())
+        repeats, tokens, seconds, _ = zip(*self.calls, strict=True)
+        return float(np.median(np.bincount(repeats, tokens) / np.bincount(repeats, seconds)))
 
 
 def measure(
@@ -218,19 +215,19 @@ def largest_tie(dtype: object) -> float:
 def first_difference(
     model: Any, prompt: list[int], plain: list[int], other: list[int]
 ) -> dict[str, Any] | None:
-    """Return the first difference of two texts: its "place", the "gap" of the target's two largest
-    logits there, from a single pass over the text, and whether the gap is a "tie" of rounding.
-    None: equal texts. Without a model, for other engines, the place alone."""
+    """Return the first difference of two texts: its token, "at", the "gap" of the target's two
+    largest logits there, from a single pass over the text, and whether the gap is a "tie" of
+    rounding. None: equal texts. Without a model, for other engines, the token alone."""
     if plain == other:
         return None
     pairs = itertools.zip_longest(plain, other)
     at = next(number for number, (a, b) in enumerate(pairs) if a != b)
     if model is None:
-        return {"place": at, "gap": None, "tie": False}
+        return {"at": at, "gap": None, "tie": False}
     ids = torch.tensor([prompt + plain[:at]], device=model.device)
     top = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2).values.tolist()
     gap = top[0] - top[1]
-    return {"place": at, "gap": gap, "tie": gap <= largest_tie(model.dtype)}
+    return {"at": at, "gap": gap, "tie": gap <= largest_tie(model.dtype)}
 
 
 @torch.inference_mode()

@@ -454,19 +454,8 @@ def read_functions(given: Sequence[str]) -> dict[str, Make]:
     return found
 
 
-class Call:
-    """A method ready to decode."""
-
-    def __init__(self, method: Method, models: Models) -> None:
-        self.method = method
-        self._decode = _decode(method, models)
-
-    def answer(self, request: Request) -> Answer:
-        """Answer a request; this call is timed."""
-        return self._decode(request)
-
-
-def _decode(method: Method, models: Models) -> Decode:
+def decoder(method: Method, models: Models) -> Decode:
+    """Return the call of a method, which is timed."""
     level = models.level
     eos = frozenset(level.eos_token_ids)
     if method.kind == ENGINE:

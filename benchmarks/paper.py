@@ -20,8 +20,8 @@ import torch
 
 from benchmarks import measuring, methods, output, questions, record, timing
 from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
-from benchmarks.measuring import Request
-from benchmarks.methods import HEADS, TARGET, W4, Call, Method, Models
+from benchmarks.measuring import Decode, Request
+from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.questions import Conversation, Prompt, Question
 from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
@@ -30,12 +30,11 @@ from polyspec_ext.drafters import DynamicTree
 from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
+Call = tuple[Method, Decode]
 Answers = list[list[str]] | None  # per question of a batch; None: a turn failed
 Texts = dict[str, list[tuple[list[int], list[int]]]]  # by method: prompts and texts of a turn
-TURN_BEFORE = "the turn before failed"
 _PROMPTS = 12  # questions for windows and overlaps, two of each task
 _PACKAGED = "polyspec_ext"
-_SOME_FAILED = 1  # exit status
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
 _WIDTHS = (1, 4, 8, 12, 16)  # tokens of the timed passes
 _TEXTS = 6  # texts of the baseline for overlaps
@@ -136,8 +135,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
     if not isinstance(dtype, torch.dtype | None):
         raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
-    more = {"device": args.device, "dtype": dtype}
-    more["functions"] = methods.read_functions(args.method)
+    functions = methods.read_functions(args.method)
+    more: dict[str, Any] = {"device": args.device, "dtype": dtype, "functions": functions}
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
@@ -233,7 +232,8 @@ def run(args: argparse.Namespace) -> int:
     if begun is None and args.plan_seconds > 0:
         with spent(seconds, "plan"):
             made, prediction = planned(made, models, prompts, args)
-    calls = [Call(method, models) for method in progress.bar(made, desc="methods", leave=False)]
+    ready = progress.bar(made, desc="methods", leave=False)
+    calls = [(method, methods.decoder(method, models)) for method in ready]
     facts = _facts(args, models, made, chosen, conversation)
     if begun is None:
         with spent(seconds, "passes"):
@@ -261,7 +261,7 @@ def run(args: argparse.Namespace) -> int:
         writer.note({"seconds": [*sessions, seconds]})
     if not args.no_report:
         report(argparse.Namespace(runs=[args.output], output=None))
-    return _SOME_FAILED if any(turn["status"] != record.OK for turn in writer.turns) else 0
+    return int(any(turn["status"] != record.OK for turn in writer.turns))
 
 
 def _source(args: argparse.Namespace) -> str:
@@ -331,11 +331,11 @@ def surroundings(
     # On the CPU `pass_seconds` chooses the clock.
     clock = None if models.on_cpu else measuring.device_clock(torch.device(models.device))
     times = pass_seconds(list(levels.values()), _WIDTHS, limit=2.0, clock=clock)
-    baseline = next(call for call in calls if call.method.baseline)
-    texts = {
-        n: baseline.answer(Request([prompt], asked.max_new_tokens, 0.0, [asked.seed])).texts[0]
-        for n, prompt in enumerate(prompts[:_TEXTS])
-    }
+    plain = next(decode for method, decode in calls if method.baseline)
+    texts = [
+        plain(Request([prompt], asked.max_new_tokens, 0.0, [asked.seed])).texts[0]
+        for prompt in prompts[:_TEXTS]
+    ]
     model = models.level.model
     others = {
         name: level.model
@@ -345,7 +345,7 @@ def surroundings(
     by_name = zip(levels, times, strict=True)
     return {
         "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
-        "overlap": overlaps(model, others, list(prompts[:_TEXTS]), texts),
+        "overlap": overlaps(model, others, prompts, texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(device),
     }
@@ -353,7 +353,7 @@ def surroundings(
 
 @torch.inference_mode()
 def overlaps(
-    model: Any, others: Mapping[str, Any], prompts: list[list[int]], texts: dict[int, list[int]]
+    model: Any, others: Mapping[str, Any], prompts: Sequence[list[int]], texts: list[list[int]]
 ) -> dict[str, float]:
     """Return E[1 - TV] between each model and the target, over the tokens of plain decoding's
     texts, at temperature 1: the share of its draft tokens that the target accepts."""
@@ -363,9 +363,8 @@ def overlaps(
         return logits[0, -last:].float().softmax(-1)
 
     totals, count = dict.fromkeys(others, 0.0), 0
-    for n, prompt in enumerate(prompts):
-        ids = torch.tensor([[*prompt, *texts[n]]], device=model.device)
-        kept = len(texts[n]) + 1
+    for prompt, text in zip(prompts, texts, strict=False):
+        ids, kept = torch.tensor([[*prompt, *text]], device=model.device), len(text) + 1
         p = probabilities(model, ids, kept)
         for name, other in others.items():
             totals[name] += float(torch.minimum(p, probabilities(other, ids, kept)).sum())
@@ -428,12 +427,13 @@ class Runner:
         writer: record.TurnWriter,
         tick: Callable[[int], object],
     ) -> None:
-        self._baseline = next(call.method.name for call in calls if call.method.baseline)
-        compared = {self._baseline, *(call.method.plain for call in calls)}
+        self._baseline = next(method.name for method, _ in calls if method.baseline)
+        compared = {self._baseline, *(method.plain for method, _ in calls)}
         # Methods with reference texts answer before the others, the baseline first.
-        self._plain = [call for call in calls if call.method.name in compared]
-        self._plain.sort(key=lambda call: not call.method.baseline)
-        self._calls = [*self._plain, *(call for call in calls if call not in self._plain)]
+        self._first = sum(method.name in compared for method, _ in calls)
+        self._calls = sorted(
+            calls, key=lambda call: (not call[0].baseline, call[0].name not in compared)
+        )
         self._questions, self._conversation = chosen, conversation
         self._asked, self._writer, self._tick = asked, writer, tick
         self._model, self._eos = target.model, frozenset(target.eos_token_ids)
@@ -443,15 +443,15 @@ class Runner:
     def run(self) -> None:
         """Measure all unfinished turns."""
         batches = questions.batches(self._questions, self._asked.batch)
-        repeats, first = range(self._asked.repeats), len(self._plain)
+        repeats = range(self._asked.repeats)
         for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
             answers: dict[str, Answers] = {
-                call.method.name: [[] for _ in batch] for call in self._calls
+                method.name: [[] for _ in batch] for method, _ in self._calls
             }
             for turn in range(len(self._questions[batch[0]].turns)):
                 texts: Texts = {}
-                for call in timing.rotated(self._calls, number + turn + repeat, first):
-                    name = call.method.name
+                for call in timing.rotated(self._calls, number + turn + repeat, self._first):
+                    name = call[0].name
                     answers[name] = self._take_turn(call, batch, turn, repeat, answers[name], texts)
                     self._tick(len(batch))
 
@@ -466,10 +466,10 @@ class Runner:
         most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else asked.max_new_tokens
         tokens = min(most, asked.max_new_tokens)
         request = Request(prompts, tokens, asked.temperature, [asked.seed] * len(prompts))
-        for call in self._calls:
+        for _, decode in self._calls:
             with contextlib.suppress(Exception):
                 for _ in range(asked.warm_up):
-                    call.answer(request)
+                    decode(request)
 
     def _take_turn(
         self,
@@ -487,7 +487,7 @@ class Runner:
             self._conversation.prompt(question.turns[: turn + 1], own)
             for question, own in zip(some, answers or (), strict=answers is not None)
         ]
-        where = {"turn": turn, "method": call.method.name, "repeat": repeat}
+        where = {"turn": turn, "method": call[0].name, "repeat": repeat}
         about = ("question_id", "category", "task")
         heads = [{**{name: getattr(one, name) for name in about}, **where} for one in some]
         keys = [record.key_of(head) for head in heads]
@@ -495,7 +495,7 @@ class Runner:
             # The seed of a question's turn does not depend on the batch.
             numbers = (repeat * len(self._questions) + index for index in batch)
             seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
-            reason, rows = TURN_BEFORE, list[dict[str, Any]]()
+            reason, rows = "the turn before failed", list[dict[str, Any]]()
             try:
                 if prompts:
                     rows = self._measured(call, prompts, seeds, texts)
@@ -511,7 +511,7 @@ class Runner:
         if answers is None or None in tokens:
             return None
         ids = [prompt.ids for prompt in prompts]
-        texts[call.method.name] = list(zip(ids, tokens, strict=True))
+        texts[call[0].name] = list(zip(ids, tokens, strict=True))
         pairs = zip(answers, tokens, strict=True)
         return [[*own, self._conversation.answer(text)] for own, text in pairs]
 
@@ -519,9 +519,10 @@ class Runner:
         self, call: Call, prompts: Sequence[Prompt], seeds: list[int], texts: Texts
     ) -> list[dict[str, Any]]:
         """Return the rows of a call."""
-        ids, asked = [prompt.ids for prompt in prompts], self._asked
+        (method, decode), asked = call, self._asked
+        ids = [prompt.ids for prompt in prompts]
         request = Request(ids, asked.max_new_tokens, asked.temperature, seeds)
-        answer, seconds = measuring.timed(call.answer, request, self._clock)
+        answer, seconds = measuring.timed(decode, request, self._clock)
         if not all(answer.texts):
             raise RuntimeError("expected at least one new token, given none")
         count, stats = len(prompts), answer.stats
@@ -543,10 +544,10 @@ class Runner:
                         "accepted": list(level.emitted_per_verification or ()),
                     }
                     for own in answer.rows[row : row + 1]
-                    for name, level in zip(call.method.levels, own.levels, strict=True)
+                    for name, level in zip(method.levels, own.levels, strict=True)
                 ],
                 "tokens": tokens,
-                "lossless": self._lossless(call.method, texts, row, prompt.ids, tokens),
+                "lossless": self._lossless(method, texts, row, prompt.ids, tokens),
                 "cut": prompt.cut,
                 "batch": count,
             }
@@ -575,7 +576,7 @@ class Runner:
         found = measuring.first_difference(model, prompt, reference, tokens)
         if found is None:
             return {"identical": True, "at": None, "gap": None}
-        return {"identical": False, "at": found["place"], "gap": found["gap"]}
+        return {"identical": False, "at": found["at"], "gap": found["gap"]}
 
 
 def _failed(error: str) -> dict[str, Any]:

@@ -46,8 +46,9 @@ class Filters(Sampling):
         """Read ``"none"`` or ``"top_k=50+top_p=.9"``."""
         parts = [] if text == "none" else [part.partition("=") for part in text.split("+")]
         try:
-            return cls(**{name: _number(value) for name, _, value in parts})
-        except (TypeError, ValueError) as error:
+            kinds = {"top_k": int, "top_p": float, "min_p": float}
+            return cls(**{name: kinds[name](value) for name, _, value in parts})
+        except (KeyError, ValueError) as error:
             wanted = "top_k, top_p and min_p with + between, or none"
             raise ValueError(f"--filters: expected {wanted}, given {text!r}: {error}") from error
 
@@ -58,10 +59,6 @@ class Filters(Sampling):
 
     def __str__(self) -> str:
         return "+".join(f"{name}={value:g}" for name, value in self.options().items()) or "none"
-
-
-def _number(text: str) -> Any:
-    return int(text) if text.isdecimal() else float(text)
 
 
 @dataclass

@@ -33,7 +33,7 @@ TOKENS = (1, 5, 9, 13, 60)  # of a product
 WIDTHS, SPANS = (1, 5, 13), (128, 1024)  # tokens of a pass, keys that they attend to
 NODES = 500  # of a graph that measures a node
 LAYERS = 4
-NEW_TOKENS, LONGEST = 16, 16  # tokens whose kernels are profiled, and kernels named
+NEW_TOKENS, LONGEST = 16, 16  # tokens of a profile, and kernels named
 DRAFTED = 5
 FILTERS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0}, "no filter": {}, "top-k, top-p": {"top_k": 50, "top_p": 0.9},

@@ -28,10 +28,10 @@ POLYBASIC, FOUR_LEVELS, EAGLE_2, HYDRA = "polybasic", "four levels", "EAGLE-2", 
 
 
 class Result(NamedTuple):
-    """Speedup over plain decoding, and mean accepted tokens per pass of the target."""
+    """Speedup over plain decoding, and mean accepted tokens per pass of the target, if printed."""
 
-    speedup: float
-    length: float
+    paper_speedup: float | None = None
+    paper_length: float | None = None
 
 
 # Targets, systems, and speedup / length by task and over all. By task: Table 2; over all: Figure 2,
@@ -130,6 +130,7 @@ def system_of(method: Mapping[str, Any]) -> str | None:
     return {1: POLYBASIC, 2: FOUR_LEVELS}.get(len(middle)) if with_copy else None
 
 
-def speedup_of(model: Mapping[str, Any], method: Mapping[str, Any], task: str) -> Result | None:
-    """Return the papers' result for a model, a method and a task, or None."""
-    return SPEEDUPS.get((target_of(model) or "", system_of(method) or ""), {}).get(task)
+def speedup_of(model: Mapping[str, Any], method: Mapping[str, Any], task: str) -> Result:
+    """Return the papers' result for a model, a method and a task."""
+    by_task = SPEEDUPS.get((target_of(model) or "", system_of(method) or ""), {})
+    return by_task.get(task, Result())

@@ -91,18 +91,15 @@ def _question(line: str, where: str, number: int) -> Question:
     # GSM8K's lines have no category.
     category = given.get("category", "math_reasoning" if key == "question" else OTHER)
     question_id = given.get("question_id", number)
+    are_texts = isinstance(turns, list) and turns and all(isinstance(one, str) for one in turns)
     for name, value, fits, kind in (
-        (key, turns, _are_texts(turns), "a text or a list of texts"),
+        (key, turns, are_texts, "a text or a list of texts"),
         ("category", category, isinstance(category, str), "a word"),
         ("question_id", question_id, isinstance(question_id, int | str), "a number"),
     ):
         if not fits:
             raise ValueError(f'{where} expected "{name}" to be {kind}, given {value!r}')
     return Question(question_id, category, tuple(turns))
-
-
-def _are_texts(turns: object) -> bool:
-    return isinstance(turns, list) and bool(turns) and all(isinstance(one, str) for one in turns)
 
 
 def select(questions: Sequence[Question], per_task: int) -> list[Question]:
@@ -125,12 +122,9 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
 def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
     """Return batches of at most `size` question indices, in order; the questions of a batch have
     the same number of turns."""
-    indices: dict[int, list[int]] = {}
-    for index, question in enumerate(questions):
-        indices.setdefault(len(question.turns), []).append(index)
-    return sorted(
-        alike[at : at + size] for alike in indices.values() for at in range(0, len(alike), size)
-    )
+    turns = [len(question.turns) for question in questions]
+    groups = ([at for at, own in enumerate(turns) if own == count] for count in {*turns})
+    return sorted(alike[at : at + size] for alike in groups for at in range(0, len(alike), size))
 
 
 def digest(questions: Sequence[Question]) -> str:

@@ -20,6 +20,7 @@ whole call by the wall clock, prefill included. A line has these keys:
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,11 +36,7 @@ SAME = ("schema", "command", "settings", "models", "machine", "versions")
 
 Turn = dict[str, Any]
 Key = tuple[Any, int, str, int]
-
-
-def key_of(turn: Mapping[str, Any]) -> Key:
-    """Return the question, turn, method and repeat of a line."""
-    return turn["question_id"], turn["turn"], turn["method"], turn["repeat"]
+key_of = operator.itemgetter("question_id", "turn", "method", "repeat")  # the `Key` of a line
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

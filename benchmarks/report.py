@@ -39,43 +39,32 @@ Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
 
-# A number and its 95 % bootstrap interval over questions; None for the bounds of one question.
-Interval = tuple[float | None, float | None, float | None]
-NOTHING: Interval = (None, None, None)
-
-
-def named(key: str, interval: Interval) -> Record:
-    """Return the number and bounds under a record's keys."""
-    return dict(zip((key, f"{key}_low", f"{key}_high"), interval, strict=True))
-
-
 def bootstrap(
-    rows: pd.DataFrame, columns: Sequence[str], statistic: Callable[[Floats], Floats]
-) -> Interval:
-    """Return a statistic of sums. Each question is drawn with all its turns and repeats.
+    key: str, rows: pd.DataFrame, columns: Sequence[str], statistic: Callable[[Floats], Floats]
+) -> Record:
+    """Return a statistic of sums and its 95 % interval, under `key`, `key`_low and `key`_high. Each
+    question is drawn with all its turns and repeats; one question has no interval.
 
     Args:
         rows: turns; rows without a number in any of `columns` are left out.
         statistic: maps sums ``[B, repeats, columns]`` to ``[B]``, or fewer where it is undefined.
     """
+    found: Record = dict.fromkeys((key, f"{key}_low", f"{key}_high"))
     rows = rows.dropna(subset=columns)
     if rows.empty:
-        return NOTHING
+        return found
     question, repeat = (pd.factorize(rows[name])[0] for name in ("question_id", "repeat"))
     count = int(question.max()) + 1
     sums = np.zeros((count, repeat.max() + 1, len(columns)))
     np.add.at(sums, (question, repeat), rows[columns].to_numpy(float))
     values = statistic(sums.sum(0)[None])
-    if not values.size:
-        return NOTHING
-    if count < 2:
-        return float(values[0]), None, None
-    # Counts of draws by question; the same for the same number of questions.
-    random = np.random.default_rng(SEED)
-    drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
-    samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
-    low, high = np.quantile(samples, [TAIL, 1 - TAIL])
-    return float(values[0]), float(low), float(high)
+    if count > 1:
+        # Counts of draws by question; the same for the same number of questions.
+        random = np.random.default_rng(SEED)
+        drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
+        samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
+        values = np.append(values, np.quantile(samples, [TAIL, 1 - TAIL]))
+    return found | dict(zip(found, values.tolist(), strict=False))
 
 
 def _ratio_of_rates(sums: Floats) -> Floats:
@@ -137,23 +126,32 @@ class Run:
         return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
 
     def speedup(
-        self, method: str, base: str | None = None, task: str = OVERALL, by: str = "seconds"
-    ) -> Interval:
-        """Return the rate of a method over the rate of `base`, over the same turns."""
+        self,
+        method: str,
+        key: str = "speedup",
+        base: str | None = None,
+        task: str = OVERALL,
+        by: str = "seconds",
+    ) -> Record:
+        """Return the rate of a method over the rate of `base`, over the same turns, under `key`."""
         columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
-        return bootstrap(self.common(method, base, task), columns, _ratio_of_rates)
+        return bootstrap(key, self.common(method, base, task), columns, _ratio_of_rates)
 
     def compared(self, method: str, task: str = OVERALL) -> Record:
         """Return speedup and mean accepted length, measured and printed in the paper."""
         both = self.common(method, task=task)
-        length = bootstrap(both[both.verified > 0], ["emitted", "verified"], _pooled)
-        paper = printed.speedup_of(self.target, self.methods[method], task)
-        return _compared(self.speedup(method, task=task), length, len(both), paper)
+        verified = both[both.verified > 0]
+        return {
+            **self.speedup(method, task=task),
+            **bootstrap("length", verified, ["emitted", "verified"], _pooled),
+            **printed.speedup_of(self.target, self.methods[method], task)._asdict(),
+            "turns": len(both),
+        }
 
     def fastest(self, names: Collection[str]) -> str | None:
         """Return the fastest of `names`; None: no rates."""
-        speeds = {name: self.speedup(name)[0] for name in names}
-        return max((n for n, v in speeds.items() if v), key=lambda n: speeds[n] or 0, default=None)
+        speeds = {name: speed for name in names if (speed := self.speedup(name)["speedup"])}
+        return max(speeds, key=speeds.__getitem__, default=None)
 
     def rate(self, method: str, by: str = "seconds") -> float:
         """Return new tokens per second: per repeat, then the median."""
@@ -201,13 +199,6 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
     return sums.assign(length=sums.emitted / sums.verified, ms=1e3 * sums.seconds / sums.passes)
 
 
-def _compared(
-    speedup: Interval, length: Interval, turns: int, paper: printed.Result | None
-) -> Record:
-    numbers = dict(zip(("paper_speedup", "paper_length"), paper or (None, None), strict=True))
-    return named("speedup", speedup) | named("length", length) | numbers | {"turns": turns}
-
-
 # ---- tables --------------------------------------------------------------------------------------
 
 
@@ -228,10 +219,6 @@ class Table:
         self.records: list[Record] = frame.where(frame.notna(), None).to_dict("records")
         self._shown = {head: spec.partition(" ") for head, spec in shown.items()}
 
-    def data(self) -> Record:
-        """Return the table's entry of report.json."""
-        return {"title": self.title, "note": self.note, "records": self.records}
-
     def lines(self, heads: Collection[str] = ()) -> list[str]:
         """Return the lines of Markdown, of the columns `heads` or of all."""
         shown = {head: spec for head, spec in self._shown.items() if not heads or head in heads}
@@ -246,18 +233,11 @@ class Table:
         """Return heading, note and table."""
         return [f"### {self.title}", "", self.note, "", *self.lines(), ""]
 
-    def csv(self) -> str:
-        """Return the records with full numbers; None is an empty cell."""
-        return str(pd.DataFrame(self.records, dtype=object).to_csv(index=False))
-
 
 def _cell(row: Record, key: str, form: str) -> str:
-    """Return a cell: a number, its bounds and the paper's number."""
     value, low, paper = row.get(key), row.get(f"{key}_low"), row.get(f"paper_{key}")
-    if value in (None, "") or isinstance(value, str):
-        words = value or "-"
-    else:
-        words = f"{value:{form}}".rstrip("%")
+    measured = isinstance(value, int | float)
+    words = f"{value:{form}}".rstrip("%") if measured else value or "-"
     if low is not None:
         words += f" [{low:{form}}, {row[f'{key}_high']:{form}}]"
     return words if paper is None else f"{words} (paper {paper:.2f})"
@@ -286,7 +266,7 @@ def overall(run: Run) -> Table:
             **run.named(name),
             "windows": windows_of(method),
             "tokens_per_second": run.rate(name),
-            **named("over", run.speedup(name, best) if best and lengths[name] > 2 else NOTHING),
+            **(run.speedup(name, "over", best) if best and lengths[name] > 2 else {"over": None}),
             **run.compared(name),
             "failed": int(failed.get(name, 0)),
             **_lossless(run, name),
@@ -333,8 +313,7 @@ def _lossless(run: Run, name: str) -> Record:
     if name == run.baseline:
         return {"lossless": "-"}
     if known.empty:
-        counts: Record = {"identical": 0, "tied": 0, "other": 0, "unknown": len(turns)}
-        return {**counts, "lossless": "not compared"}
+        return {"identical": 0, "unknown": len(turns), "lossless": "not compared"}
     gaps = known.gap[~known.identical.astype(bool)].astype(float)
     tied, unknown = int((gaps <= largest_tie(run.target["dtype"])).sum()), len(turns) - len(known)
     counts = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
@@ -421,9 +400,7 @@ def decoding(run: Run) -> Table:
         },
         sums.index,
     )
-    speedups = [
-        named("decode_speedup", run.speedup(name, by="decode_seconds")) for name in sums.index
-    ]
+    speedups = [run.speedup(name, "decode_speedup", by="decode_seconds") for name in sums.index]
     frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
     shown = {
         "method": "label", "prefill, ms/turn": "prefill_ms .1f",
@@ -510,13 +487,13 @@ def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
     row = printed.Insertion(
         f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
         above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
-        above.length, run.speedup(before)[0], run.speedup(after)[0],
+        above.length, run.speedup(before)["speedup"], run.speedup(after)["speedup"],
     )  # fmt: skip
     # Maximum ms of a pass of M_new without a longer time per token of M_i, over M_i and all levels
     # below: Lemma 3.1 with counted passes instead of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
     most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
-    return [_insertion(row, "measured", most) | named("gain", run.speedup(after, before))]
+    return [_insertion(row, "measured", most) | run.speedup(after, "gain", before)]
 
 
 def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -> Record:
@@ -538,7 +515,7 @@ def adaptation(run: Run) -> Table:
     records = []
     for name, method in run.methods.items():
         speedup = run.speedup(name)
-        if method["kind"] != "adaptive" or speedup[0] is None:
+        if method["kind"] != "adaptive" or speedup["speedup"] is None:
             continue
         alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
         best = run.fastest([k for k in alike if run.methods[k]["kind"] in _FIXED])
@@ -546,10 +523,11 @@ def adaptation(run: Run) -> Table:
         gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
-        row = {**run.named(name), "policy": method["policy"], **named("speedup", speedup)}
+        row = {**run.named(name), "policy": method["policy"], **speedup}
         if best is not None:
-            row |= {"best_fixed": run.labels[best], "best_fixed_speedup": run.speedup(best)[0]}
-            row |= named("gain", run.speedup(name, best))
+            row |= {"best_fixed": run.labels[best]}
+            row |= {"best_fixed_speedup": run.speedup(best)["speedup"]}
+            row |= run.speedup(name, "gain", best)
         records.append({**row, "paper": paper})
     shown = {
         "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
@@ -567,8 +545,7 @@ def variances(run: Run) -> Table:
     some = run.turns[run.turns.verified > 0].explode("accepted")
     by_query = some.groupby(["question_id", "method"]).accepted
     frame = by_query.agg(lambda counts: statistics.pvariance(counts.tolist())).unstack()
-    several = [name for name, method in run.methods.items() if len(method["levels"]) > 1]
-    names = [name for name in several if name in frame]
+    names = [n for n, method in run.methods.items() if len(method["levels"]) > 1 and n in frame]
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
@@ -604,17 +581,17 @@ def tables_of(run: Run) -> list[Table]:
 
 def side_by_side(runs: Sequence[Run], number: int) -> Table:
     """Return the overall speedups of repeats of a run."""
-    rows: dict[tuple[str, str], Record] = {}
-    for at, run in enumerate(runs, 1):
-        for name, method in run.methods.items():
-            windows = windows_of(method)
-            row = rows.setdefault((name, windows), {**run.named(name), "windows": windows})
-            row |= named(f"run_{at}", run.speedup(name))
+    rows = pd.DataFrame(
+        {**run.named(name), "windows": windows_of(method), **run.speedup(name, f"run_{at}")}
+        for at, run in enumerate(runs, 1)
+        for name, method in run.methods.items()
+    )
     shown = {"method": "label", "windows": "windows"}
     shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
     title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
     note = "The same models, settings and kind of machine; every run over its own baseline."
-    return Table(f"runs{number}", title, note, list(rows.values()), shown)
+    rows = rows.groupby(["method", "label", "windows"], sort=False, as_index=False).first()
+    return Table(f"runs{number}", title, note, rows, shown)
 
 
 def larger_targets(runs: Sequence[Run]) -> Table:
@@ -635,9 +612,9 @@ def larger_targets(runs: Sequence[Run]) -> Table:
     seen = {printed.target_of(run.target) for run in runs}
     for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
         if target not in seen:
-            paper = printed.SPEEDUPS[target, system][OVERALL]
-            numbers = _compared(NOTHING, NOTHING, 0, paper)
-            records.append({"target": target, "run": "paper", "label": system, **numbers})
+            numbers = printed.SPEEDUPS[target, system][OVERALL]._asdict()
+            about = {"target": target, "run": "paper", "label": system, "turns": 0}
+            records.append(about | numbers)
     shown = {
         "target": "target", "parameters, millions": "millions .0f", "run": "run",
         "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
@@ -651,7 +628,7 @@ def as_printed() -> Table:
     """Return Tables 2 and 3 as printed in the paper."""
     rows = [
         {"target": target, "system": system}
-        | {task: f"{result.speedup:.2f} / {result.length:.2f}" for task, result in results.items()}
+        | {task: "{:.2f} / {:.2f}".format(*result) for task, result in results.items()}
         for (target, system), results in printed.SPEEDUPS.items()
     ]
     note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
@@ -663,10 +640,8 @@ def as_printed() -> Table:
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:
     """Return tables of repeated runs, of all targets, and of the papers."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.key, []).append(run)
-    repeated = [group for group in groups.values() if len(group) > 1]
+    groups = pd.Series(runs).groupby([run.key for run in runs], sort=False)
+    repeated = [list(group) for _, group in groups if len(group) > 1]
     tables = [side_by_side(group, number) for number, group in enumerate(repeated, 1)]
     return [table for table in (*tables, larger_targets(runs), as_printed()) if table.records]
 
@@ -703,8 +678,11 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
             lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
         lines.extend(itertools.chain(*others))
         files.update({f"{prefix}{name}.png": data for name, data in drawn.items()})
-        files.update({f"{prefix}{table.key}.csv": table.csv().encode() for table in tables})
-        return {table.key: table.data() for table in tables}
+        for table in tables:  # full numbers; None is an empty cell
+            cells = pd.DataFrame(table.records, dtype=object).to_csv(index=False)
+            files[f"{prefix}{table.key}.csv"] = str(cells).encode()
+        keys = ("title", "note", "records")
+        return {table.key: {key: getattr(table, key) for key in keys} for table in tables}
 
     whole: Record = {"schema": 2, "command": "bench report", "runs": []}
     for run in runs:
@@ -744,8 +722,8 @@ def summary(run: Run) -> str:
     )
     sessions = pd.DataFrame(facts.get("seconds") or [])
     if len(sessions):
-        turns = sessions.pop("turns") if "turns" in sessions else pd.Series([math.nan])
-        sums = sessions.sum()
+        turns = sessions.reindex(columns=["turns"]).turns
+        sums = sessions.drop(columns="turns", errors="ignore").sum()
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sums.items())
         text += f" Preparation: {sums.sum():.0f} s ({parts})"
         if turns.notna().all():  # missing after a killed session

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks import output, questions, services
 from benchmarks.engines import LlamaServer
 from benchmarks.measuring import verdict
@@ -80,9 +82,7 @@ def _rate(traces: Sequence[Trace]) -> float:
 
 def percentiles(values: Sequence[float]) -> list[float] | None:
     """Return the median and the 95th percentile; None: no values."""
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return [ordered[round(share * last)] for share in (0.5, 0.95)] if ordered else None
+    return np.percentile(values, [50, 95]).tolist() if len(values) else None
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -373,8 +373,7 @@ def _cut(tokens: Sequence[int], ends: set[int]) -> list[int]:
 
 
 def _spread(values: Iterable[float]) -> dict[str, float] | None:
-    every = list(values)
-    if not every:
+    if not (every := list(values)):
         return None
     return {"median": statistics.median(every), "low": min(every), "high": max(every)}
 

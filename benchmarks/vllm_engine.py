@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -104,7 +105,8 @@ class VllmEngine:
             text=True,
             env=environment,
         )
-        self.command = "vLLM " + json.dumps(_without_folders(options))
+        # Texts lose their folders, and keep a prefix such as "w4:".
+        self.command = "vLLM " + re.sub(r'"(\w+:)?[^"]*/', r'"\1', json.dumps(options))
         try:
             self.version = str(self._answer()["version"])
         except BaseException:
@@ -165,17 +167,6 @@ class VllmEngine:
             yield Service(add, step)
 
         return opened
-
-
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_folders(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_without_folders(one) for one in value]
-    if isinstance(value, str) and "/" in value:
-        kind, colon, place = value.rpartition(":")
-        return f"{kind}{colon}{Path(place).name}"
-    return value
 
 
 def _serve(options: dict[str, Any]) -> None:

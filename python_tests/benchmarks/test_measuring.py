@@ -134,7 +134,7 @@ def test_greedy_texts_part_at_ties_alone() -> None:
     tied = verdict(Scores([1.0, 1.0 - 5e-5]), [[2], [2]], plain, other, 0)
     assert tied.lossless
     assert str(tied).startswith("1 of 2, 1 part at a tie")
-    assert [(d["prompt"], d["place"]) for d in tied.differences] == [(1, 1)]
+    assert [(d["prompt"], d["at"]) for d in tied.differences] == [(1, 1)]
     apart = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, other, 0)
     assert not apart.lossless
     assert "1 DIFFER" in str(apart)

@@ -19,7 +19,7 @@ from benchmarks import questions as asked
 from benchmarks.__main__ import main
 from benchmarks.engines import LlamaCpp, OpenVino
 from benchmarks.measuring import Request
-from benchmarks.methods import Call, Method, Models, default_keys, read_keys, shipped
+from benchmarks.methods import Method, Models, decoder, default_keys, read_keys, shipped
 from benchmarks.shapes import SHAPES, Shape, growth_of, parameters, weight_bytes
 from polyspec_ext import tiny
 
@@ -73,12 +73,13 @@ def answering(
     monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Callable[[], Any], str, Request], Any]
 ) -> None:
     """Calls go through `wrap`, with the call, the method's name and the request."""
-    real = Call.answer
+    real = methods.decoder
 
-    def answer(self: Call, request: Request) -> Any:
-        return wrap(lambda: real(self, request), self.method.name, request)
+    def decoder(method: Method, models: Models) -> Any:
+        decode = real(method, models)
+        return lambda request: wrap(lambda: decode(request), method.name, request)
 
-    monkeypatch.setattr(Call, "answer", answer)
+    monkeypatch.setattr(methods, "decoder", decoder)
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -431,14 +432,14 @@ def test_defaults() -> None:
 
 def test_every_method_counts_up_to_the_eos(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     made = read_keys(ALL, models)
-    whole = Call(made[0], models).answer(request(models, 16)).texts[0]
+    whole = decoder(made[0], models)(request(models, 16)).texts[0]
     assert len(whole) == 16
     # An id that the text has further on, so that drafts go beyond it.
     end = next(token for n, token in enumerate(whole) if n > 5 and token not in whole[:n])
     monkeypatch.setattr(models.level.model.generation_config, "eos_token_id", [end])
     cut = whole[: whole.index(end) + 1]
     for method in made:
-        answer = Call(method, models).answer(request(models, 16))
+        answer = decoder(method, models)(request(models, 16))
         assert answer.texts == [cut], method.name
         if answer.stats is None:
             assert method.kind in ("generate", "assisted")
@@ -482,7 +483,7 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
     assert after["planned"].label == "planned: target <- middle <- drafter"
     rates = {name: one["tokens_per_second"] for name, one in prediction.items()}
     assert rates == {"plain": 1.0, "eagle2": 3.0, "planned": 9.0}
-    stats = Call(after["planned"], models).answer(request(models, 20)).stats
+    stats = decoder(after["planned"], models)(request(models, 20)).stats
     assert stats is not None
     assert stats.levels[0].num_tails > 0
 
