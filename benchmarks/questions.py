@@ -50,8 +50,7 @@ class Question:
         return _TASK_OF.get(self.category, OTHER)
 
 
-# A few packaged questions.
-PACKAGED = Path(__file__).with_suffix(".jsonl")
+PACKAGED = Path(__file__).with_suffix(".jsonl")  # a few questions
 
 
 def default_path() -> Path:

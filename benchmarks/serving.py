@@ -33,7 +33,6 @@ from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
 from polyspec_ext.levels.sources import original
 
-SCHEMA = 1  # of the JSON report
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
 METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAFTS, *OF_VLLM)
@@ -71,13 +70,12 @@ class Cell:
 
     def rates(self) -> dict[int, float]:
         """Return tokens per second by repeat."""
-        return {number: _rate(traces) for number, traces in self.repeats.items()}
-
-
-def _rate(traces: Sequence[Trace]) -> float:
-    ends = [trace.arrivals[-1][0] for trace in traces if trace.arrivals]
-    seconds = max(ends) - min(trace.began for trace in traces)
-    return sum(len(trace.tokens) for trace in traces) / seconds
+        found = {}
+        for number, traces in self.repeats.items():
+            ends = [trace.arrivals[-1][0] for trace in traces if trace.arrivals]
+            seconds = max(ends) - min(trace.began for trace in traces)
+            found[number] = sum(len(trace.tokens) for trace in traces) / seconds
+        return found
 
 
 def percentiles(values: Sequence[float]) -> list[float] | None:
@@ -168,7 +166,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         _measure(args, cells, talk)
     rows, differs = _rows(cells, target)
     return {
-        **output.header("serving", SCHEMA),
+        **output.header("serving", 1),
         "load": {"before": before, "after": processor.load_average()},
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
