@@ -12,14 +12,13 @@ import torch
 import toy
 from captured_chains import level
 from device_rounds import same_without_the_host, watched
-from recorder import Recorder, addresses, keys_of_captures
+from recorder import WatchedGraphs
 from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
 from polyspec_ext.drafters.paths import PathDraws
-from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.plan import Operators
 
 PROMPT = [0, 1]
@@ -237,20 +236,16 @@ def test_rounds_without_the_host(count: int) -> None:
 
 def test_its_steps_are_captured() -> None:
     """Replayed by a recorder that stands in for CUDA graphs."""
-    recorder = Recorder()
     sharp = {"initializer_range": 0.2}
     target, draft = (level(i, 3 - i, f"level {i}", True, **sharp) for i in range(2))
-    graphs = Graphs(recorder, progress=False)
+    graphs = WatchedGraphs()
     alone = ps.Chain([target, DraftModel(draft, paths=3)], [3], graphs=graphs, sync_each_step=False)
-    with keys_of_captures(graphs, recorder) as seen:
-        for seed in range(2):
-            options = {**OPTIONS, "seed": seed}
-            wanted = models(3, 2).generate(TEXTS, 30, **options)
-            assert alone.generate(TEXTS, 30, **options).new_tokens == wanted.new_tokens
+    for seed in range(2):
+        options = {**OPTIONS, "seed": seed}
+        wanted = models(3, 2).generate(TEXTS, 30, **options)
+        assert alone.generate(TEXTS, 30, **options).new_tokens == wanted.new_tokens
     assert graphs.num_replays > 4 * graphs.num_captures > 0
-    for key, recording in seen:  # weights, keys and logits that the steps use are named
-        used = [one for one in recording.outside.values() if one.is_floating_point()]
-        assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
+    graphs.require_named(floats=True)  # weights, keys and logits
 
 
 def test_rules_and_ends_of_a_text() -> None:

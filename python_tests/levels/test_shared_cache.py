@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorder import Recorder, addresses, keys_of_captures, on_a_device
+from recorder import Recorder, WatchedGraphs, on_a_device
 from small_models import PROMPT, V, keys_of, make, plain_greedy, rough
 
 import polyspec_ext as ps
@@ -410,14 +410,10 @@ def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
 
 
 def test_a_key_names_the_lengths_of_all_levels() -> None:
-    recorder = Recorder()
-    graphs = Graphs(recorder, progress=False)
-    with keys_of_captures(graphs, recorder) as seen:
-        of_one_cache(3, graphs).generate([PROMPT, [7]], 40, eos_token_id=[])
-    assert {key[0] for key, _ in seen} == {1, 2, 3}
-    for key, recording in seen:
-        used = {one.untyped_storage().data_ptr() for one in recording.outside.values()}
-        assert used <= addresses(key)
+    graphs = WatchedGraphs()
+    of_one_cache(3, graphs).generate([PROMPT, [7]], 40, eos_token_id=[])
+    assert {key[0] for key, _ in graphs.seen} == {1, 2, 3}
+    graphs.require_named()
 
 
 def test_a_device_that_knows_the_lengths_is_not_told_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,10 +177,6 @@ def streaming(**options: Any) -> Any:
     return level(streaming={"window": 8, **options})
 
 
-def cache(**options: Any) -> ps.RollbackCache:
-    return ps.RollbackCache(**{"config": model().config, "batch_size": 1, **options})
-
-
 def pair() -> list[ps.Drafter]:
     return [ps.PromptLookup(), ps.SuffixMatch()]
 
@@ -201,11 +197,6 @@ def batch(**options: Any) -> Any:
 
 def choice(**options: Any) -> Any:
     return ps.policies.DrafterChoice(**{"drafter": switching(), **options})
-
-
-def plan(**options: Any) -> Any:
-    """Stops at what is wrong: nothing here is measured."""
-    return ps.plan(**{"levels": [], "prompts": [[1]], **options})
 
 
 def head(kind: Any, **options: Any) -> Any:
@@ -303,7 +294,8 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("Scheduler.set_tail, two levels", lambda tail: ps.Scheduler([4]).set_tail(tail),
      {"tail": [1]}),
     ("Scheduler.pending", lambda **own: scheduler().pending(**own), {"level": [*FROM_1, 3]}),
-    ("RollbackCache", cache,
+    ("RollbackCache",
+     lambda **own: ps.RollbackCache(**{"config": model().config, "batch_size": 1, **own}),
      {"config": [None, *NO_OBJECT], "batch_size": FROM_1, "dtype": [None, *DTYPE],
       "device": DEVICE, "capacity": FROM_1, "step": FROM_1, "bucket": FROM_1,
       "slack": without_none(FROM_0)}),
@@ -333,7 +325,8 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("raise_for_status", lambda status: ps.raise_for_status(status, level=1, position=0),
      {"status": [None, *NO_OBJECT]}),
     ("Chain.batch", batch, {"processors": [*FUNCTION[1:]], "observe": FUNCTION[1:]}),
-    ("plan", plan,
+    # (Stops at what is wrong: nothing here is measured.)
+    ("plan", functools.partial(ps.plan, levels=[], prompts=[[1]]),
      {"max_new_tokens": [*FROM_1, 1], "temperature": POSITIVE, "top_k": FROM_0, "top_p": UNIT,
       "min_p": UNIT, "seed": without_none(FROM_0), "batch": FROM_1, "pack": [*FLAG, "Auto"],
       "seconds": POSITIVE, "verify": FLAG, "theorem": FLAG, "repeats": FROM_1,
@@ -484,6 +477,13 @@ def test_arguments_of_transformers_have_a_hint() -> None:
             )
             with pytest.raises(TypeError, match=wanted):
                 call([1], **{name: 1})
+    for name, hint in (("stop_strings", r"stop=\.\.\."), ("num_return_sequences", r"n=\.\.\.")):
+        with pytest.raises(
+            TypeError, match=rf"^{name}: expected no such .* 1; here {hint}$"
+        ):
+            chain.generate([1], **{name: 1})
+        with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
+            chain.batch([1], **{name: 1})  # which has no such option
 
 
 def test_texts_are_to_be_read_by_a_tokenizer() -> None:
@@ -622,19 +622,6 @@ def test_default_ends_outside_the_vocabulary_are_no_error() -> None:
     wanted = chain.generate([1], 9, eos_token_id=[]).sequences
     chain.levels[0].eos_token_ids = (VOCAB, 50256, -1)  # type: ignore[attr-defined]
     assert chain.generate([1], 9).sequences.equal(wanted)
-
-
-def test_prompt_lookup_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        hf.AutoModelForCausalLM, "from_pretrained", lambda *a, **o: pytest.fail(str(a))
-    )
-    target = toy.ToyLevel(VOCAB, 1)
-    chain = ps.Chain([target, "prompt-lookup"])
-    assert isinstance(chain.drafter, PromptLookup)
-    prompt = [1, 2, 3, 1, 2]
-    assert chain.generate(prompt, 20).sequences.equal(
-        ps.Chain([target]).generate(prompt, 20).sequences
-    )
 
 
 # ---- models --------------------------------------------------------------------------------------

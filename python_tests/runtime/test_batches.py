@@ -43,6 +43,8 @@ def test_passes_and_seconds_are_counted_once_for_the_batch() -> None:
         assert max(one.num_forward_passes for one in each) <= level.num_forward_passes
         assert level.num_forward_passes < sum(one.num_forward_passes for one in each)
         assert level.seconds < sum(one.seconds for one in each)
+        assert level.prefill_seconds > 0
+    assert 0 <= out.stats.overhead_seconds < out.stats.decode_seconds
     assert out.stats.num_new_tokens == sum(stats.num_new_tokens for stats in out.requests)
 
 

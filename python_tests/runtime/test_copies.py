@@ -74,32 +74,28 @@ def generate(chain: ps.Chain, **options: Any) -> ps.Output:
 
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("kind", CHAINS)
-def test_a_copy_gives_the_same_tokens(kind: str, way: Callable[[ps.Chain], ps.Chain]) -> None:
+def test_a_copy_gives_the_same_tokens_and_is_independent(
+    kind: str, way: Callable[[ps.Chain], ps.Chain]
+) -> None:
     chain = CHAINS[kind]()
     fresh = way(chain)
-    wanted = generate(chain)
+    all_rows = generate(chain)
     used = way(chain)  # caches and buffers are there by now
     begun = chain.stream([1, 2], 20, 1.0, seed=0)
     next(begun)
     busy = way(chain)  # idle, though the original has a text in progress
     for again in (fresh, used, busy):
         out = generate(again)
-        assert out.sequences.equal(wanted.sequences)
-        assert out.logprobs == wanted.logprobs
+        assert out.sequences.equal(all_rows.sequences)
+        assert out.logprobs == all_rows.logprobs
         assert repr(again) == repr(chain)
     rest = list(begun)
     assert rest == list(fresh.stream([1, 2], 20, 1.0, seed=0))[1:]
-    assert generate(chain).sequences.equal(wanted.sequences)
-
-
-@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
-@pytest.mark.parametrize("kind", CHAINS)
-def test_a_copy_is_independent(kind: str, way: Callable[[ps.Chain], ps.Chain]) -> None:
-    chain = CHAINS[kind]()
-    wanted = list(chain.stream([1, 2, 1], 20, 1.0, seed=0, eos_token_id=[]))
-    again = way(chain)
+    assert generate(chain).sequences.equal(all_rows.sequences)
     # Texts in progress in both: neither ends the other, nor reads its cache.
-    both = [c.stream([1, 2, 1], 20, 1.0, seed=0, eos_token_id=[]) for c in (chain, again)]
+    stream: dict[str, Any] = {"temperature": 1.0, "seed": 0, "eos_token_id": []}
+    wanted = list(chain.stream([1, 2, 1], 20, **stream))
+    both = [c.stream([1, 2, 1], 20, **stream) for c in (chain, used)]
     texts = list(zip(*both, strict=True))
     assert [one for one, _ in texts] == [other for _, other in texts] == wanted
     # What the original's models become does not matter to the copy.
@@ -110,9 +106,9 @@ def test_a_copy_is_independent(kind: str, way: Callable[[ps.Chain], ps.Chain]) -
                     weight.zero_()
             else:
                 level.table.zero_()  # type: ignore[attr-defined]
-    del chain, both, level
+    del chain, both, level, begun
     gc.collect()
-    assert list(again.stream([1, 2, 1], 20, 1.0, seed=0, eos_token_id=[])) == wanted
+    assert list(used.stream([1, 2, 1], 20, **stream)) == wanted
 
 
 def test_what_is_shared_stays_shared() -> None:

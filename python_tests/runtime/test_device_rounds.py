@@ -11,6 +11,7 @@ import pytest
 import torch
 from captured_chains import PROMPTS, level, make, models
 from device_rounds import Unseeing, counted, same, same_without_the_host, watched
+from recorder import WatchedGraphs
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -210,40 +211,25 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
     assert (b.request, b.level) == (1, faulty + 1)
 
 
-def test_memory_for_few_batch_sizes_stays() -> None:
-    _, alone = chains([2])
-    for count in range(1, 8):
-        # Rows that end together, so that none leaves before the others.
-        alone.generate([[1, 2]] * count, 9, 1.0, seed=[5] * count, eos_token_id=[])
-    # The latest; older ones would be allocated anew.
-    assert [kept.state.batch for kept in alone.engine._planner._kept.values()] == [4, 5, 6, 7]
-
-
 def places_of(keys: Iterable[tuple[Any, ...]]) -> set[Place]:
     return {part for key in keys for part in key if isinstance(part, Place)}
 
 
 def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
     """And for every place that a cache lies at: a replay reads and writes where it was captured."""
-    chain, graphs = make([4, 2], True)
-    run, keys = graphs.run, set()
-
-    def watched(kind: str, key: Any, *arguments: Any) -> Any:
-        keys.add(tuple(key))
-        return run(kind, key, *arguments)
-
-    graphs.run = watched  # type: ignore[method-assign]
+    graphs = WatchedGraphs()
+    chain, _ = make([4, 2], True, graphs=graphs)
     chain.generate(PROMPTS[0], 80, eos_token_id=[])
     caches = [one.cache for one in models(chain)]
     for number, cache in enumerate(caches, 1):
-        places = {place for place in places_of(keys) if place.owner() is cache}
+        places = {place for place in places_of(graphs.keys) if place.owner() is cache}
         assert len({place.tensors for place in places}) == 1
         # (A step that only cuts a cache is for any span.)
         assert {place.span for place in places if place.span} == {32, 64, 128}
         # A step depends on its own level and those below, which it cuts.
         owners = [
             {place.owner() for place in places_of([key])}
-            for key in keys
+            for key in graphs.keys
             if key[0] == number and key[1] > 0  # not where the target is alone with a token
         ]
         assert all(owned >= set(caches[number - 1 :]) for owned in owners)

@@ -10,20 +10,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from any_head import head_for
 from captured_chains import PROMPTS, level
 from device_rounds import counted, same, same_without_the_host, watched
-from eagle_heads import Variant, save, weights_of
-from last_state_heads import hydra, medusa, save_hydra, save_medusa
-from recorder import OnADevice, Recorder, addresses, keys_of_captures
+from recorder import OnADevice, WatchedGraphs
 
 import polyspec_ext as ps
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
-from polyspec_ext.runtime.graphs import Graphs
 
-FIRST = Variant("first", hidden=32, vocab=40, own_head=False)
-THIRD = Variant(
-    "third", version=3, hidden=32, vocab=40, draft_vocab=30, own_head=True, aux=(0, 1, 2)
-)
 SHARP: dict[str, Any] = {"initializer_range": 0.2}  # what lies before a token matters to it
 DYNAMIC = ps.DynamicTree(3, 9)
 STATIC = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
@@ -49,17 +43,11 @@ def some(*kinds: str) -> Any:
     params=["first tree", "third tree", "first chain", "third chain", "medusa", "hydra"]
 )
 def heads(request: pytest.FixtureRequest, tmp_path: Path) -> Heads:
-    kind = str(request.param)
-    if kind == "medusa":
-        place = save_medusa(medusa(vocab=40), tmp_path)
-        return Heads(lambda of, tree: ps.Medusa.from_pretrained(place, of, tree=tree), [DYNAMIC])
-    if kind == "hydra":
-        place = save_hydra(hydra(vocab=40), tmp_path)
-        return Heads(lambda of, tree: ps.Hydra.from_pretrained(place, of, tree=tree), [STATIC])
-    variant = FIRST if kind.startswith("first") else THIRD
-    place = save(variant, weights_of(variant, 3), tmp_path)
-    trees = [None] if kind.endswith("chain") else [DYNAMIC, STATIC]
-    return Heads(lambda of, tree: ps.Eagle.from_pretrained(place, of, tree=tree), trees)
+    name, _, form = str(request.param).partition(" ")
+    kind = {"first": "eagle", "third": "eagle 3"}.get(name, name)
+    trees = {"chain": [None], "tree": [DYNAMIC, STATIC]}.get(form)
+    trees = trees or [STATIC if name == "hydra" else DYNAMIC]
+    return Heads(lambda target, tree: head_for(target, kind, tmp_path, tree), trees)
 
 
 def chain_of(
@@ -121,43 +109,22 @@ def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -
 def test_a_tree_below_a_4_bit_copy_is_captured(heads, monkeypatch) -> None:
     """The paper's chain: a target, its 4-bit copy, EAGLE-2's tree. Every step of its rounds."""
     graphs = captured_texts(heads, monkeypatch, shared=True)
-    assert {key[0] for key in graphs.keys} == {1, 2, 3}
+    assert {key[0] for key in +graphs.keys} == {1, 2, 3}
 
 
-class Keyed(Graphs):
-    """Notes the keys of steps that are replayed."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder, progress=False)
-        self.keys: set[Any] = set()
-
-    def run(self, kind: str, key: Any, step: Any) -> Any:
-        before = self.num_replays
-        outputs = super().run(kind, key, step)
-        if self.num_replays > before:
-            self.keys.add(tuple(key))
-        return outputs
-
-
-def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) -> Keyed:
+def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) -> WatchedGraphs:
     """Compare texts of captured rounds with those that the host follows."""
 
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     followed = chain_of(heads, [6, 3], shared=shared, sync=None)
-    recorder = Recorder()
-    graphs = Keyed(recorder)
+    graphs = WatchedGraphs()
     captured = chain_of(heads, [6, 3], shared=shared, captured=graphs)
-    with keys_of_captures(graphs, recorder) as seen:
-        for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
-            options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
-            got = captured.generate(PROMPTS[:count], 50, **options)
-            same(got, followed.generate(PROMPTS[:count], 50, **options))
+    for count, temperature in ((3, 1.0), (1, 0.0), (3, 0.7)):
+        options: dict[str, Any] = {"temperature": temperature, "seed": 4, "eos_token_id": []}
+        got = captured.generate(PROMPTS[:count], 50, **options)
+        same(got, followed.generate(PROMPTS[:count], 50, **options))
     assert graphs.num_replays > 4 * graphs.num_captures > 0
-    # Weights, states and logits that the steps use are named; tables of indices stay for good.
-    for key, recording in seen:
-        used = [one for one in recording.outside.values() if one.is_floating_point()]
-        assert {one.untyped_storage().data_ptr() for one in used} <= addresses(key)
-        assert used
+    graphs.require_named(floats=True)  # weights, states and logits
     return graphs
 
 
@@ -174,8 +141,7 @@ def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> Non
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", Wide)
     config = {"bucket": DEVICE_BUCKET, "capacity": 1024, "max_position_embeddings": 2048}
     target = level(0, 3, "level 0", True, **SHARP, **config)
-    recorder = Recorder()
-    graphs = Graphs(recorder, progress=False)
+    graphs = WatchedGraphs()
     drafter = heads.drafter(target, heads.trees[0])
     drafter.max_length = 2048
     chain = ps.Chain([target, drafter], [3], graphs=graphs, sync_each_step=False)
@@ -192,7 +158,7 @@ def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> 
     """Windows of a row's own: what is not told yet goes to the host, and comes back. With graphs
     drafted pairs are on the device alone."""
     texts = []
-    for sync, graphs in ((None, None), (False, None), (False, Keyed(Recorder()))):
+    for sync, graphs in ((None, None), (False, None), (False, WatchedGraphs())):
         if graphs is not None:
             monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
         chain = chain_of(heads, window, sync=sync, captured=graphs)

@@ -5,21 +5,23 @@ graphs (`recorder.py`), and on a GPU where there is one."""
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from captured_chains import PROMPTS, level, make, models
-from recorder import READS, Recorder, addresses, keys_of_captures, traces_of_keys
+from recorder import READS, Recorder, WatchedGraphs, traces_of_keys
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
@@ -37,7 +39,7 @@ OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 @pytest.mark.parametrize("window", [[3], [4, 2]], ids=str)
 def test_a_text_of_900_tokens_has_two_captures_a_step(window: list[int], rows: int) -> None:
     """Count captures of spans of 512 and 1024 slots; few other steps are not replayed."""
-    graphs = Steps()
+    graphs = WatchedGraphs()
     options: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
     chain, _ = make(window, True, graphs=graphs, bucket=DEVICE_BUCKET, **options)
     options = {"temperature": 1.0, "seed": [5, 6][:rows], "eos_token_id": []}
@@ -56,17 +58,10 @@ def test_a_policy_captures_few_sizes() -> None:
     """Windows of 1 to 12 and 1 to 6 are 72 pairs. A draft, and what verifies it, is of 1, 2, 3, 4
     or 6 tokens, and some come twice, as rows move; the target verifies up to 6, 7, 15 or 31."""
 
-    class ByLength:
-        """A `WindowPolicy`: other windows for every length of the text."""
-
-        def next(self, report: RoundReport) -> list[int]:
-            chance = random.Random(len(report.text))
-            return [chance.randint(1, 12), chance.randint(1, 6)]
-
     options: dict[str, Any] = {"capacity": 512, "max_position_embeddings": 512, "bucket": 512}
-    graphs = Steps()
-    chain, _ = make([6, 3], True, graphs=graphs, policy=ByLength(), **options)
-    eager, _ = make([6, 3], False, policy=ByLength(), **options)
+    graphs = WatchedGraphs()
+    chain, _ = make([6, 3], True, graphs=graphs, policy=by_text(12, 6, least=1), **options)
+    eager, _ = make([6, 3], False, policy=by_text(12, 6, least=1), **options)
     sampled: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
     for _ in range(2):
         out = chain.generate(PROMPTS[0], 300, **sampled)
@@ -82,26 +77,20 @@ def test_a_policy_captures_few_sizes() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", [[3], [4, 2], [4, 3, 2]], ids=str)
 def test_a_key_names_all_memory_that_the_step_used(window: list[int], temperature: float) -> None:
-    recorder = Recorder()
-    chain, graphs = make(window, True, recorder)
-    with keys_of_captures(graphs, recorder) as seen:
-        chain.generate(PROMPTS, 40, temperature, seed=1, eos_token_id=[])
-    assert {key[0] for key, _ in seen} == set(range(1, len(window) + 2))  # every step of the round
-    for key, recording in seen:
-        used = {one.untyped_storage().data_ptr() for one in recording.outside.values()}
-        assert used <= addresses(key)
-        assert len(used) > 10  # every layer's weights, keys and values
+    graphs = WatchedGraphs()
+    make(window, True, graphs=graphs)[0].generate(PROMPTS, 40, temperature, seed=1, eos_token_id=[])
+    assert {key[0] for key, _ in graphs.seen} == set(range(1, len(window) + 2))
+    graphs.require_named(least=11)  # every layer's weights, keys and values
 
 
-class ByText:
+def by_text(*largest: int, least: int = 0) -> Any:
     """A `WindowPolicy`: windows up to `largest`, at random, by the row's text alone."""
 
-    def __init__(self, *largest: int) -> None:
-        self._largest = largest
-
-    def next(self, report: RoundReport) -> list[int]:
+    def windows(report: RoundReport) -> list[int]:
         chance = random.Random(str((report.request, list(report.text))))
-        return [chance.randint(0, window) for window in self._largest]
+        return [chance.randint(least, window) for window in largest]
+
+    return SimpleNamespace(next=windows)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +109,8 @@ def test_equal_keys_are_equal_steps(
     """Operator by operator, in the memory and the numbers that they are called with: nothing that a
     step reads is missing from its key, whatever windows come and go. With [W, 0, k]
     the tail is all that is drafted for the target."""
-    eager, _ = make(window, False, policy=ByText(*largest), tail=tail)
-    chain, graphs = make(window, True, policy=ByText(*largest), tail=tail)
+    eager, _ = make(window, False, policy=by_text(*largest), tail=tail)
+    chain, graphs = make(window, True, policy=by_text(*largest), tail=tail)
     with traces_of_keys(graphs) as traces:
         for seed in (1, 2):
             given = (PROMPTS, [30, 17, 3], temperature)
@@ -134,32 +123,16 @@ def test_equal_keys_are_equal_steps(
         assert all(other == first for other in others)
 
 
-class Steps(Graphs):
-    """Counts steps, and captures by their kind."""
-
-    def __init__(self) -> None:
-        super().__init__(Recorder(), progress=False)
-        self.captures: Counter[str] = Counter()
-        self.steps = 0
-
-    def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
-        before = self.num_captures
-        self.steps += 1
-        outputs = super().run(kind, key, step)
-        self.captures[kind] += self.num_captures - before
-        return outputs
-
-
 def test_a_policy_that_moves_one_window_captures_no_step_more() -> None:
     """A draft, and what the middle level hands up, do not depend on the target's window; its own
     verifications come in few sizes."""
 
     def captures(windows: list[list[int]]) -> Counter[str]:
-        chain, _ = make([4, 2], True, policy=Alternating(*windows), graphs=Steps())
+        graphs, turns = WatchedGraphs(), itertools.cycle([*windows[1:], windows[0]])
+        policy = SimpleNamespace(next=lambda report: next(turns))
+        chain, _ = make([4, 2], True, policy=policy, graphs=graphs)
         for seed in range(4):
             chain.generate(PROMPTS[0], 60, 1.0, seed=seed, eos_token_id=[])
-        graphs = chain.engine.graphs
-        assert isinstance(graphs, Steps)
         return graphs.captures
 
     fixed = captures([[6, 2]])
@@ -245,17 +218,6 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
         assert row.tokens == tokens[: len(row.tokens)]
     assert len(chain.engine.slots) == 1
     assert graphs.num_captures == 0
-
-
-class Alternating:
-    """A `WindowPolicy`: other windows in every round of a row, and the same again."""
-
-    def __init__(self, *windows: list[int]) -> None:
-        self._windows, self._rounds = windows, [0] * 9
-
-    def next(self, report: RoundReport) -> list[int]:
-        self._rounds[report.request] += 1
-        return self._windows[self._rounds[report.request] % len(self._windows)]
 
 
 @pytest.mark.parametrize(
@@ -537,54 +499,31 @@ def test_a_kind_that_failed_twice_is_not_captured_again() -> None:
     assert graphs.num_captures == 3
 
 
-class Streams:
-    """`torch.cuda` as far as `CudaRecorder` knows it, where ending a capture that has failed fails
-    as well, before it restores the current stream: as torch's does."""
-
-    def __init__(self) -> None:
-        self.current, self.pools = "the caller's", 0
-
-    def graph_pool_handle(self) -> int:
-        self.pools += 1
-        return self.pools
-
-    def CUDAGraph(self) -> Any:
-        return SimpleNamespace(replay=lambda: None)
-
-    def synchronize(self, device: torch.device) -> None:
-        pass
-
-    def device(self, device: torch.device) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def current_stream(self, device: torch.device) -> str:
-        return self.current
-
-    def set_stream(self, stream: str) -> None:
-        self.current = stream
+def test_a_capture_that_fails_restores_the_stream() -> None:
+    """Ending a capture that has failed fails as well, before it restores the current stream."""
+    current, one = ["the caller's"], torch.ones(1)
 
     @contextmanager
-    def graph(self, graph: Any, pool: int) -> Iterator[None]:
-        before, self.current = self.current, "the capture's"
+    def graph(*_: Any, **__: Any) -> Iterator[None]:
+        current.append("the capture's")
         try:
             yield
         except RuntimeError:
             raise RuntimeError("due to a previous error") from None
-        self.current = before
+        current.pop()
 
-
-def test_a_capture_that_fails_restores_the_stream() -> None:
-    cuda, one = Streams(), torch.ones(1)
+    cuda = MagicMock(graph=graph, current_stream=lambda device: current[-1])
+    cuda.set_stream = current.append
     recorder = CudaRecorder(torch.device("cuda", 0), cuda)
     assert recorder.capture(lambda: (one,))[1] == (one,)
 
     def fails() -> Outputs:
-        assert cuda.current == "the capture's"
+        assert current[-1] == "the capture's"
         raise RuntimeError("not permitted")
 
     with pytest.raises(RuntimeError, match="due to a previous error"):
         recorder.capture(fails)
-    assert (cuda.current, cuda.pools) == ("the caller's", 2)
+    assert (current[-1], cuda.graph_pool_handle.call_count) == ("the caller's", 2)
 
 
 def test_the_warning_says_what_went_wrong_first() -> None:

@@ -13,17 +13,15 @@ from typing import Any
 import dflash_heads
 import pytest
 import torch
+from any_head import head_for
 from captured_chains import PROMPTS, level
-from eagle_heads import Variant, save, weights_of
-from last_state_heads import hydra, medusa, save_hydra, save_medusa
-from recorder import OnADevice, Recorder, addresses, keys_of_captures, on_a_device
+from device_rounds import READING
+from recorder import OnADevice, Recorder, WatchedGraphs, on_a_device, storage_of, tensors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import NGramTable, PromptLookup, SuffixMatch
-from polyspec_ext.drafters.eagle import load_head
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime import graphs
@@ -70,33 +68,27 @@ CHAINS: dict[str, tuple[Callable[[bool], list[Any]], list[int], dict[str, Any]]]
 
 def pair(
     levels: Callable[[bool], list[Any]], window: Sequence[int], **options: Any
-) -> tuple[ps.Chain, ps.Chain, Recorder]:
+) -> tuple[ps.Chain, ps.Chain, WatchedGraphs]:
     """The chain as it is on the CPU, and with captured passes that the host follows."""
-    recorder = Recorder()
-    graphs = Graphs(recorder, progress=False)
+    graphs = WatchedGraphs()
     captured = ps.Chain(levels(True), window, graphs=graphs, sync_each_step=True, **options)
-    return ps.Chain(levels(False), window, **options), captured, recorder
+    return ps.Chain(levels(False), window, **options), captured, graphs
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_texts_are_those_of_passes_that_run_as_they_are(name: str) -> None:
     levels, window, options = CHAINS[name]
-    eager, chain, recorder = pair(levels, window, **options)
-    graphs = chain.engine.graphs
-    with keys_of_captures(graphs, recorder) as seen:
-        for prompts in (REPEATING, PROMPTS, REPEATING):
-            for temperature in (0.0, 1.0):
-                wanted = eager.generate(
-                    prompts, [40, 9, 40][: len(prompts)], temperature, **OPTIONS
-                )
-                got = chain.generate(prompts, [40, 9, 40][: len(prompts)], temperature, **OPTIONS)
-                assert got.sequences.equal(wanted.sequences)
-                for mine, theirs in zip(got.stats.levels, wanted.stats.levels, strict=True):
-                    assert mine.acceptance_histogram == theirs.acceptance_histogram
+    eager, chain, graphs = pair(levels, window, **options)
+    for prompts in (REPEATING, PROMPTS, REPEATING):
+        for temperature in (0.0, 1.0):
+            lengths = [40, 9, 40][: len(prompts)]
+            wanted = eager.generate(prompts, lengths, temperature, **OPTIONS)
+            got = chain.generate(prompts, lengths, temperature, **OPTIONS)
+            assert got.sequences.equal(wanted.sequences)
+            for mine, theirs in zip(got.stats.levels, wanted.stats.levels, strict=True):
+                assert mine.acceptance_histogram == theirs.acceptance_histogram
     assert graphs.num_replays > 4 * graphs.num_captures > 0
-    for key, recording in seen:  # and a key names all memory that its pass used
-        used = {x.untyped_storage().data_ptr() for x in recording.outside.values()}
-        assert used <= addresses(key)
+    graphs.require_named()
     for model in chain.levels:
         rows = model.cache.rows  # type: ignore[attr-defined]
         if name not in ("a copy", "unbounded copy"):  # whose lengths are each level's
@@ -104,8 +96,7 @@ def test_texts_are_those_of_passes_that_run_as_they_are(name: str) -> None:
 
 
 def test_processors_change_the_logits_of_captured_passes() -> None:
-    eager, chain, _ = pair(lambda device: [one(0, device), one(1, device)], [4])
-    graphs = chain.engine.graphs
+    eager, chain, graphs = pair(lambda device: [one(0, device), one(1, device)], [4])
     texts = []
     for either in (eager, chain):
         model = either.levels[0].model  # type: ignore[attr-defined]
@@ -126,48 +117,16 @@ def test_processors_change_the_logits_of_captured_passes() -> None:
     assert graphs.num_replays > 4 * graphs.num_captures > 0
 
 
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
-@pytest.mark.parametrize("middle", ["smaller", "copy", "none"])
-def test_a_head_that_the_host_follows(middle, tree, tmp_path, monkeypatch) -> None:
+HEADS = [
+    ("eagle", middle, tree) for middle in ("smaller", "copy", "none") for tree in (False, True)
+]
+HEADS += [("medusa", "none", 1), ("hydra", "none", 1), ("dflash", "none", 0)]
+
+
+@pytest.mark.parametrize(("kind", "middle", "tree"), HEADS)
+def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch) -> None:
     """Below a smaller model, which has no states for it; below a copy, and the target itself. Its
-    network is in graphs as well."""
-    monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
-    variant = Variant("first", hidden=32, vocab=40)
-    place = save(variant, weights_of(variant, 3), tmp_path)
-
-    def levels(device: bool) -> list[Any]:
-        above = with_copy(device) if middle == "copy" else [one(0, device)]
-        if middle == "smaller":
-            above.append(one(1, device, hidden_size=16))
-        return [*above, ps.Eagle.from_pretrained(place, above[0], tree=tree)]
-
-    eager, chain, _ = pair(levels, [3] if middle == "none" else [5, 3])
-    graphs = chain.engine.graphs
-    kinds: Counter[str] = Counter()
-    run = graphs.run
-
-    def counted(kind: str, *arguments: Any) -> Any:
-        before = graphs.num_replays
-        made = run(kind, *arguments)
-        kinds[kind] += graphs.num_replays - before
-        return made
-
-    monkeypatch.setattr(graphs, "run", counted)
-    for prompts in (REPEATING, PROMPTS):
-        for temperature in (0.0, 1.0):
-            wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
-            got = chain.generate(prompts, 30, temperature, **OPTIONS)
-            assert got.sequences.equal(wanted.sequences)
-            passes = got.stats.levels[0].num_forward_passes
-            assert graphs.num_replays > passes / 2
-            assert got.stats.levels[-1].num_proposals == wanted.stats.levels[-1].num_proposals
-    assert graphs.num_replays > 2 * graphs.num_captures > 0
-    assert kinds["a pass of a head"] > 2 * got.stats.levels[-1].num_proposals
-
-
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "dflash"])
-def test_drafts_in_one_pass_that_the_host_follows(kind, tmp_path, monkeypatch) -> None:
-    """Trees of Medusa's and Hydra's heads, and DFlash's blocks. A replay counts as many passes."""
+    network is in graphs as well; a replay counts as many passes."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
 
     def levels(device: bool) -> list[Any]:
@@ -179,31 +138,31 @@ def test_drafts_in_one_pass_that_the_host_follows(kind, tmp_path, monkeypatch) -
                 model, new_cache=lambda rows: on_a_device(model, rows, bucket=32, capacity=256)
             )
             return [target, ps.DFlash.from_pretrained(place, target)]
-        target, tree = one(0, device), ps.DynamicTree(3, 9)
-        if kind == "medusa":
-            place = save_medusa(medusa(vocab=40), tmp_path)
-            return [target, ps.Medusa.from_pretrained(place, target, tree=tree)]
-        place = save_hydra(hydra(vocab=40), tmp_path)
-        return [target, ps.Hydra.from_pretrained(place, target, tree=tree)]
+        above = with_copy(device) if middle == "copy" else [one(0, device)]
+        if middle == "smaller":
+            above.append(one(1, device, hidden_size=16))
+        head = head_for(above[0], kind, tmp_path, ps.DynamicTree(3, 9) if tree else None)
+        return [*above, head]
 
-    eager, chain, _ = pair(levels, [3])
-    graphs = chain.engine.graphs
+    eager, chain, graphs = pair(levels, [3] if middle == "none" else [5, 3])
     for prompts in (REPEATING, PROMPTS):
         for temperature in (0.0, 1.0):
             wanted = eager.generate(prompts, 30, temperature, **OPTIONS)
             got = chain.generate(prompts, 30, temperature, **OPTIONS)
             assert got.sequences.equal(wanted.sequences)
+            assert graphs.num_replays > got.stats.levels[0].num_forward_passes / 2
             mine, theirs = got.stats.levels[-1], wanted.stats.levels[-1]
+            assert mine.num_proposals == theirs.num_proposals
             assert mine.num_forward_passes == theirs.num_forward_passes
     assert graphs.num_replays > 2 * graphs.num_captures > 0
+    if kind not in ("medusa", "hydra"):  # which have no network of their own
+        assert graphs.replays["a pass of a head"] > 2 * mine.num_proposals
 
 
 # ---- counts --------------------------------------------------------------------------------------
 # Memory of the levels counts as the device's, and so does what operators make of it. Numbers of the
 # host that meet it in an operator are an upload. A captured step that is replayed is one launch.
 # These are counts of what Python does, and say nothing of a GPU.
-
-_READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
 class Counts(TorchDispatchMode):
@@ -224,30 +183,30 @@ class Counts(TorchDispatchMode):
         self.uploads: list[str] = []
         self.reads: list[str] = []
 
-    def own(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Have the memory of `tensors` be the device's."""
-        self._ours.update((_storage(x), x) for x in tensors)
+    def own(self, given: Sequence[torch.Tensor]) -> None:
+        """Have their memory be the device's."""
+        self._ours.update((storage_of(x), x) for x in given)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        return _storage(tensor) in self._ours
+        return storage_of(tensor) in self._ours
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given, name = _tensors((args, kwargs)), func.overloadpacket.__name__
+        given, name = tensors((args, kwargs)), func.overloadpacket.__name__
         out = func(*args, **(kwargs or {}))
-        made = [x for x in _tensors(out) if _storage(x) not in map(_storage, given)]
+        made = [x for x in tensors(out) if storage_of(x) not in map(storage_of, given)]
         if any(map(self.owns, given)):
             # Numbers without dimensions are a kernel's arguments.
             sent = {
-                _storage(x): x
+                storage_of(x): x
                 for x in given
-                if x.dim() and not self.owns(x) and _storage(x) not in self._made_here
+                if x.dim() and not self.owns(x) and storage_of(x) not in self._made_here
             }
             self.uploads += [f"{name} {list(x.shape)}" for x in sent.values()]
             if made or func._schema.is_mutable:
                 self.launches.append(name)
             self.own([*given, *made])
         elif not given:
-            self._made_here.update((_storage(x), x) for x in made)
+            self._made_here.update((storage_of(x), x) for x in made)
         return out
 
 
@@ -289,7 +248,7 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "uploaded", uploaded)
-        for name in _READS:
+        for name in READING:
             patch.setattr(torch.Tensor, name, _reading(name, counts))
         with counts:
             yield
@@ -306,14 +265,6 @@ def _reading(name: str, counts: Counts) -> Callable[..., Any]:
             return real(self.clone(), *arguments)
 
     return read
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 @pytest.mark.parametrize(
@@ -352,13 +303,12 @@ def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) ->
     one for the tree, and one read. The verification has one of each more. (The window of states
     lies on the host, and counts as the device's here once it has met that.)"""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
-    variant, window = Variant("first", hidden=32, vocab=40), 3
-    place = save(variant, weights_of(variant, 3), tmp_path)
-    target = one(0, True)
-    head = load_head(place, target)
+    window, target = 3, one(0, True)
+    drafter = head_for(target, "eagle", tmp_path, tree)
+    head = drafter._head
     counts = Counts()
     graphs = Graphs(CountingRecorder(counts), progress=False)
-    chain = ps.Chain([target, ps.Eagle(head, tree)], [window], graphs=graphs, sync_each_step=True)
+    chain = ps.Chain([target, drafter], [window], graphs=graphs, sync_each_step=True)
     for _ in range(2):
         chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
     batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
@@ -390,8 +340,7 @@ def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
     def levels(device: bool) -> list[Any]:
         return [one(0, device, bucket=DEVICE_BUCKET, **config), PromptLookup()]
 
-    _, chain, _ = pair(levels, [4])
-    graphs = chain.engine.graphs
+    _, chain, graphs = pair(levels, [4])
     out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)
     assert 0 < graphs.num_captures <= 4
     passes = out.stats.levels[0].num_forward_passes

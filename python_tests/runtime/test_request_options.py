@@ -435,20 +435,6 @@ def test_alternatives_end_with_the_text() -> None:
     assert max(map(len, out.new_tokens)) < 30
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("stop_strings", r"here stop=\.\.\."), ("num_return_sequences", r"here n=\.\.\.")],
-)
-def test_names_of_transformers_have_a_hint(name: str, hint: str) -> None:
-    chain = ps.Chain(toy.make_levels(1))
-    with pytest.raises(
-        TypeError, match=rf"^{name}: expected no such argument .*, given 2; {hint}$"
-    ):
-        chain.generate([0], **{name: 2})
-    with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
-        chain.batch([0], **{name: 2})  # which has no such option
-
-
 def test_other_things_than_rules_are_refused() -> None:
     chain = ps.Chain(toy_rows.make(1))
     with pytest.raises(TypeError, match=r"^rules: expected a LogitsRules or None, given dict"):

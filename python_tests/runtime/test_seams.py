@@ -3,14 +3,16 @@ states of the verifiers, and trees. One class each."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from toy import ToyLevel
 from toy_rows import Admitting
-from toy_trees import TreeLevel
+from toy_trees import TreeDrafter, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates
@@ -62,24 +64,17 @@ class OwnLevel(HiddenLevel):
         return states if self._wrong is None else self._wrong(states)
 
 
-class HiddenDrafter:
+class HiddenDrafter(TreeDrafter):
     """A batched drafter that counts upwards from the last token. Wants hidden states, and finds out
     whether they are those of the tokens they are said to be."""
 
-    name, vocab_size, max_length = "hidden", V, None
-    device = torch.device("cpu")
-    num_forward_passes = 0
+    name = "hidden"
 
     def __init__(self, size: int | None = None) -> None:
+        self.vocab_size = V
         self._size = size  # None: every level's states are told
         self.seen: dict[int, dict[int, set[int]]] = {}  # positions by request and level
         self._requests: Sequence[int] = []
-
-    def prefill(self, prompts: PromptBatch) -> None:
-        pass
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        pass
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
         for request, length in zip(self._requests, lengths, strict=True):
@@ -128,20 +123,16 @@ def test_states_of_rejected_tokens_are_not_told() -> None:
     assert all(set(drafter.seen[b]) == {1, 3} for b in range(2))
 
 
-class InTurns:
-    """Every third round of the target a request is drafted for, each in a round of its own."""
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        self.rounds[report.request] = self.rounds.get(report.request, report.request) + 1
-        return [2] if self.rounds[report.request] % 3 == 0 else [0]
-
-    def __init__(self) -> None:
-        self.rounds: dict[int, int] = {}
-
-
 def test_states_wait_for_a_rows_next_draft() -> None:
-    drafter = HiddenDrafter()
-    chain = ps.Chain([HiddenLevel(1, "a"), drafter], [2], policy=InTurns())
+    """Every third round of the target a request is drafted for, each in a round of its own."""
+    rounds: Counter[int] = Counter()
+
+    def windows(report: RoundReport) -> Sequence[int]:
+        rounds[report.request] += 1
+        return [2] if (rounds[report.request] + report.request) % 3 == 0 else [0]
+
+    drafter, policy = HiddenDrafter(), SimpleNamespace(next=windows)
+    chain = ps.Chain([HiddenLevel(1, "a"), drafter], [2], policy=policy)
     out = chain.generate([PROMPT, [2], [4, 4, 1, 0]], max_new_tokens=20)
     assert out.sequences.shape[0] == 3
     assert all(len(drafter.seen[request][1]) > 10 for request in range(3))

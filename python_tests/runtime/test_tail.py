@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,19 +74,10 @@ def test_a_round_that_commits_nothing_is_an_error(sync, monkeypatch) -> None:
     assert chain.generate([1], 20, eos_token_id=[]).stats.num_new_tokens == 20
 
 
-class Windows:
-    """A policy that goes through windows, as far as the row's text is long."""
-
-    def __init__(self, *windows: tuple[int, ...]) -> None:
-        self._windows = windows
-
-    def next(self, report: ps.policies.RoundReport) -> tuple[int, ...]:
-        return self._windows[len(report.text) // 5 % len(self._windows)]
-
-
 def test_rows_whose_windows_differ() -> None:
     """One has a tail behind a level that decodes alone, beside one whose drafter is at work."""
-    policy = Windows((3, 2, 3), (5, 0, 3), (1, 1, 0), (0, 2, 2), (2, 0, 4))
+    windows = [(3, 2, 3), (5, 0, 3), (1, 1, 0), (0, 2, 2), (2, 0, 4)]
+    policy = SimpleNamespace(next=lambda report: windows[len(report.text) // 5 % 5])
     texts = []
     for kind, sync in ((toy_rows.Rows, None), (toy_rows.Staying, False)):
         chain = ps.Chain(agreeing(kind, 4), [4, 2, 2], tail=2, policy=policy, sync_each_step=sync)
@@ -118,16 +110,14 @@ def test_greedy_text_is_the_targets(shared: int) -> None:
 def test_windows_that_follow_are_told_of_verified_tokens_only(policy: str) -> None:
     reports: list[Any] = []
 
-    class Watched:
-        def __init__(self) -> None:
-            self.inner = ps.policies.named(policy)
+    inner: Any = ps.policies.named(policy)
 
-        def next(self, report: Any) -> Any:
-            reports.append(report)
-            return self.inner.next(report)
+    def noted(report: Any) -> Any:
+        reports.append(report)
+        return inner.next(report)
 
     made = toy_rows.make(3)
-    chain = ps.Chain(made, [3, 2], tail=2, policy=Watched())
+    chain = ps.Chain(made, [3, 2], tail=2, policy=SimpleNamespace(next=noted))
     out = chain.generate([1], 40, 1.0, seed=1, eos_token_id=[])
     target = out.stats.levels[0]
     steps = [step for report in reports for step in report.steps if step.level == 1]

@@ -21,6 +21,27 @@ SIZES: dict[str, Any] = {"hidden": SIZE, "inner": 12, "heads": 2, "kv_heads": 2,
 KINDS = ["eagle", "eagle 3", "eagle dynamic", "medusa", "hydra", "mtp", "dflash", "dspark"]
 
 
+def head_for(target: Any, kind: str, place: Path, tree: Any = None, **sizes: Any) -> Any:
+    """Return the head of a model with three layers and the default heads: "eagle", "eagle 3",
+    "medusa" or "hydra". `sizes`: of "eagle"."""
+    config = getattr(target, "model", target).config
+    hidden, vocab = config.hidden_size, config.vocab_size
+    if kind == "medusa":
+        last_state_heads.save_medusa(last_state_heads.medusa(hidden=hidden, vocab=vocab), place)
+        return ps.Medusa.from_pretrained(place, target, tree=tree)
+    if kind == "hydra":
+        last_state_heads.save_hydra(last_state_heads.hydra(hidden=hidden, vocab=vocab), place)
+        return ps.Hydra.from_pretrained(place, target, tree=tree)
+    variant = Variant("first", hidden=hidden, vocab=vocab, **sizes)
+    if kind == "eagle 3":
+        variant = Variant(
+            "third", version=3, hidden=hidden, vocab=vocab, draft_vocab=vocab - 10, own_head=True,
+            aux=(0, 1, 2),
+        )  # fmt: skip
+    save(variant, weights_of(variant, 3), place)
+    return ps.Eagle.from_pretrained(place, target, tree=tree)
+
+
 def head_of(
     kind: str, vocab: int, place: Path, trees: dict[str, Any], drawn: int | None = None, **draw: Any
 ) -> Any:

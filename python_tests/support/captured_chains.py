@@ -38,7 +38,6 @@ def make(
     captured: bool,
     recorder: Any = None,
     policy: Any = None,
-    rule: str = "token",
     tail: int = 0,
     graphs: Graphs | None = None,
     **config: Any,
@@ -46,7 +45,7 @@ def make(
     """`captured`: rounds without host synchronisation, with graphs; else step by step, without."""
     count = len(window) + 1
     levels = [level(i, 3 - min(i, 2), f"level {i}", captured, **config) for i in range(count)]
-    options: dict[str, Any] = {"policy": policy, "rule": rule, "tail": tail}
+    options: dict[str, Any] = {"policy": policy, "tail": tail}
     if not captured:
         return ps.Chain(levels, window, **options), None
     if graphs is None:

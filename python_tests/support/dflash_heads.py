@@ -4,17 +4,15 @@ pass written down plainly from its description: no cache, no batch, double preci
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from eagle_heads import Layers, Random, Weights
 from safetensors.torch import save_file
 from small_models import llama
-
-Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -116,36 +114,20 @@ def config_of(v: Variant) -> dict[str, Any]:
 
 def weights_of(v: Variant, seed: int = 0) -> Weights:
     """Random, under the published names."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int, size: float = 1.0) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) * size / math.sqrt(shape[-1])
-
-    def gain(size: int) -> torch.Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=generator)
-
+    random = Random(seed)
+    normal, gain, found = random.normal, random.gain, random.found
     width, fused = v.hidden, len(v.target_layers) * v.hidden
     other = v.kind == "assistant"
-    found = {
+    found |= {
         "encoder.fc.weight" if other else "fc.weight": normal(width, fused),
         "encoder.output_norm_enc.weight" if other else "hidden_norm.weight": gain(width),
         "norm.weight": gain(width),
     }
-    queries, keys = v.heads * v.head_dim, v.kv_heads * v.head_dim
     for name in (f"layers.{i}" for i in range(v.layers)):
-        for key, rows, columns in (
-            ("q", queries, width), ("k", keys, width), ("v", keys, width), ("o", width, queries),
-        ):  # fmt: skip
-            found[f"{name}.self_attn.{key}_proj.weight"] = normal(rows, columns)
-            if v.bias:
-                found[f"{name}.self_attn.{key}_proj.bias"] = normal(rows)
-        found[f"{name}.self_attn.q_norm.weight"] = gain(v.head_dim)
-        found[f"{name}.self_attn.k_norm.weight"] = gain(v.head_dim)
-        found[f"{name}.mlp.gate_proj.weight"] = normal(v.inner, width)
-        found[f"{name}.mlp.up_proj.weight"] = normal(v.inner, width)
-        found[f"{name}.mlp.down_proj.weight"] = normal(width, v.inner)
+        random.layer(name, v, width, "qkvo" * v.bias)
+        for key in ("self_attn.q_norm", "self_attn.k_norm"):
+            found[f"{name}.{key}.weight"] = gain(v.head_dim)
         found[f"{name}.input_layernorm.weight"] = gain(width)
-        found[f"{name}.post_attention_layernorm.weight"] = gain(width)
     drawn = v.draft_vocab or v.vocab
     if v.own:
         found["embed_tokens.weight"] = normal(v.vocab, width, size=4)
@@ -156,7 +138,7 @@ def weights_of(v: Variant, seed: int = 0) -> Weights:
         found["confidence_head.proj.weight"] = normal(1, width + v.rank)
     if drawn < v.vocab:
         # In no order: the head's rows are in that of these ids.
-        ids = torch.randperm(v.vocab, generator=generator)[:drawn]
+        ids = torch.randperm(v.vocab, generator=random.generator)[:drawn]
         found["d2t"] = ids - torch.arange(drawn)
         found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool).index_fill(0, ids, True)
     return found
@@ -182,25 +164,13 @@ def target_of(v: Variant, layers: int = 6) -> Any:
     return model
 
 
-class Reference:
-    """The forward pass of a drafter over one text.
-
-    Args:
-        weights: under the published names.
-        target: whose embeddings and output head it uses where it has none.
-    """
+class Reference(Layers):
+    """The forward pass of a drafter over one text."""
 
     def __init__(self, v: Variant, weights: Weights, target: Any) -> None:
-        self.v = v
-        self.w = {
-            key.replace("encoder.fc", "fc").replace("encoder.output_norm_enc", "hidden_norm"): value
-            if value.dtype == torch.int64
-            else value.double()
-            for key, value in weights.items()
-        }
-        given = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-        for key, weight in zip(("embed_tokens.weight", "lm_head.weight"), given, strict=True):
-            self.w.setdefault(key, weight.detach().double())
+        names = {"encoder.fc.weight": "fc.weight"}
+        names["encoder.output_norm_enc.weight"] = "hidden_norm.weight"
+        super().__init__(v, {names.get(key, key): own for key, own in weights.items()}, target)
 
     @torch.no_grad()
     def draft(
@@ -218,13 +188,10 @@ class Reference:
         x = w["embed_tokens.weight"][block] * values.get("input_embedding_scale", 1.0)
         context = self.norm(features.double() @ w["fc.weight"].T, "hidden_norm")
         for i in range(v.layers):
-            name = f"layers.{i}"
-            given = self.norm(x, f"{name}.input_layernorm")
-            x = x + self.attention(given, context, i, len(text) - 1)
-            y = self.norm(x, f"{name}.post_attention_layernorm")
-            gate = y @ w[f"{name}.mlp.gate_proj.weight"].T
-            up = y @ w[f"{name}.mlp.up_proj.weight"].T
-            x = x + (gate * gate.sigmoid() * up) @ w[f"{name}.mlp.down_proj.weight"].T
+            given = self.norm(x, f"layers.{i}.input_layernorm")
+            places = range(len(text) - 1 + len(block))
+            sees = [[self.sees(q, k, i) for k in places] for q in places[len(text) - 1 :]]
+            x = self.layer(x, given, f"layers.{i}", torch.tensor(sees), context)
         logits = self.norm(x, "norm")[0 if v.anchored else 1 :] @ w["lm_head.weight"].T
         logits = logits * values.get("output_multiplier", 1.0)
         if cap := values.get("final_logit_softcapping"):
@@ -234,38 +201,8 @@ class Reference:
             if v.rank:
                 inner = w["markov_head.markov_w1.weight"][before]
                 row = row + w["markov_head.markov_w2.weight"] @ inner
-            if "d2t" in w:
-                whole = torch.full((v.vocab,), -math.inf, dtype=torch.float64)
-                whole[torch.arange(len(row)) + w["d2t"]] = row
-                row = whole
-            rows.append(row)
+            rows.append(self.spread(row))
         return torch.stack(rows)
-
-    def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.w[f"{key}.weight"]
-
-    def project(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        out = x @ self.w[f"{key}.weight"].T
-        return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
-
-    def attention(
-        self, x: torch.Tensor, context: torch.Tensor, layer: int, begin: int
-    ) -> torch.Tensor:
-        v, name = self.v, f"layers.{layer}.self_attn"
-        whole = torch.cat([context, x])
-        q = self.project(x, f"{name}.q_proj").view(-1, v.heads, v.head_dim)
-        k = self.project(whole, f"{name}.k_proj").view(-1, v.kv_heads, v.head_dim)
-        values = self.project(whole, f"{name}.v_proj").view(-1, v.kv_heads, v.head_dim)
-        q = self.rotate(self.norm(q, f"{name}.q_norm"), begin)
-        k = self.rotate(self.norm(k, f"{name}.k_norm"), 0)
-        out = []
-        for i, query in enumerate(q):
-            seen = [n for n in range(len(whole)) if self.sees(begin + i, n, layer)]
-            for head, single in enumerate(query):
-                own = head // (v.heads // v.kv_heads)
-                weights = (k[seen, own] @ single / math.sqrt(v.head_dim)).softmax(0)
-                out.append(weights @ values[seen, own])
-        return self.project(torch.stack(out).view(len(x), -1), f"{name}.o_proj")
 
     def sees(self, query: int, key: int, layer: int) -> bool:
         v = self.v
@@ -278,12 +215,3 @@ class Reference:
         if not sliding:
             return True
         return abs(query - key) < v.window + (v.kind == "assistant")
-
-    def rotate(self, x: torch.Tensor, begin: int) -> torch.Tensor:
-        half = self.v.head_dim // 2
-        speed = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        angles = (begin + torch.arange(len(x), dtype=torch.float64))[:, None, None] * speed
-        turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
-            torch.ones_like(angles), angles
-        )
-        return torch.cat([turned.real, turned.imag], -1)

@@ -57,10 +57,6 @@ class Variant:
     def feature_width(self) -> int:
         return self.target_hidden or self.hidden
 
-    @property
-    def head_width(self) -> int:
-        return self.head_dim or self.hidden // self.heads
-
     def aux_layers(self, target_layers: int) -> tuple[int, ...]:
         if not self.third or not self.use_aux:
             return (-1,)
@@ -147,17 +143,43 @@ def config_of(v: Variant) -> dict[str, Any]:
     return {**layer, **top, "architectures": names}
 
 
+class Random:
+    """Random weights under the published names.
+
+    Attributes:
+        found: so far.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.generator, self.found = torch.Generator().manual_seed(seed), Weights()
+
+    def normal(self, *shape: int, size: float = 1.0) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator) * size / math.sqrt(shape[-1])
+
+    def gain(self, size: int) -> torch.Tensor:
+        return 1 + 0.3 * torch.randn(size, generator=self.generator)
+
+    def layer(self, name: str, v: Any, given: int, biased: str) -> None:
+        """Add the projections and the MLP of a layer that reads `given` features. `biased`: those
+        of "qkvo" that have a bias."""
+        dim = v.head_dim or v.hidden // v.heads
+        queries, keys = v.heads * dim, v.kv_heads * dim
+        for key, rows, columns in (
+            ("q", queries, given), ("k", keys, given), ("v", keys, given), ("o", v.hidden, queries),
+        ):  # fmt: skip
+            self.found[f"{name}.self_attn.{key}_proj.weight"] = self.normal(rows, columns)
+            if key in biased:
+                self.found[f"{name}.self_attn.{key}_proj.bias"] = self.normal(rows)
+        for key in ("gate", "up"):
+            self.found[f"{name}.mlp.{key}_proj.weight"] = self.normal(v.inner, v.hidden)
+        self.found[f"{name}.mlp.down_proj.weight"] = self.normal(v.hidden, v.inner)
+        self.found[f"{name}.post_attention_layernorm.weight"] = self.gain(v.hidden)
+
+
 def weights_of(v: Variant, target_layers: int, seed: int = 0) -> Weights:
-    """Random, under the published names."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) / math.sqrt(shape[-1])
-
-    def gain(size: int) -> torch.Tensor:
-        return 1 + 0.3 * torch.randn(size, generator=generator)
-
-    width, found = v.hidden, {}
+    random = Random(seed)
+    normal, gain = random.normal, random.gain
+    width, found = v.hidden, random.found
     fused = "fusion_fc" if v.speculators and not v.third else "fc"
     first = "midlayer" if v.third and not v.speculators else "layers.0"
     if v.speculators and not v.third:
@@ -176,17 +198,7 @@ def weights_of(v: Variant, target_layers: int, seed: int = 0) -> Weights:
     for i in range(v.layers):
         name = first if i == 0 else f"layers.{i}"
         given = 2 * width if v.third and i == 0 else width
-        queries, keys = v.heads * v.head_width, v.kv_heads * v.head_width
-        for key, rows, columns in (
-            ("q", queries, given), ("k", keys, given), ("v", keys, given), ("o", width, queries),
-        ):  # fmt: skip
-            found[f"{name}.self_attn.{key}_proj.weight"] = normal(rows, columns)
-            if v.attention_bias or (v.qkv_bias and key != "o"):
-                found[f"{name}.self_attn.{key}_proj.bias"] = normal(rows)
-        found[f"{name}.mlp.gate_proj.weight"] = normal(v.inner, width)
-        found[f"{name}.mlp.up_proj.weight"] = normal(v.inner, width)
-        found[f"{name}.mlp.down_proj.weight"] = normal(width, v.inner)
-        found[f"{name}.post_attention_layernorm.weight"] = gain(width)
+        random.layer(name, v, given, "qkvo" if v.attention_bias else "qkv" * v.qkv_bias)
         if v.third or i > 0:
             found[f"{name}.input_layernorm.weight"] = gain(width)
         if v.third and i == 0:
@@ -197,12 +209,12 @@ def weights_of(v: Variant, target_layers: int, seed: int = 0) -> Weights:
         found["embed_tokens.weight"] = normal(v.vocab, width) * 4
     if v.own_head:
         found["lm_head.weight"] = normal(v.draft_vocab or v.vocab, width) * 4
+    ids = torch.arange(v.vocab)
     if v.draft_vocab is not None:
-        ids = torch.randperm(v.vocab, generator=generator)[: v.draft_vocab].sort().values
+        ids = torch.randperm(v.vocab, generator=random.generator)[: v.draft_vocab].sort().values
         found["d2t"] = ids - torch.arange(v.draft_vocab)
     if v.extra:
-        drawn = torch.arange(v.vocab) if "d2t" not in found else ids
-        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool).index_fill(0, drawn, True)
+        found["t2d"] = torch.zeros(v.vocab, dtype=torch.bool).index_fill(0, ids, True)
         if v.speculators:
             found["verifier_norm.weight"] = gain(width)
             found["verifier_lm_head.weight"] = normal(3, width)
@@ -231,26 +243,96 @@ def target_of(v: Variant, layers: int = 8, dtype: torch.dtype = torch.float32) -
     return model
 
 
-class Reference:
-    """The forward pass of a head over one text.
+class Layers:
+    """The layers of a head over one text, in double precision.
 
     Args:
         weights: under the published names.
         target: whose embeddings and output head it uses where it has none.
     """
 
-    def __init__(self, v: Variant, weights: Weights, target: Any) -> None:
-        self.v = v
+    def __init__(self, v: Any, weights: Weights, target: Any) -> None:
+        self.v, self.dim = v, v.head_dim or v.hidden // v.heads
         self.w = {
             key: value.double() if value.is_floating_point() else value
             for key, value in weights.items()
         }
         given = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-        self.embeddings = self.w.get("embed_tokens.weight", given[0].detach().double())
-        self.head = self.w.get("lm_head.weight", given[1].detach().double())
-        self.first = "midlayer" if "midlayer.mlp.up_proj.weight" in weights else "layers.0"
-        if "transformer.mlp.up_proj.weight" in weights:
-            self.first = "transformer"
+        for key, weight in zip(("embed_tokens.weight", "lm_head.weight"), given, strict=True):
+            self.w.setdefault(key, weight.detach().double())
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits over the target's vocabulary, -inf for ids without an entry."""
+        if "d2t" not in self.w:
+            return logits
+        full = torch.full((self.v.vocab,), -math.inf, dtype=torch.float64)
+        full[torch.arange(len(logits)) + self.w["d2t"]] = logits
+        return full
+
+    def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.w[f"{key}.weight"]
+
+    def linear(self, x: torch.Tensor, key: str) -> torch.Tensor:
+        out = x @ self.w[f"{key}.weight"].T
+        return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
+
+    def layer(
+        self, x: torch.Tensor, given: torch.Tensor, name: str, sees: torch.Tensor, *before: Any
+    ) -> torch.Tensor:
+        """Return x behind a layer that reads `given`. `sees`: ``[n, m]`` bool, the keys of a query,
+        of which the first are those of the states `before`."""
+        x = x + self.attention(given, f"{name}.self_attn", sees, *before)
+        given = self.norm(x, f"{name}.post_attention_layernorm")
+        gate, up = (self.linear(given, f"{name}.mlp.{key}_proj") for key in ("gate", "up"))
+        return x + self.linear(gate * torch.sigmoid(gate) * up, f"{name}.mlp.down_proj")
+
+    def attention(
+        self, x: torch.Tensor, name: str, sees: torch.Tensor, *before: torch.Tensor
+    ) -> torch.Tensor:
+        whole, shared = torch.cat([*before, x]), self.v.heads // self.v.kv_heads
+        q, k, values = (
+            self.linear(y, f"{name}.{key}_proj").view(len(y), -1, self.dim)
+            for key, y in (("q", x), ("k", whole), ("v", whole))
+        )
+        if f"{name}.q_norm.weight" in self.w:
+            q, k = self.norm(q, f"{name}.q_norm"), self.norm(k, f"{name}.k_norm")
+        q, k = self.rotate(q, len(whole) - len(x)), self.rotate(k).repeat_interleave(shared, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.dim)
+        weights = scores.masked_fill(~sees, -math.inf).softmax(-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, values.repeat_interleave(shared, 1))
+        return self.linear(mixed.reshape(len(x), -1), f"{name}.o_proj")
+
+    def rotate(self, x: torch.Tensor, begin: int = 0) -> torch.Tensor:
+        half = self.dim // 2
+        speed = torch.tensor([self.frequency(i) for i in range(half)]).double()
+        angles = torch.outer(torch.arange(begin, begin + len(x)).double(), speed)[:, None]
+        low, high = x.split(half, -1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+    def frequency(self, i: int) -> float:
+        plain = 10000.0 ** (-2 * i / self.dim)
+        scaling = getattr(self.v, "rope_scaling", None)
+        if scaling is None:
+            return plain
+        # Llama 3.1: long wavelengths are stretched, short ones stay, those between are blended.
+        waves = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        if waves < low:
+            return float(plain / scaling["factor"])
+        if waves > high:
+            return plain
+        blend = (waves - low) / (high - low)
+        return float((1 - blend) * plain / scaling["factor"] + blend * plain)
+
+
+class Reference(Layers):
+    """The forward pass of a head over one text."""
+
+    def __init__(self, v: Variant, weights: Weights, target: Any) -> None:
+        super().__init__(v, weights, target)
+        names = ("midlayer", "transformer", "layers.0")
+        self.first = next(name for name in names if f"{name}.mlp.up_proj.weight" in weights)
 
     def draft(self, tokens: Sequence[int], features: torch.Tensor, count: int) -> torch.Tensor:
         """Greedy: the logits ``[count, V]`` that each token was drawn from, over the target's
@@ -273,86 +355,37 @@ class Reference:
         """Logits over the target's vocabulary and the state handed on, behind the last pair."""
         tokens, states = zip(*pairs, strict=True)
         out = self.states(tokens, torch.stack(states))[-1]
-        normed = self.norm(out, "norm.weight") if self.v.third else out
-        logits = self.head @ normed
-        if "d2t" in self.w:
-            full = torch.full((self.v.vocab,), -math.inf, dtype=torch.float64)
-            full[torch.arange(len(logits)) + self.w["d2t"]] = logits
-            logits = full
+        normed = self.norm(out, "norm") if self.v.third else out
+        logits = self.spread(self.w["lm_head.weight"] @ normed)
         return logits, normed if self.v.norm_output else out
 
     def fused(self, features: torch.Tensor) -> torch.Tensor:
         if not self.v.third or not self.v.use_aux:
             return features
         if self.v.norm_before_fc:
-            features = self.norm(features, "input_norm.weight")
+            features = self.norm(features, "input_norm")
         if self.v.fc_norm:
             parts = enumerate(features.split(self.v.feature_width, -1))
-            features = torch.cat([self.norm(part, f"fc_norm.{i}.weight") for i, part in parts], -1)
+            features = torch.cat([self.norm(part, f"fc_norm.{i}") for i, part in parts], -1)
         return self.linear(features, "fc")
 
-    def norm(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.w[key]
-
-    def linear(self, x: torch.Tensor, key: str) -> torch.Tensor:
-        out = x @ self.w[f"{key}.weight"].T
-        return out + self.w[f"{key}.bias"] if f"{key}.bias" in self.w else out
-
     def states(self, tokens: Sequence[int], x: torch.Tensor) -> torch.Tensor:
-        v, embeds = self.v, self.embeddings[list(tokens)]
+        v, embeds = self.v, self.w["embed_tokens.weight"][list(tokens)]
         if not v.third:
             key = "fusion_fc" if "fusion_fc.weight" in self.w else "fc"
             x = self.linear(torch.cat([embeds, x], 1), key)
+        sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         for i in range(v.layers):
             name = self.first if i == 0 else f"layers.{i}"
             given = x
             if v.third and i == 0:
-                normed = self.norm(x, f"{name}.hidden_norm.weight")
-                given = torch.cat([self.norm(embeds, f"{name}.input_layernorm.weight"), normed], 1)
+                normed = self.norm(x, f"{name}.hidden_norm")
+                given = torch.cat([self.norm(embeds, f"{name}.input_layernorm"), normed], 1)
                 residual = v.norm_before_residual
                 if residual is None:
                     residual = v.speculators
                 x = normed if residual else x
             elif i > 0:
-                given = self.norm(x, f"{name}.input_layernorm.weight")
-            x = x + self.attention(given, f"{name}.self_attn")
-            given = self.norm(x, f"{name}.post_attention_layernorm.weight")
-            gate, up = (self.linear(given, f"{name}.mlp.{key}_proj") for key in ("gate", "up"))
-            x = x + self.linear(gate * torch.sigmoid(gate) * up, f"{name}.mlp.down_proj")
+                given = self.norm(x, f"{name}.input_layernorm")
+            x = self.layer(x, given, name, sees)
         return x
-
-    def attention(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        v, dim = self.v, self.v.head_width
-        q, k, values = (
-            self.linear(x, f"{name}.{key}_proj").view(len(x), -1, dim) for key in ("q", "k", "v")
-        )
-        shared = v.heads // v.kv_heads
-        k, values = self.rotate(k).repeat_interleave(shared, 1), values.repeat_interleave(shared, 1)
-        scores = torch.einsum("qhd,khd->hqk", self.rotate(q), k) / math.sqrt(dim)
-        later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(later, -math.inf).softmax(-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, values)
-        return self.linear(mixed.reshape(len(x), -1), f"{name}.o_proj")
-
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        dim = self.v.head_width
-        speed = [self.frequency(i, dim) for i in range(dim // 2)]
-        angles = torch.outer(torch.arange(len(x)).double(), torch.tensor(speed).double())[:, None]
-        low, high = x.split(dim // 2, -1)
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
-
-    def frequency(self, i: int, dim: int) -> float:
-        plain = 10000.0 ** (-2 * i / dim)
-        scaling = self.v.rope_scaling
-        if scaling is None:
-            return plain
-        # Llama 3.1: long wavelengths are stretched, short ones stay, those between are blended.
-        waves = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        if waves < low:
-            return float(plain / scaling["factor"])
-        if waves > high:
-            return plain
-        blend = (waves - low) / (high - low)
-        return float((1 - blend) * plain / scaling["factor"] + blend * plain)

@@ -11,7 +11,8 @@ What this cannot show, that CUDA captures the operators, is checked where there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class _Call(NamedTuple):
     def again(self) -> None:
         result = self.operator(*self.arguments, **self.options)
         if self.made:
-            outputs = [result] if isinstance(result, torch.Tensor) else _tensors(result)
+            outputs = [result] if isinstance(result, torch.Tensor) else tensors(result)
             for place, own in self.made:
                 own.copy_(outputs[place])
 
@@ -74,25 +75,25 @@ class Recording(TorchDispatchMode):
         self._count += 1
         options = kwargs or {}
         given = set()
-        for tensor in _tensors((args, options)):
-            storage = _storage(tensor)
+        for tensor in tensors((args, options)):
+            storage = storage_of(tensor)
             given.add(storage)
             if storage not in self._inside and storage not in self.outside:
                 self.outside[storage] = tensor
                 if self._undoes:
-                    whole = _whole(tensor)
+                    whole = whole_of(tensor)
                     self._before.append((whole, whole.clone()))
         leaves = [self._named(leaf) for leaf in tree_leaves((args, options))]
         self.trace.append(f"{func} {' '.join(leaves)}")
         result = func(*args, **options)
         made = [
             (place, tensor)
-            for place, tensor in enumerate(_tensors(result))
-            if _storage(tensor) not in given
+            for place, tensor in enumerate(tensors(result))
+            if storage_of(tensor) not in given
         ]
         for _, tensor in made:
-            self._inside[_storage(tensor)] = tensor
-            self._numbers.setdefault(_storage(tensor), len(self._numbers))
+            self._inside[storage_of(tensor)] = tensor
+            self._numbers.setdefault(storage_of(tensor), len(self._numbers))
         if made or func._schema.is_mutable:  # else it gave a view, which stands
             self._calls.append(_Call(func, args, options, made))
         return result
@@ -100,7 +101,7 @@ class Recording(TorchDispatchMode):
     def _named(self, leaf: Any) -> str:
         if not isinstance(leaf, torch.Tensor):
             return repr(leaf)
-        storage = _storage(leaf)
+        storage = storage_of(leaf)
         made = self._numbers.get(storage)
         where = f"@{leaf.data_ptr()}" if made is None else f"#{made}"
         return f"{where}{list(leaf.shape)}{leaf.stride()}+{leaf.storage_offset()}{leaf.dtype}"
@@ -143,21 +144,44 @@ class Recorder:
         return recording.replay, outputs
 
 
-@contextmanager
-def keys_of_captures(graphs: Graphs, recorder: Recorder) -> Iterator[list[tuple[Any, Recording]]]:
-    """The key and the recording of every capture meanwhile."""
-    run, seen = graphs.run, []
+class WatchedGraphs(Graphs):
+    """Graphs of a recorder, and what became of steps.
 
-    def watched(kind: str, key: Any, *arguments: Any) -> Any:
-        before = graphs.num_captures
-        out = run(kind, key, *arguments)
-        if graphs.num_captures > before:
-            seen.append((key, recorder.latest))
-        return out
+    Attributes:
+        steps: that were run, in whatever way.
+        captures, replays: by kind.
+        keys: replays of all keys.
+        seen: the key and the recording of every capture.
+    """
 
-    graphs.run = watched  # type: ignore[method-assign]
-    yield seen
-    del graphs.run  # type: ignore[method-assign]
+    def __init__(self, recorder: Any = None) -> None:
+        self.recorder = recorder or Recorder()
+        super().__init__(self.recorder, progress=False)
+        self.captures: Counter[str] = Counter()
+        self.replays: Counter[str] = Counter()
+        self.keys: Counter[Any] = Counter()
+        self.seen: list[tuple[Any, Recording]] = []
+        self.steps = 0
+
+    def run(self, kind: str, key: Sequence[Hashable], step: Run) -> Outputs:
+        before = self.num_captures, self.num_replays
+        outputs = super().run(kind, key, step)
+        self.steps += 1
+        self.replays[kind] += self.num_replays - before[1]
+        self.keys[tuple(key)] += self.num_replays - before[1]
+        if self.num_captures > before[0]:
+            self.captures[kind] += 1
+            self.seen.append((key, self.recorder.latest))
+        return outputs
+
+    def require_named(self, least: int = 1, floats: bool = False) -> None:
+        """Find all memory that a captured step used, at least `least` tensors, in its key; with
+        `floats` but for tables of indices, which stay for good."""
+        assert self.seen
+        for key, recording in self.seen:
+            used = [x for x in recording.outside.values() if x.is_floating_point() or not floats]
+            assert {x.untyped_storage().data_ptr() for x in used} <= addresses(key)
+            assert len(used) >= least
 
 
 @contextmanager
@@ -198,15 +222,15 @@ def on_a_device(model: Any, batch_size: int, **options: Any) -> RollbackCache:
     return cache
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """All of the tensor's storage, as bytes."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))

@@ -415,22 +415,6 @@ def chain_gap(
     return total_variation(found, text_distribution(target, prompt, length, eos, **sampling))
 
 
-def text_of(
-    chain: Any,
-    number: int,
-    prompts: Sequence[list[int]],
-    limits: Sequence[int],
-    temperatures: Sequence[float],
-) -> list[int]:
-    """The new tokens of one request of a batch, each of which has a seed of its own."""
-    out = chain.generate(
-        prompts, limits, temperature=temperatures, seed=list(range(len(prompts))), eos_token_id=[]
-    )
-    begin = len(prompts[number])
-    own: list[int] = out.sequences[number, begin : begin + limits[number]].tolist()
-    return own
-
-
 def make_levels(count: int, vocab: int = 3, scale: float = 1.0) -> list[ToyLevel]:
     """`count` levels with different distributions over the same tokens."""
     return [ToyLevel(vocab, seed=11 + i, scale=scale) for i in range(count)]

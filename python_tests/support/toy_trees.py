@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import toy_rows
 from toy import Enumerator, ToyLevel, distribution, masked, of_row
 
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
@@ -117,13 +118,8 @@ class StayingTrees(TreeLevel):
             super().capabilities, device_lengths=True, keeps_lengths=True, hidden_size=self.size
         )
 
-    def reserve_span(self, tokens: int) -> int:
-        assert max(map(len, self.caches)) <= tokens
-        return tokens
-
-    def note_lengths(self, lengths: Sequence[int]) -> None:
-        """What the host is told is what is there."""
-        assert [len(cache) for cache in self.caches] == list(lengths)
+    reserve_span = toy_rows.Staying.reserve_span
+    note_lengths = toy_rows.Staying.note_lengths
 
 
 class TreeDrafter:
