@@ -126,7 +126,7 @@ class Preflight:
                 query = self.randn(1, heads, width, dim)
                 mask = torch.zeros(1, 1, width, span, device=self.device).bfloat16()
                 yield f"{width} of {span}, torch", partial(attend, query, keys, keys, mask)
-                ours = partial(decoder.attention, query, keys, keys, None, dim**-0.5, True)
+                ours = partial(decoder.attention, query, keys, keys, None, dim**-0.5, causal=True)
                 yield f"{width} of {span}, polyspec", ours
 
     def norms(self) -> Calls:

@@ -212,7 +212,8 @@ class DraftChain:
             (self._text(key), arguments.integer("wanted", count, arguments.SIZE_MAX))
             for key, count in wanted.items()
         ]
-        self.chain.owner.require(self._batch)
+        with self.chain.owner.work(self._batch):  # the chain has begun no other batch
+            pass
         if self.policy is not None:
             asked = self._chosen(self.policy, asked)
 

@@ -277,7 +277,6 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     ring, sinks = False, 0  # how the operator appends
     takes_rows = True  # consecutive slots per row, with movable bytes
     is_croppable = True
-    is_compileable = False
     supports_early_init = False
     takes_blocks = False
 
@@ -358,7 +357,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _begin(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, tokens = self.rows, key_states.shape[2]
-        if rows.new is None or self.index in rows.seen:
+        if not self._prepared():
             if rows.ragged:
                 raise ValueError(
                     "rows have different lengths: pass the model **cache.inputs(tokens) "
@@ -388,9 +387,8 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             keys = keys.contiguous()
         if values.stride(3) != 1 and values.shape[3] > 1:
             values = values.contiguous()
-        _, status = cache_ops.append(
-            self.keys, self.values, keys, values, base, counts, ring=self.ring, sinks=self.sinks
-        )
+        form = {"counts": counts, "ring": self.ring, "sinks": self.sinks}
+        _, status = cache_ops.append(self.keys, self.values, keys, values, base, **form)
         if self.index == 0:  # every layer has the same lengths, and so the same status
             rows.status.bitwise_or_(status.to(rows.status.device))
 
@@ -420,25 +418,21 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         return cache_masks.visible_slots(queries, slots, self.window)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        if self._prepared():
-            return self.rows.span, 0
-        return self.rows.bound + query_length, 0
+        return (self.rows.span if self._prepared() else self.rows.bound + query_length), 0
 
     def _prepared(self) -> bool:
         return self.rows.new is not None and self.index not in self.rows.seen
 
     def get_seq_length(self) -> int:
         """Return the host's bound of the longest row, before a pass in progress."""
-        rows = self.rows
+        rows = self.rows  # asked in every pass
         prepared = rows.new is not None and self.index not in rows.seen
         return rows.base_bound if prepared else rows.bound
 
     def get_max_length(self) -> int:
         return -1
 
-    def get_max_cache_shape(self) -> int:
-        """Return `get_max_length`, under the name in older releases of transformers 5."""
-        return -1
+    get_max_cache_shape = get_max_length  # the name in older releases of transformers 5
 
     def reset(self) -> None:
         # A NaN in a masked slot would still spread, so the next request starts from zeros.

@@ -737,19 +737,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 rows.lengths + tokens_to_remove, bound=max(rows.bound + tokens_to_remove, 0)
             )
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return int(self.layers[layer_idx].get_seq_length())
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        rows, layer = self.rows, self.layers[layer_idx]
-        if layer.takes_blocks and rows.new is not None and layer_idx not in rows.seen:
-            return rows.span, 0  # as in the layer
-        sizes: tuple[int, int] = layer.get_mask_sizes(query_length)
-        return sizes
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.layers[layer_idx].get_seq_length())
-
     def reset(self) -> None:
         """Empty all rows; memory stays allocated."""
         super().reset()

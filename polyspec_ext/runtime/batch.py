@@ -46,19 +46,21 @@ _caches: weakref.WeakKeyDictionary[object, _Cache] = weakref.WeakKeyDictionary()
 class _Call:
     """Context of a call that uses caches, with the names of their levels."""
 
-    __slots__ = ("__weakref__", "_caches", "_reference", "thread")
+    __slots__ = ("__weakref__", "_batch", "_caches", "_reference", "thread")
 
-    def __init__(self, caches: Sequence[tuple[str, _Cache]]) -> None:
-        self._caches, self.thread = caches, threading.current_thread()
+    def __init__(self, caches: Sequence[tuple[str, _Cache]], batch: object) -> None:
+        self._caches, self._batch = caches, batch
+        self.thread = threading.current_thread()
         # If an interrupt prevents the removal of the entries, they are removed with the frame.
         self._reference = weakref.ref(self, partial(_release, caches))
 
     def __enter__(self) -> None:
         for name, cache in self._caches:
-            other = cache.call.setdefault(None, self._reference)
-            if other is not self._reference:
+            other, batch = cache.call.setdefault(None, self._reference), self._batch
+            busy = other is not self._reference
+            if busy or (batch is not None and batch is not (cache.batch and cache.batch())):
                 _release(self._caches, self._reference)
-                raise RuntimeError(_busy(name, other()))
+                raise RuntimeError(_busy(name, other()) if busy else _ended(name))
 
     def __exit__(self, *error: object) -> None:
         _release(self._caches, self._reference)
@@ -87,6 +89,17 @@ def _busy(name: str, call: _Call | None) -> str:
     )
 
 
+def _ended(name: str) -> str:
+    reason = "its chain has begun another request since, or it failed"
+    if name:
+        reason = (
+            f"another chain that was given its level {name} has begun a request since, or one with "
+            "a level in the same cache; expected one chain after another, or levels and caches for "
+            "each"
+        )
+    return f"this stream has ended: {reason}"
+
+
 class CacheOwner:
     """Owner of the caches of a chain's levels: the current call, and the batch in the caches. A
     level that shares the cache of another level names the other level as its `cache_owner`. The
@@ -104,11 +117,11 @@ class CacheOwner:
                 continue
             self._caches.append((name, cache))
 
-    def work(self) -> _Call:
+    def work(self, batch: object = None) -> _Call:
         """Return a context in which no other call uses the caches. Entering it raises a
         RuntimeError if another call uses this chain or one of its caches, in another thread or
-        around this call."""
-        return _Call(self._caches)
+        around this call, or unless `batch` is the latest batch of every cache (None: any is)."""
+        return _Call(self._caches, batch)
 
     def begin(self, batch: object) -> None:
         """Give the caches to `batch`."""
@@ -130,19 +143,6 @@ class CacheOwner:
         """Return the common batch of all caches; None: no common batch."""
         first, *others = (cache.batch and cache.batch() for _, cache in self._caches)
         return first if all(other is first for other in others) else None
-
-    def require(self, batch: object) -> None:
-        """Raise a RuntimeError unless `batch` is the latest batch of every cache."""
-        for name, cache in self._caches:
-            if cache.batch is None or cache.batch() is not batch:
-                reason = "its chain has begun another request since, or it failed"
-                if name:
-                    reason = (
-                        f"another chain that was given its level {name} has begun a request since, "
-                        "or one with a level in the same cache; expected one chain after another, "
-                        "or levels and caches for each"
-                    )
-                raise RuntimeError(f"this stream has ended: {reason}")
 
 
 class Batch:
@@ -232,12 +232,12 @@ class Batch:
     def open(self, row: Row) -> Reading:
         """Return the reading of the text of a request that will `join`, which begins with the saved
         copies of its prefix."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
-            return self._open(row, {} if self._prefixes is None else self._find(row))
+        with torch.inference_mode(), self._owner.work(self):
+            return self._open(row, self._find(row))
 
     def _find(self, row: Row) -> dict[int, Copies]:
-        assert self._prefixes is not None
+        if self._prefixes is None:
+            return {}
         return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
 
     def _open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
@@ -259,21 +259,18 @@ class Batch:
 
     def read(self, reading: Reading, most: int) -> None:
         """Read at most `most` tokens of a text with every level (`Caches.extend`)."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.caches.extend(reading, most, self._recorder)
 
     def read_all(self, readings: Sequence[Reading]) -> None:
         """Read the rest of several texts with every level (`Caches.extend_all`)."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.caches.extend_all(readings, self._recorder)
 
     def join(self, rows: Sequence[Row], readings: Sequence[Reading] = ()) -> None:
         """Add requests to the batch, with the readings of their texts; without readings all texts
         are read again (`Engine.join`)."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.join(rows, readings)
         for row in rows:
             self._processors.add(row.number, row.processors)
@@ -289,20 +286,17 @@ class Batch:
 
     def pause(self, rows: Sequence[Row]) -> None:
         """Exclude the rows `rows`, and no others, from the next rounds."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.pause(rows)
 
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
         """Replace the texts of rows between two rounds (`Engine.rewind`)."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.rewind(rows, texts)
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
         """Set the windows of a row from the next round on."""
-        with torch.inference_mode(), self._owner.work():
-            self._owner.require(self)
+        with torch.inference_mode(), self._owner.work(self):
             self._engine.set_windows(row, windows)
 
     def steps(self, row: Row) -> Sequence[StepReport]:
@@ -343,17 +337,16 @@ class Batch:
             RuntimeError: the chain has begun another batch since, or this batch failed; or another
                 call uses the chain.
         """
-        with torch.inference_mode(), self._owner.work():
+        with torch.inference_mode(), self._owner.work(self):
             return self._advance()
 
     def complete(self) -> None:
         """Run rounds until every text is complete, with no other call in between."""
-        with torch.inference_mode(), self._owner.work():
+        with torch.inference_mode(), self._owner.work(self):
             while self._advance():
                 pass
 
     def _advance(self) -> Committed:
-        self._owner.require(self)
         began, recorder = time.perf_counter(), self._recorder
         prefilled = recorder.prefill_seconds
         committed: Committed = []
