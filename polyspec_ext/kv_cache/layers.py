@@ -387,8 +387,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             keys = keys.contiguous()
         if values.stride(3) != 1 and values.shape[3] > 1:
             values = values.contiguous()
-        form = {"counts": counts, "ring": self.ring, "sinks": self.sinks}
-        _, status = cache_ops.append(self.keys, self.values, keys, values, base, **form)
+        _, status = cache_ops.append(
+            self.keys, self.values, keys, values, base, counts, ring=self.ring, sinks=self.sinks
+        )
         if self.index == 0:  # every layer has the same lengths, and so the same status
             rows.status.bitwise_or_(status.to(rows.status.device))
 

@@ -87,7 +87,7 @@ def grouped_attention(
         return plain
     if taken:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        made = operators.attention(query, key, value, attention_mask, scale, causal=causal)
+        made = operators.attention(query, key, value, attention_mask, scale, causal)
         return made, None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True

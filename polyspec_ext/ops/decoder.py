@@ -4,7 +4,6 @@ on the CPU or CUDA by separate operators of this module."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ WIDTHS = frozenset(range(32, 256 + 1, 32))
 FEW_TOKENS = 64
 _DTYPES = (torch.float32, torch.bfloat16)
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
+_attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
 
 
 def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
@@ -43,32 +43,42 @@ def _in_vectors(x: Tensor) -> bool:
     return all(offset * x.element_size() % 16 == 0 for offset in offsets)
 
 
-attention: Callable[..., Tensor]
-attention = partial(torch.ops.polyspec.attention.default, causal=False, lengths=None)
-"""Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of keys.
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool = False,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of
+    keys.
 
-Row (b, t, h) is bit-identical for any other queries in the call, any processor and number of
-threads, and, on CUDA, any slots after the keys that it sees. If every key is hidden it is 0. On
-CUDA it is one launch, and one more beyond 512 keys.
+    Row (b, t, h) is bit-identical for any other queries in the call, any processor and number of
+    threads, and, on CUDA, any slots after the keys that it sees. If every key is hidden it is 0.
+    On CUDA it is one launch, and one more beyond 512 keys.
 
-Args:
-    query: [B, Hq, T, D] float32 or bfloat16; like all other tensors, unit stride along the last
-        dimension.
-    key: [B, Hkv, N, D], N >= 1; Hkv divides Hq; query head h reads key head ``h // (Hq // Hkv)``.
-    value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
-    mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
-        hides a key, but its value must be finite); None: every token sees every key.
-    scale: factor of the scores.
-    causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
-    lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
-        only, read on the device; None: limited by `causal` and the mask only.
+    Args:
+        query: [B, Hq, T, D] float32 or bfloat16; like all other tensors, unit stride along the last
+            dimension.
+        key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
+            ``h // (Hq // Hkv)``.
+        value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
+        mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
+            hides a key, but its value must be finite); None: every token sees every key.
+        scale: factor of the scores.
+        causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
+        lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
+            only, read on the device; None: limited by `causal` and the mask only.
 
-Returns:
-    [B, T, Hq, Dv], contiguous, in the dtype of `query`.
+    Returns:
+        [B, T, Hq, Dv], contiguous, in the dtype of `query`.
 
-Raises:
-    RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
-"""
+    Raises:
+        RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
+    """
+    return _attention(query, key, value, mask, scale, causal, lengths)
 
 
 @_fake("polyspec::attention")

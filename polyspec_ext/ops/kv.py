@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Appended = tuple[Tensor, Tensor]
+_append: Callable[..., Appended] = torch.ops.polyspec.append.default
 
 
 class CacheStatus(enum.IntFlag):
@@ -32,26 +32,36 @@ class CacheStatus(enum.IntFlag):
     BAD_PAGE = 1 << 12
 
 
-append: Callable[..., Appended]
-append = partial(torch.ops.polyspec.append.default, counts=None, ring=False, sinks=0)
-"""Append new keys and values at each row's length, in place.
+def append(
+    cache_keys: Tensor,
+    cache_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    counts: Tensor | None = None,
+    *,
+    ring: bool = False,
+    sinks: int = 0,
+) -> Appended:
+    """Append new keys and values at each row's length, in place.
 
-Args:
-    cache_keys, cache_values: [B, H, C, Dk] and [B, H, C, Dv], elements of 1, 2 or 4 bytes, any
-        strides but unit stride along the last dimension. Written.
-    keys, values: [B, H, T, Dk] and [B, H, T, Dv], strides likewise; the cache's dtype.
-    lengths: [B] int64, cached lengths: token i of row b goes to position ``lengths[b] + i``.
-    counts: [B] int64 in [0, T], new tokens of each row; None: T each.
-    ring: positions past the first `sinks` wrap: position p is written to slot ``sinks + (p -
-        sinks) % (C - sinks)``, over older tokens (sliding windows; with sinks, StreamingLLM,
-        arXiv 2309.17453).
-    sinks: first positions, which keep their slots.
+    Args:
+        cache_keys, cache_values: [B, H, C, Dk] and [B, H, C, Dv], elements of 1, 2 or 4 bytes, any
+            strides but unit stride along the last dimension. Written.
+        keys, values: [B, H, T, Dk] and [B, H, T, Dv], strides likewise; the cache's dtype.
+        lengths: [B] int64, cached lengths: token i of row b goes to position ``lengths[b] + i``.
+        counts: [B] int64 in [0, T], new tokens of each row; None: T each.
+        ring: positions past the first `sinks` wrap: position p is written to slot ``sinks + (p -
+            sinks) % (C - sinks)``, over older tokens (sliding windows; with sinks, StreamingLLM,
+            arXiv 2309.17453).
+        sinks: first positions, which keep their slots.
 
-Returns:
-    new_lengths [B] int64, and status [B] int32 (`CacheStatus`): CACHE_FULL where a row's tokens do
-    not fit, BAD_LENGTH for a negative length or a count out of range. A row with a status bit is
-    not written.
-"""
+    Returns:
+        new_lengths [B] int64, and status [B] int32 (`CacheStatus`): CACHE_FULL where a row's tokens
+        do not fit, BAD_LENGTH for a negative length or a count out of range. A row with a status
+        bit is not written.
+    """
+    return _append(cache_keys, cache_values, keys, values, lengths, counts, ring, sinks)
 
 
 def pointers(keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:

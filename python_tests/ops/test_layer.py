@@ -100,7 +100,7 @@ def test_heads_are_appended_as_by_themselves(dtype: torch.dtype) -> None:
     ):
         caches = [numbers(3, GROUPS, 11, 2 * WIDTH, dtype=dtype)[..., :WIDTH] for _ in range(4)]
         query, key, value = rotary(x, given, cosine, sine, 3, HEADS, GROUPS, *heads)
-        _, wanted = append(*caches[:2], key, value, lengths, counts=counts)
+        _, wanted = append(*caches[:2], key, value, lengths, counts)
         made, status = rotary_append(
             x, given, cosine, sine, *caches[2:], lengths, counts, HEADS, *heads
         )
