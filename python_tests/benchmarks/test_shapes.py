@@ -152,7 +152,7 @@ def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*arguments: object) -> None:
         raise RuntimeError("no head today\nand more")
 
-    monkeypatch.setattr(type(chains.heads[0]), "draft", failing)
+    monkeypatch.setattr(type(chains.heads[0][0]), "draft", failing)
     rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert {row["error"] for row in rows if chosen.HEAD in row["label"]} == {
         "RuntimeError: no head today"
