@@ -12,6 +12,7 @@ import runpy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -462,27 +463,26 @@ def decoder(method: Method, models: Models) -> Decode:
         return models.variants[method.name][0].decoder(method.name, eos)
     if method.kind == USER:
         generate = models.functions[method.name](level.model, models.tokenizer)
-        return _user_call(method.name, generate, eos)
+        return partial(_user_call, method.name, generate, eos)
     if method.kind == "generate":
-        return generate_call(level.model, eos, static=method.name == STATIC)
+        return partial(generate_call, level.model, eos, static=method.name == STATIC)
     if method.kind == ASSISTED:
-        return generate_call(level.model, eos, models.assistant(method.levels[1]))
+        assistant = models.assistant(method.levels[1])
+        return partial(generate_call, level.model, eos, assistant=assistant)
     if method.name == PLAIN:
-        return chain_call(Chain([level], graphs=None if models.on_cpu else False))
+        return partial(chain_call, Chain([level], graphs=None if models.on_cpu else False))
     # (The captured target is a chain with a single level.)
     elements = [models.element(name) for name in method.levels]
     more: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
-    return chain_call(Chain(elements, method.windows, **more))
+    return partial(chain_call, Chain(elements, method.windows, **more))
 
 
-def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int]) -> Decode:
-    """Return the call of a user's method; tokens after an EOS or `max_new_tokens` are cut."""
-
-    def call(request: Request) -> Answer:
-        rows = [list(map(int, row)) for row in generate(request)]
-        if len(rows) != (count := len(request.prompts)):
-            wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
-            raise ValueError(f"--method {name}: {wanted}")
-        return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
-
-    return call
+def _user_call(
+    name: str, generate: Callable[[Request], Any], eos: frozenset[int], request: Request
+) -> Answer:
+    """Answer by a user's method; tokens after an EOS or `max_new_tokens` are cut."""
+    rows = [list(map(int, row)) for row in generate(request)]
+    if len(rows) != (count := len(request.prompts)):
+        wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
+        raise ValueError(f"--method {name}: {wanted}")
+    return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
