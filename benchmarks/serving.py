@@ -341,6 +341,9 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
         differs = differs or (method.ours and cell.error is not None)
         own = rates[method.name, load]
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
+        tokens, arrivals = (
+            sum(len(getattr(trace, name)) for trace in traces) for name in ("tokens", "arrivals")
+        )
         read = [trace.read for trace in traces if trace.read is not None]
         first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
         rows.append(
@@ -351,16 +354,13 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
                 "temperature": load.temperature,
                 "error": cell.error,
                 "requests": len(traces),
-                "tokens": sum(len(trace.tokens) for trace in traces),
+                "tokens": tokens,
                 "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
                 "prompt_tokens_read": sum(read) if read else None,
                 "repeats": len(own),
                 "tokens_per_second": _spread(own.values()),
                 "x_plain": _spread(own[n] / base[n] for n in own if n in base),
-                "tokens_per_arrival": (
-                    sum(len(trace.tokens) for trace in traces)
-                    / max(1, sum(len(trace.arrivals) for trace in traces))
-                ),
+                "tokens_per_arrival": tokens / max(1, arrivals),
                 "first_token": percentiles(first),
                 "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
                 "texts": same_as_plain,
@@ -412,12 +412,9 @@ def _cells(row: Mapping[str, Any], talks: bool, counted: bool) -> list[str]:
     cells = [str(row["clients"]), row["label"]]
     if rate is None:
         return [*cells, *["-"] * (6 + talks + counted), row["error"]]
-    cells += [f"{rate['median']:.1f}", f"{rate['low']:.1f} to {rate['high']:.1f}"]
-    cells += (
-        [f"{times['median']:.2f}", f"{times['low']:.2f} to {times['high']:.2f}"]
-        if times
-        else ["-", "-"]
-    )
+    for form, spread in ((".1f", rate), (".2f", times)):
+        median, low, high = (format(x, form) for x in spread.values()) if spread else "---"
+        cells += [median, f"{low} to {high}" if spread else "-"]
     for pair in (row["first_token"], row["between_tokens"]):
         cells.append(" / ".join(f"{1000 * value:.0f}" for value in pair) if pair else "-")
     if counted:
