@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import output, questions
+from benchmarks import output
 from benchmarks.replay import (
     BRANCH,
     HELD_OUT,
@@ -199,7 +199,7 @@ def _traces(args: argparse.Namespace) -> Traces:
     if args.traces and args.traces.exists():
         return Traces.read(args.traces)
     progress.note("recording the traces, which takes a few minutes")
-    traces = record(prompt_sets(questions.GSM8K.parent, 2 * args.prompts), LENGTH)
+    traces = record(prompt_sets(2 * args.prompts), LENGTH)
     if args.traces:
         traces.save(args.traces)
     return traces

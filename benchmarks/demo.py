@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks import output
@@ -142,14 +143,15 @@ def _measured(args: argparse.Namespace, models: Models) -> tuple[dict[str, Any],
     """Return the table, and whether Ctrl-C ended the repeats; in the first repeat Ctrl-C is
     raised."""
     target = models.levels["target"]
-    generate = generate_call(target.model, frozenset(target.eos_token_ids))
-    entries = [Contender(PLAIN, chain_call(Chain([target]))), Contender(GENERATE, generate)]
+    generate = partial(generate_call, target.model, frozenset(target.eos_token_ids))
+    plain = partial(chain_call, Chain([target]))
+    entries = [Contender(PLAIN, plain), Contender(GENERATE, generate)]
     with contextlib.suppress(ValueError):  # where nothing can be packed
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         how = ", packed" if other.pack else ", weights as torch keeps them"
-        entries.append(Contender(PLAIN + how, chain_call(Chain([other]))))
+        entries.append(Contender(PLAIN + how, partial(chain_call, Chain([other]))))
     for chain in models.chains:
-        entries.append(Contender(_label(chain), chain_call(chain), list(chain.window)))
+        entries.append(Contender(_label(chain), partial(chain_call, chain), list(chain.window)))
     entries += models.others
     count = len(models.prompts)
     progress.phase(

@@ -27,7 +27,6 @@ from benchmarks.vllm_engine import VLLM, VllmEngine, ways
 from polyspec_ext.cli import options
 
 _ASSISTED = "-assisted"  # suffix of an engine's key: its speculation with a draft model
-_CHAIN = "-chain"  # suffix: our chain within the engine
 _WINDOW = 4
 _ROOM = 4096  # tokens of a text in vLLM
 _START_SECONDS = 600.0  # limit for loading a server
@@ -40,18 +39,23 @@ class Variant(NamedTuple):
     label: str  # for tables
     drafts: bool  # whether a draft model is below the target
     plain: str  # key of the variant with the reference texts
+    flags: str = ""  # of the program
 
 
 _OPENVINO = [
     Variant("openvino", "OpenVINO GenAI, plain", False, "openvino"),
     Variant(f"openvino{_ASSISTED}", "OpenVINO GenAI with draft", True, "openvino"),
 ]
+_RULE = f"--windows {_WINDOW} --rule"
 _LLAMA_CPP = [
-    Variant("llama.cpp", "llama.cpp, plain", False, "llama.cpp"),
-    Variant(f"llama.cpp{_ASSISTED}", "llama.cpp's rule with draft", True, "llama.cpp"),
-    # Reference of the chain: plain decoding with the same settings must have the same texts.
-    Variant("llama.cpp-exact", "llama.cpp, invariant settings", False, "llama.cpp-exact"),
-    Variant(f"llama.cpp{_CHAIN}", "our chain in llama.cpp", True, "llama.cpp-exact"),
+    Variant(f"llama.cpp{suffix}", label, _RULE in flags, plain, flags)
+    for suffix, label, plain, flags in (
+        ("", "llama.cpp, plain", "llama.cpp", "--fast"),
+        (_ASSISTED, "llama.cpp's rule with draft", "llama.cpp", f"--fast {_RULE} llama.cpp"),
+        # Reference of the chain: plain decoding with the same settings must have the same texts.
+        ("-exact", "llama.cpp, invariant settings", "llama.cpp-exact", "--exact"),
+        ("-chain", "our chain in llama.cpp", "llama.cpp-exact", f"--exact {_RULE} block"),
+    )
 ]
 
 
@@ -186,19 +190,14 @@ class LlamaCpp:
 
     def flags(self, key: str) -> str:
         """Return the flags of a variant."""
-        exact = not key.endswith(_ASSISTED) and key != "llama.cpp"
-        words = ["--exact" if exact else "--fast", "--threads", str(torch.get_num_threads())]
-        if key.endswith((_ASSISTED, _CHAIN)):
-            rule = "llama.cpp" if key.endswith(_ASSISTED) else "block"
-            words += ["--windows", str(_WINDOW), "--rule", rule]
-        return " ".join(words)
+        (flags,) = (one.flags for one in self.variants if one.key == key)
+        return f"{flags} --threads {torch.get_num_threads()}"
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
         """Return a variant's call for a single prompt."""
-        models = (
-            [self._target, self._draft] if key.endswith((_ASSISTED, _CHAIN)) else [self._target]
-        )
-        command = [*map(str, [self._program, *models]), "--ids", "--json", *self.flags(key).split()]
+        flags = self.flags(key)
+        models = [self._target, self._draft][: 1 + (_RULE in flags)]
+        command = [*map(str, [self._program, *models]), "--ids", "--json", *flags.split()]
 
         def call(request: Request) -> Answer:
             (prompt,) = request.prompts

@@ -54,58 +54,54 @@ class Answer(NamedTuple):
 Decode = Callable[[Request], Answer]
 
 
-def chain_call(chain: Chain) -> Decode:
-    """Return the call of a chain."""
-
-    def call(request: Request) -> Answer:
-        out = chain.generate(
-            request.prompts, request.max_new_tokens, request.temperature, seed=request.seeds
-        )
-        # Shorter rows are padded at the end.
-        rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
-        texts = [row[len(prompt) : len(prompt) + one.num_new_tokens] for row, prompt, one in rows]
-        return Answer(texts, out.stats, out.requests)
-
-    return call
+def chain_call(chain: Chain, request: Request) -> Answer:
+    """Answer by a chain."""
+    out = chain.generate(
+        request.prompts, request.max_new_tokens, request.temperature, seed=request.seeds
+    )
+    # Shorter rows are padded at the end.
+    rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
+    texts = [row[len(prompt) : len(prompt) + one.num_new_tokens] for row, prompt, one in rows]
+    return Answer(texts, out.stats, out.requests)
 
 
 def generate_call(
-    target: Any, eos: frozenset[int], assistant: Any = None, static: bool = False
-) -> Decode:
-    """Return the call of transformers' ``generate``, perhaps with a draft model or a static cache,
-    with which transformers compiles the passes on CUDA."""
-
-    def call(request: Request) -> Answer:
-        # Some checkpoints set a penalty, which the other methods do not apply.
-        options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
-        if request.temperature > 0:
-            torch.manual_seed(request.seeds[0])
-            options |= {"do_sample": True, "temperature": request.temperature}
-            options |= {"top_k": 0, "top_p": 1.0}
-        if static:
-            options["cache_implementation"] = "static"
-        width = max(map(len, request.prompts))
-        pads = [width - len(prompt) for prompt in request.prompts]
-        padded = zip(pads, request.prompts, strict=True)
-        ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded], device=target.device)
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
-        before = None
+    target: Any,
+    eos: frozenset[int],
+    request: Request,
+    assistant: Any = None,
+    static: bool = False,
+) -> Answer:
+    """Answer by transformers' ``generate``, perhaps with a draft model or a static cache, with
+    which transformers compiles the passes on CUDA."""
+    # Some checkpoints set a penalty, which the other methods do not apply.
+    options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
+    if request.temperature > 0:
+        torch.manual_seed(request.seeds[0])
+        options |= {"do_sample": True, "temperature": request.temperature}
+        options |= {"top_k": 0, "top_p": 1.0}
+    if static:
+        options["cache_implementation"] = "static"
+    width = max(map(len, request.prompts))
+    pads = [width - len(prompt) for prompt in request.prompts]
+    padded = zip(pads, request.prompts, strict=True)
+    ids = torch.tensor([[0] * pad + prompt for pad, prompt in padded], device=target.device)
+    mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=target.device)
+    before = None
+    if assistant is not None:
+        # Calls change this configuration (the confidence threshold); all start with a copy.
+        before = assistant.generation_config
+        options["assistant_model"] = assistant
+        assistant.generation_config = copy.deepcopy(before)
+    try:
+        with torch.inference_mode():
+            rows = target.generate(
+                ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
+            )
+    finally:
         if assistant is not None:
-            # Calls change this configuration (the confidence threshold); all start with a copy.
-            before = assistant.generation_config
-            options["assistant_model"] = assistant
-            assistant.generation_config = copy.deepcopy(before)
-        try:
-            with torch.inference_mode():
-                rows = target.generate(
-                    ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, **options
-                )
-        finally:
-            if assistant is not None:
-                assistant.generation_config = before
-        return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
-
-    return call
+            assistant.generation_config = before
+    return Answer([cut_at_eos(row[width:], eos) for row in rows.tolist()])
 
 
 # ---- turns ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import runpy
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,16 +153,10 @@ class Models:
         """Return the tree of a head; None: the level drafts no trees."""
         return self.tree if name in self.heads else None
 
-    def _once(self, key: str, make: Callable[[], Any]) -> HuggingFaceLevel:
-        if key not in self.levels:
-            self.levels[key] = make()
-            self.levels[key].name = key.split(" ")[-1]
-        return self.levels[key]
-
     @property
     def level(self) -> HuggingFaceLevel:
         """The target's level."""
-        return self._once(TARGET, self._load_target)
+        return self.draft(TARGET)
 
     @property
     def tokenizer(self) -> Any:
@@ -171,7 +166,14 @@ class Models:
         except ValueError as error:
             raise ValueError(f"--target: {error}") from error
 
-    def _load_target(self) -> Any:
+    def _load(self, name: str) -> Any:
+        if name == W4:
+            model = self.level.model
+            # A grown target is new in every run, and so is its copy.
+            copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
+            return packed(copy, name=W4, shares_cache_with=self.level)
+        if name != TARGET:
+            return load_level(self.drafts[name], self.dtype, self.device, name=f"--draft {name}")
         if self.growth:
             fast = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
             model = tiny.grown(dtype=self.dtype or fast, device=self.device, **self.growth)
@@ -181,23 +183,14 @@ class Models:
         return load_level(self.target or tiny.path(TARGET), dtype, self.device, name="--target")
 
     def draft(self, name: str) -> HuggingFaceLevel:
-        """Return a draft level, or the 4-bit copy, rounded to nearest as for users."""
-
-        def load() -> Any:
-            if name != W4:
-                options = (self.dtype, self.device)
-                return load_level(self.drafts[name], *options, name=f"--draft {name}")
-            model = self.level.model
-            # A grown target is new in every run, and so is its copy.
-            copy = quantize_w4(model, 128) if self.growth else stored_w4(model, W4)
-            return packed(copy, name=W4, shares_cache_with=self.level)
-
-        return self._once(name, load)
+        """Return a level, or the 4-bit copy, rounded to nearest as for users."""
+        if name not in self.levels:
+            self.levels[name] = self._load(name)
+            self.levels[name].name = name
+        return self.levels[name]
 
     def element(self, name: str) -> Any:
         """Return an element of a chain; drafters are created anew, since they keep state."""
-        if name == TARGET:
-            return self.level
         if name not in self.drafters:
             return self.draft(name)
         made = WORDS[name]() if name in WORDS else self._head(name)
@@ -238,23 +231,18 @@ class Models:
             folder = Path(original(path))
             return f"{copy_prefix(path)}{folder.name}" if folder.exists() else str(path)
 
-        def fact(name: str, level: HuggingFaceLevel, **more: Any) -> dict[str, Any]:
-            return {"name": name, **more, "runs": "packed" if level.pack else "as it is"}
-
-        for key, level in self.levels.items():
-            path = self.drafts.get(level.name) or self.target
-            yield fact(
-                key,
-                level,
-                place=shown(path, level.name),
-                parameters=parameters(self.level.model if level.name == W4 else level.model),
-                dtype=str(level.model.dtype).removeprefix("torch."),
-            )
         used = {method.levels[-1].removesuffix(AS_CHAIN) for method in methods}
-        for name in sorted(used & set(self.heads)):  # heads run in the target's form
-            place, dtype = shown(self.heads[name], name), str(self._head_dtype)
-            dtype = dtype.removeprefix("torch.")
-            yield fact(name, self.level, place=place, parameters=None, dtype=dtype)
+        heads = dict.fromkeys(sorted(used & set(self.heads)), self.level)  # of the target's form
+        for name, level in (self.levels | heads).items():
+            model = self.level.model if name == W4 else level.model
+            path = self.heads.get(name) or self.drafts.get(name) or self.target
+            yield {
+                "name": name,
+                "place": shown(path, name),
+                "parameters": None if name in heads else parameters(model),
+                "dtype": str(self._head_dtype if name in heads else model.dtype)[6:],
+                "runs": "packed" if level.pack else "as it is",
+            }
 
 
 def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
@@ -462,27 +450,26 @@ def decoder(method: Method, models: Models) -> Decode:
         return models.variants[method.name][0].decoder(method.name, eos)
     if method.kind == USER:
         generate = models.functions[method.name](level.model, models.tokenizer)
-        return _user_call(method.name, generate, eos)
+        return partial(_user_call, method.name, generate, eos)
     if method.kind == "generate":
-        return generate_call(level.model, eos, static=method.name == STATIC)
+        return partial(generate_call, level.model, eos, static=method.name == STATIC)
     if method.kind == ASSISTED:
-        return generate_call(level.model, eos, models.assistant(method.levels[1]))
+        assistant = models.assistant(method.levels[1])
+        return partial(generate_call, level.model, eos, assistant=assistant)
     if method.name == PLAIN:
-        return chain_call(Chain([level], graphs=None if models.on_cpu else False))
+        return partial(chain_call, Chain([level], graphs=None if models.on_cpu else False))
     # (The captured target is a chain with a single level.)
     elements = [models.element(name) for name in method.levels]
     more: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
-    return chain_call(Chain(elements, method.windows, **more))
+    return partial(chain_call, Chain(elements, method.windows, **more))
 
 
-def _user_call(name: str, generate: Callable[[Request], Any], eos: frozenset[int]) -> Decode:
-    """Return the call of a user's method; tokens after an EOS or `max_new_tokens` are cut."""
-
-    def call(request: Request) -> Answer:
-        rows = [list(map(int, row)) for row in generate(request)]
-        if len(rows) != (count := len(request.prompts)):
-            wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
-            raise ValueError(f"--method {name}: {wanted}")
-        return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])
-
-    return call
+def _user_call(
+    name: str, generate: Callable[[Request], Any], eos: frozenset[int], request: Request
+) -> Answer:
+    """Answer by a user's method; tokens after an EOS or `max_new_tokens` are cut."""
+    rows = [list(map(int, row)) for row in generate(request)]
+    if len(rows) != (count := len(request.prompts)):
+        wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
+        raise ValueError(f"--method {name}: {wanted}")
+    return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])

@@ -146,8 +146,7 @@ def commit() -> str | None:
     try:
         if Path(git("rev-parse", "--show-toplevel")) != package.parent:
             return None  # installed into another checkout
-        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "--short=12", "HEAD") + changed
+        return git("describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -23,6 +23,7 @@ from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.questions import Conversation, Prompt, Question
+from benchmarks.record import Turn
 from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
@@ -299,13 +300,12 @@ def planned(
         if method.kind == methods.PLANNED:
             one = found.recommended
             label = f"planned: {' <- '.join(one.levels)}"
-            method = replace(method, label=label, levels=tuple(one.levels))
+            method = replace(method, label=label, levels=one.levels)
         if one is not None and method.kind in kinds:
             tree = models.tree_of(method.levels[-1])
             form = None if tree is None else methods.tree_form(tree, one.windows[-1])
-            windows, rounds = tuple(one.windows), tuple(one.rounds)
-            method = replace(method, windows=windows, rounds=rounds, tree=form)
-            method = replace(method, rule=one.rule, tail=one.tail)
+            own = {key: getattr(one, key) for key in ("windows", "rounds", "rule", "tail")}
+            method = replace(method, **own, tree=form)
         if one is not None and (method.baseline or (method.kind in kinds and not method.policy)):
             rate = one.predicted_decode_tokens_per_second
             prediction[method.name] = {"tokens_per_second": rate, "windows": list(one.windows)}
@@ -439,20 +439,19 @@ class Runner:
         self._model, self._eos = target.model, frozenset(target.eos_token_ids)
         self._clock = measuring.device_clock(target.model.device)
         self._done = {record.key_of(turn): turn for turn in writer.turns}
+        self._answers: dict[str, Answers] = {}  # of a batch, by method
+        self._texts: Texts = {}
 
     def run(self) -> None:
         """Measure all unfinished turns."""
         batches = questions.batches(self._questions, self._asked.batch)
         repeats = range(self._asked.repeats)
         for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
-            answers: dict[str, Answers] = {
-                method.name: [[] for _ in batch] for method, _ in self._calls
-            }
+            self._answers = {method.name: [[] for _ in batch] for method, _ in self._calls}
             for turn in range(len(self._questions[batch[0]].turns)):
-                texts: Texts = {}
+                self._texts = {}
                 for call in timing.rotated(self._calls, number + turn + repeat, self._first):
-                    name = call[0].name
-                    answers[name] = self._take_turn(call, batch, turn, repeat, answers[name], texts)
+                    self._take_turn(call, batch, turn, repeat)
                     self._tick(len(batch))
 
     def warm_up(self) -> None:
@@ -471,23 +470,15 @@ class Runner:
                 for _ in range(asked.warm_up):
                     decode(request)
 
-    def _take_turn(
-        self,
-        call: Call,
-        batch: Sequence[int],
-        turn: int,
-        repeat: int,
-        answers: Answers,
-        texts: Texts,
-    ) -> Answers:
-        """Measure a turn of a batch, or read it from the disk; return the answers including the
-        turn's, or None after a failure."""
+    def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
+        """Measure a turn of a batch, or read it from the disk."""
         some, asked = [self._questions[index] for index in batch], self._asked
+        name, answers = call[0].name, self._answers[call[0].name]
         prompts = [
             self._conversation.prompt(question.turns[: turn + 1], own)
             for question, own in zip(some, answers or (), strict=answers is not None)
         ]
-        where = {"turn": turn, "method": call[0].name, "repeat": repeat}
+        where = {"turn": turn, "method": name, "repeat": repeat}
         about = ("question_id", "category", "task")
         heads = [{**{name: getattr(one, name) for name in about}, **where} for one in some]
         keys = [record.key_of(head) for head in heads]
@@ -495,10 +486,10 @@ class Runner:
             # The seed of a question's turn does not depend on the batch.
             numbers = (repeat * len(self._questions) + index for index in batch)
             seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
-            reason, rows = "the turn before failed", list[dict[str, Any]]()
+            reason, rows = "the turn before failed", list[Turn]()
             try:
                 if prompts:
-                    rows = self._measured(call, prompts, seeds, texts)
+                    rows = self._measured(call, prompts, seeds)
             except Exception as error:  # a method's error must not end the run
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             # A batch is measured whole; turns on the disk are not replaced.
@@ -509,15 +500,13 @@ class Runner:
                     self._writer.add(self._done[key])
         tokens = [self._done[key]["tokens"] for key in keys]
         if answers is None or None in tokens:
-            return None
-        ids = [prompt.ids for prompt in prompts]
-        texts[call[0].name] = list(zip(ids, tokens, strict=True))
-        pairs = zip(answers, tokens, strict=True)
-        return [[*own, self._conversation.answer(text)] for own, text in pairs]
+            self._answers[name] = None
+            return
+        self._texts[name] = [(one.ids, text) for one, text in zip(prompts, tokens, strict=True)]
+        for own, text in zip(answers, tokens, strict=True):
+            own.append(self._conversation.answer(text))
 
-    def _measured(
-        self, call: Call, prompts: Sequence[Prompt], seeds: list[int], texts: Texts
-    ) -> list[dict[str, Any]]:
+    def _measured(self, call: Call, prompts: Sequence[Prompt], seeds: list[int]) -> list[Turn]:
         """Return the rows of a call."""
         (method, decode), asked = call, self._asked
         ids = [prompt.ids for prompt in prompts]
@@ -547,7 +536,7 @@ class Runner:
                     for name, level in zip(method.levels, own.levels, strict=True)
                 ],
                 "tokens": tokens,
-                "lossless": self._lossless(method, texts, row, prompt.ids, tokens),
+                "lossless": self._lossless(method, row, prompt.ids, tokens),
                 "cut": prompt.cut,
                 "batch": count,
             }
@@ -555,28 +544,24 @@ class Runner:
         ]
 
     def _lossless(
-        self, method: Method, texts: Texts, row: int, prompt: list[int], tokens: list[int]
+        self, method: Method, row: int, prompt: list[int], tokens: list[int]
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
         if self._asked.temperature > 0:
             if engine:
                 return None
-            total, variance = measuring.surprise(
-                self._model, prompt, tokens, self._asked.temperature
-            )
-            return {"surprise": total, "variance": variance}
+            found = measuring.surprise(self._model, prompt, tokens, self._asked.temperature)
+            return dict(zip(("surprise", "variance"), found, strict=True))
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
-            rows = texts.get(name)
+            rows = self._texts.get(name)
             if rows is None or rows[row][0] != prompt:
                 return None
             reference = rows[row][1]
         model = None if engine else self._model
-        found = measuring.first_difference(model, prompt, reference, tokens)
-        if found is None:
-            return {"identical": True, "at": None, "gap": None}
-        return {"identical": False, "at": found["at"], "gap": found["gap"]}
+        parted = measuring.first_difference(model, prompt, reference, tokens) or {}
+        return {"identical": not parted, "at": parted.get("at"), "gap": parted.get("gap")}
 
 
 def _failed(error: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import questions
 from polyspec_ext import progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.levels import load_model
@@ -78,24 +79,22 @@ class Traces:
         return cls(sets, made["seconds"])
 
 
-def prompt_sets(data: Path, count: int) -> dict[str, list[list[int]]]:
-    """Return ids of `count` prompts of each set with a file in `data`, and of random prompts."""
+def prompt_sets(count: int) -> dict[str, list[list[int]]]:
+    """Return ids of `count` prompts of each set with a file beside the repository, and of random
+    prompts."""
+    data = questions.GSM8K.parent
     texts: dict[str, list[str]] = {}
-
-    def read(name: str) -> str | None:
-        return (data / name).read_text(encoding="utf-8") if (data / name).exists() else None
-
-    if gsm8k := read("gsm8k_test.jsonl"):
-        lines = gsm8k.splitlines()[:count]
-        texts["gsm8k"] = [tiny.prompt_of(json.loads(line)["question"]) for line in lines]
-    if plays := read("tinyshakespeare.txt"):
-        speeches = plays.split("\n\n")
+    if questions.GSM8K.exists():
+        texts["gsm8k"] = [
+            tiny.prompt_of(one.turns[0]) for one in questions.read(questions.GSM8K)[:count]
+        ]
+    if (plays := data / "tinyshakespeare.txt").exists():
+        speeches = plays.read_text(encoding="utf-8").split("\n\n")
         step = max(1, len(speeches) // (count + 1))
         texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
-    if questions := read("spec_bench_question.jsonl"):
-        rows = [json.loads(line) for line in questions.splitlines()]
-        step = max(1, len(rows) // count)
-        texts["spec-bench"] = [row["turns"][0] for row in rows[::step][:count]]
+    if questions.SPEC_BENCH.exists():
+        rows = questions.read(questions.SPEC_BENCH)
+        texts["spec-bench"] = [one.turns[0] for one in rows[:: max(1, len(rows) // count)][:count]]
     if not texts:
         raise ValueError(f"expected a folder with the prompt sets, given {data}")
     tokenizer, chance = tiny.tokenizer(), random.Random(0)

@@ -685,13 +685,17 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         return {table.key: {key: getattr(table, key) for key in keys} for table in tables}
 
     whole: Record = {"schema": 2, "command": "bench report", "runs": []}
+    by_query = []
     for run in runs:
         prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
         facts = {name: run.facts[name] for name in _FACTS if name in run.facts}
-        drawn = figures.of_run(run, by_task(run).records, variances(run).records)
-        tables = add(run.label, summary(run), tables_of(run), drawn, prefix)
-        whole["runs"].append({"label": run.label, **facts, "tables": tables})
-    drawn = figures.of_several([(run, variances(run).records) for run in runs])
+        tables = tables_of(run)
+        records = {table.key: table.records for table in tables}
+        by_query.append((run, records.get("figure4", [])))
+        drawn = figures.of_run(run, records["table2"], by_query[-1][1])
+        entries = add(run.label, summary(run), tables, drawn, prefix)
+        whole["runs"].append({"label": run.label, **facts, "tables": entries})
+    drawn = figures.of_several(by_query)
     note = "Targets beside each other, and as printed."
     whole["several"] = add("Between runs, and the papers", note, tables_of_several(runs), drawn)
     files["report.md"] = "\n".join(lines).encode()

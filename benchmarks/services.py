@@ -109,124 +109,110 @@ def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Tr
 # ---- methods -------------------------------------------------------------------------------------
 
 
-def by_server(chain: Chain, speculation: bool = True, slots: int = 0, **more: Any) -> Open:
-    """Return the service of a `Server`, created for every load. `slots` 0: a slot for each
-    client."""
+@contextlib.contextmanager
+def by_server(
+    chain: Chain, load: Load, speculation: bool = True, slots: int = 0, **more: Any
+) -> Iterator[Service]:
+    """Open a `Server`. `slots` 0: a slot for each client."""
+    server = Server(chain, slots or load.clients, **more)
 
-    @contextlib.contextmanager
-    def opened(load: Load) -> Iterator[Service]:
-        server = Server(chain, slots or load.clients, **more)
+    def add(ask: Ask) -> int:
+        options: dict[str, Any] = {"seed": ask.seed, "speculation": speculation}
+        return server.add(ask.prompt, load.max_new_tokens, load.temperature, **options)
 
-        def add(ask: Ask) -> int:
-            options: dict[str, Any] = {"seed": ask.seed, "speculation": speculation}
-            return server.add(ask.prompt, load.max_new_tokens, load.temperature, **options)
+    def step() -> Iterator[Arrival]:
+        for event in server.step():
+            if event.error is not None:
+                raise event.error
+            yield event.request, event.tokens, event.stats
 
-        def step() -> Iterator[Arrival]:
-            for event in server.step():
-                if event.error is not None:
-                    raise event.error
-                yield event.request, event.tokens, event.stats
-
-        yield Service(add, step)
-
-    return opened
+    yield Service(add, step)
 
 
-def by_batches(chain: Chain) -> Open:
-    """Return the service of `Chain.generate`: waiting questions are a batch of at most eight, and
-    the answers arrive when the whole batch is complete."""
-    decode = chain_call(chain)
+@contextlib.contextmanager
+def by_batches(chain: Chain, load: Load) -> Iterator[Service]:
+    """Open `Chain.generate`: waiting questions are a batch of at most eight, and the answers arrive
+    when the whole batch is complete."""
+    waiting: deque[Ask] = deque()
 
-    @contextlib.contextmanager
-    def opened(load: Load) -> Iterator[Service]:
-        waiting: deque[Ask] = deque()
+    def add(ask: Ask) -> int:
+        waiting.append(ask)
+        return ask.number
 
-        def add(ask: Ask) -> int:
-            waiting.append(ask)
-            return ask.number
+    def step() -> list[Arrival]:
+        batch = [waiting.popleft() for _ in range(min(_BATCH, len(waiting)))]
+        prompts, seeds = [ask.prompt for ask in batch], [ask.seed for ask in batch]
+        request = Request(prompts, load.max_new_tokens, load.temperature, seeds)
+        answer = chain_call(chain, request)
+        numbers = [ask.number for ask in batch]
+        return list(zip(numbers, answer.texts, answer.rows, strict=True))
 
-        def step() -> list[Arrival]:
-            batch = [waiting.popleft() for _ in range(min(_BATCH, len(waiting)))]
-            prompts, seeds = [ask.prompt for ask in batch], [ask.seed for ask in batch]
-            answer = decode(Request(prompts, load.max_new_tokens, load.temperature, seeds))
-            numbers = [ask.number for ask in batch]
-            return list(zip(numbers, answer.texts, answer.rows, strict=True))
-
-        yield Service(add, step)
-
-    return opened
+    yield Service(add, step)
 
 
-def by_transformers(model: Any, eos: Sequence[int], room: int) -> Open:
-    """Return the service of transformers' continuous batching; `room`: tokens of a request."""
+@contextlib.contextmanager
+def by_transformers(model: Any, eos: Sequence[int], room: int, load: Load) -> Iterator[Service]:
+    """Open transformers' continuous batching; `room`: tokens of a request."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    @contextlib.contextmanager
-    def opened(load: Load) -> Iterator[Service]:
-        sampled = {"do_sample": True, "temperature": load.temperature, "top_k": 0, "top_p": 1.0}
-        chosen = sampled if load.temperature > 0 else {"do_sample": False}
-        pages = load.clients * (room // _PAGE + 2)
-        manager = model.init_continuous_batching(
-            GenerationConfig(eos_token_id=list(eos) or -1, **chosen),
-            ContinuousBatchingConfig(
-                num_blocks=pages, page_size=_PAGE, max_batch_tokens=_STEP_TOKENS, seed=0
-            ),
-        )
-        counts: dict[str, int] = {}  # tokens that have arrived
+    sampled = {"do_sample": True, "temperature": load.temperature, "top_k": 0, "top_p": 1.0}
+    chosen = sampled if load.temperature > 0 else {"do_sample": False}
+    pages = load.clients * (room // _PAGE + 2)
+    manager = model.init_continuous_batching(
+        GenerationConfig(eos_token_id=list(eos) or -1, **chosen),
+        ContinuousBatchingConfig(
+            num_blocks=pages, page_size=_PAGE, max_batch_tokens=_STEP_TOKENS, seed=0
+        ),
+    )
+    counts: dict[str, int] = {}  # tokens that have arrived
 
-        def add(ask: Ask) -> str:
-            key = str(ask.number)
-            counts[key] = 0
-            manager.add_request(ask.prompt, key, load.max_new_tokens, streaming=True)
-            return key
+    def add(ask: Ask) -> str:
+        key = str(ask.number)
+        counts[key] = 0
+        manager.add_request(ask.prompt, key, load.max_new_tokens, streaming=True)
+        return key
 
-        def step() -> Iterator[Arrival]:
-            result = manager.get_result(timeout=1.0)
-            if result is None and not manager.is_running():
-                raise RuntimeError(str(manager.background_thread_status.fatal_error))
-            if result is not None and result.error is not None:
-                raise RuntimeError(result.error)
-            if result is not None:
-                tokens = result.generated_tokens[counts[result.request_id] :]
-                counts[result.request_id] += len(tokens)
-                yield result.request_id, tokens, result.is_finished()
+    def step() -> Iterator[Arrival]:
+        result = manager.get_result(timeout=1.0)
+        if result is None and not manager.is_running():
+            raise RuntimeError(str(manager.background_thread_status.fatal_error))
+        if result is not None and result.error is not None:
+            raise RuntimeError(result.error)
+        if result is not None:
+            tokens = result.generated_tokens[counts[result.request_id] :]
+            counts[result.request_id] += len(tokens)
+            yield result.request_id, tokens, result.is_finished()
 
-        manager.start()
+    manager.start()
+    try:
+        yield Service(add, step)
+    finally:
+        manager.stop(block=True, timeout=10.0)
+
+
+@contextlib.contextmanager
+def by_llama(server: LlamaServer, load: Load) -> Iterator[Service]:
+    """Ask llama.cpp's server in a thread for each client."""
+    arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
+
+    def answer(ask: Ask) -> None:
         try:
-            yield Service(add, step)
-        finally:
-            manager.stop(block=True, timeout=10.0)
+            request = Request([ask.prompt], load.max_new_tokens, load.temperature, [ask.seed])
+            for tokens in server.stream(request):
+                arrivals.put((ask.number, tokens, False))
+            arrivals.put((ask.number, [], True))
+        except Exception as error:
+            arrivals.put(error)
 
-    return opened
+    def add(ask: Ask) -> int:
+        pool.submit(answer, ask)
+        return ask.number
 
+    def step() -> Iterator[Arrival]:
+        arrival = arrivals.get()
+        if isinstance(arrival, Exception):
+            raise arrival
+        yield arrival
 
-def by_llama(server: LlamaServer) -> Open:
-    """Return the service of llama.cpp's server, with a thread for each client."""
-
-    @contextlib.contextmanager
-    def opened(load: Load) -> Iterator[Service]:
-        arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
-
-        def answer(ask: Ask) -> None:
-            try:
-                request = Request([ask.prompt], load.max_new_tokens, load.temperature, [ask.seed])
-                for tokens in server.stream(request):
-                    arrivals.put((ask.number, tokens, False))
-                arrivals.put((ask.number, [], True))
-            except Exception as error:
-                arrivals.put(error)
-
-        def add(ask: Ask) -> int:
-            pool.submit(answer, ask)
-            return ask.number
-
-        def step() -> Iterator[Arrival]:
-            arrival = arrivals.get()
-            if isinstance(arrival, Exception):
-                raise arrival
-            yield arrival
-
-        with ThreadPoolExecutor(load.clients) as pool:
-            yield Service(add, step)
-
-    return opened
+    with ThreadPoolExecutor(load.clients) as pool:
+        yield Service(add, step)

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -152,8 +153,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             chain = Chain(levels, args.window)
             options: dict[str, Any] = {"slots": _SLOTS}
             made = [
-                Method("cached", "prefix cache", services.by_server(chain, **options)),
-                Method(PLAIN, "without", services.by_server(chain, **options, cache_tokens=0)),
+                Method("cached", "prefix cache", partial(services.by_server, chain, **options)),
+                Method(
+                    PLAIN, "without", partial(services.by_server, chain, **options, cache_tokens=0)
+                ),
             ]
             loads = [Load(args.conversations, t, args.max_new_tokens) for t in args.temperatures]
         else:
@@ -190,13 +193,13 @@ def _methods(
     if isinstance(target, HuggingFaceLevel):
         chain, serve = Chain(levels, args.window), services.by_server
         by_policy = Chain(levels, args.window, policy=args.policy)
-        continuous = services.by_transformers(target.model, target.eos_token_ids, room)
+        continuous = partial(services.by_transformers, target.model, target.eos_token_ids, room)
         every = [
-            Method(PLAIN, "Server, speculation=False", serve(chain, speculation=False)),
-            Method(ALONE, "Server, target alone", serve(Chain([target]))),
-            Method(CHAIN, "Server", serve(chain)),
-            Method(POLICY, f"Server, {args.policy} policy", serve(by_policy)),
-            Method(BATCHES, "Chain.generate, batches of 8", services.by_batches(chain)),
+            Method(PLAIN, "Server, speculation=False", partial(serve, chain, speculation=False)),
+            Method(ALONE, "Server, target alone", partial(serve, Chain([target]))),
+            Method(CHAIN, "Server", partial(serve, chain)),
+            Method(POLICY, f"Server, {args.policy} policy", partial(serve, by_policy)),
+            Method(BATCHES, "Chain.generate, batches of 8", partial(services.by_batches, chain)),
             Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
         ]
     known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
@@ -216,7 +219,7 @@ def _methods(
             server = LlamaServer(args.llama_server, flags, max(args.clients), room + _DRAFTS)
             stack.callback(server.close)
             servers.append(server)
-            every.append(Method(name, label, services.by_llama(server), LLAMA, ours=False))
+            every.append(Method(name, label, partial(services.by_llama, server), LLAMA, ours=False))
     if args.vllm:
         place = str(original(args.target or tiny.path("target")))
         dtype = str(target.model.dtype).removeprefix("torch.")
@@ -227,7 +230,7 @@ def _methods(
                 engine = VllmEngine(args.vllm, {**common, **way.options})
                 stack.callback(engine.close)
                 servers.append(engine)
-                every.append(Method(way.key, way.label, engine.service(), VLLM, ours=False))
+                every.append(Method(way.key, way.label, engine.service, VLLM, ours=False))
     return [one for one in every if one.name in wanted]
 
 
@@ -338,6 +341,9 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
         differs = differs or (method.ours and cell.error is not None)
         own = rates[method.name, load]
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
+        tokens, arrivals = (
+            sum(len(getattr(trace, name)) for trace in traces) for name in ("tokens", "arrivals")
+        )
         read = [trace.read for trace in traces if trace.read is not None]
         first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
         rows.append(
@@ -348,16 +354,13 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
                 "temperature": load.temperature,
                 "error": cell.error,
                 "requests": len(traces),
-                "tokens": sum(len(trace.tokens) for trace in traces),
+                "tokens": tokens,
                 "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
                 "prompt_tokens_read": sum(read) if read else None,
                 "repeats": len(own),
                 "tokens_per_second": _spread(own.values()),
                 "x_plain": _spread(own[n] / base[n] for n in own if n in base),
-                "tokens_per_arrival": (
-                    sum(len(trace.tokens) for trace in traces)
-                    / max(1, sum(len(trace.arrivals) for trace in traces))
-                ),
+                "tokens_per_arrival": tokens / max(1, arrivals),
                 "first_token": percentiles(first),
                 "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
                 "texts": same_as_plain,
@@ -409,12 +412,9 @@ def _cells(row: Mapping[str, Any], talks: bool, counted: bool) -> list[str]:
     cells = [str(row["clients"]), row["label"]]
     if rate is None:
         return [*cells, *["-"] * (6 + talks + counted), row["error"]]
-    cells += [f"{rate['median']:.1f}", f"{rate['low']:.1f} to {rate['high']:.1f}"]
-    cells += (
-        [f"{times['median']:.2f}", f"{times['low']:.2f} to {times['high']:.2f}"]
-        if times
-        else ["-", "-"]
-    )
+    for form, spread in ((".1f", rate), (".2f", times)):
+        median, low, high = (format(x, form) for x in spread.values()) if spread else "---"
+        cells += [median, f"{low} to {high}" if spread else "-"]
     for pair in (row["first_token"], row["between_tokens"]):
         cells.append(" / ".join(f"{1000 * value:.0f}" for value in pair) if pair else "-")
     if counted:

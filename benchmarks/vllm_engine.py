@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the other environment lacks the imports
-    from benchmarks.services import Arrival, Ask, Load, Open
+    from benchmarks.services import Arrival, Ask, Load, Service
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
@@ -145,28 +145,25 @@ class VllmEngine:
         self._process.wait()
         self._errors.close()
 
-    def service(self) -> Open:
-        """Return the service of this engine."""
+    @contextlib.contextmanager
+    def service(self, load: Load) -> Iterator[Service]:
+        """Serve requests of a load."""
         from benchmarks.services import Service
 
-        @contextlib.contextmanager
-        def opened(load: Load) -> Iterator[Service]:
-            def add(ask: Ask) -> str:
-                self._ask(
-                    key=str(ask.number),
-                    prompt=ask.prompt,
-                    max_tokens=load.max_new_tokens,
-                    temperature=load.temperature,
-                    seed=ask.seed,
-                )
-                return str(ask.number)
+        def add(ask: Ask) -> str:
+            self._ask(
+                key=str(ask.number),
+                prompt=ask.prompt,
+                max_tokens=load.max_new_tokens,
+                temperature=load.temperature,
+                seed=ask.seed,
+            )
+            return str(ask.number)
 
-            def step() -> Iterator[Arrival]:
-                yield from self._ask()["arrivals"]
+        def step() -> Iterator[Arrival]:
+            yield from self._ask()["arrivals"]
 
-            yield Service(add, step)
-
-        return opened
+        yield Service(add, step)
 
 
 def _serve(options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,14 +47,14 @@ def test_every_call_answers_alike(
     config = target.generation_config
     alone = Request(request(batch).prompts[-1:], 9, 0.0, [3])
     if ends:  # in the middle of the last text, and wherever else it comes up
-        end = chain_call(Chain([target]))(alone).texts[0][3]
+        end = chain_call(Chain([target]), alone).texts[0][3]
         monkeypatch.setattr(config, "eos_token_id", end)
     eos = frozenset() if config.eos_token_id is None else frozenset([config.eos_token_id])
     calls = [
-        chain_call(Chain([target])),
-        chain_call(Chain(list(models.values()), [5, 3])),
-        generate_call(target, eos),
-        *([generate_call(target, eos, drafter)] if batch == 1 else []),
+        partial(chain_call, Chain([target])),
+        partial(chain_call, Chain(list(models.values()), [5, 3])),
+        partial(generate_call, target, eos),
+        *([partial(generate_call, target, eos, assistant=drafter)] if batch == 1 else []),
     ]
     first, *others = (call(request(batch)).texts for call in calls)
     assert len(first) == batch
@@ -74,7 +75,7 @@ def test_the_assistant_keeps_its_settings(
         return forward(*args, **options)
 
     monkeypatch.setattr(drafter, "forward", watched)
-    generate_call(models["target"], frozenset({1}), drafter)(request(1, 1.0))
+    generate_call(models["target"], frozenset({1}), request(1, 1.0), drafter)
     assert seen[-1] is not before
     assert seen[-1].num_assistant_tokens == before.num_assistant_tokens
     assert drafter.generation_config is before

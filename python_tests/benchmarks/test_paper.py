@@ -619,7 +619,7 @@ def test_engines(llama: LlamaCpp, tmp_path: Path) -> None:
         read_keys(["plain", "llama.cpp-chain"], models)
     assert llama.version == "ggml 0.1, commit 1a2b"
     assert llama.flags("llama.cpp").startswith("--fast --threads ")
-    assert llama.flags("llama.cpp-chain").endswith(" --windows 4 --rule block")
+    assert llama.flags("llama.cpp-chain").startswith("--exact --windows 4 --rule block ")
     decode = llama.decoder("llama.cpp-chain", frozenset())
     found = decode(Request([[4, 5]], 3, 0.0, [9]))
     assert (found.texts, found.seconds, found.prefill_seconds) == ([[6, 7, 8]], 7.5, 1.5)

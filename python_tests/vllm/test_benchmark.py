@@ -42,7 +42,7 @@ def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
                 assert len(answer) == 6
 
         clients = [client(number) for number in range(2)]
-        traces = services.served(engine.service(), clients, Load(2, 0.0, 6))
+        traces = services.served(engine.service, clients, Load(2, 0.0, 6))
         asked = {"prompt": [3, 1, 4], "max_tokens": 6, "temperature": 0.0}
         streamed = list(engine.stream("more", **asked))
     finally:
