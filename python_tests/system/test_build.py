@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from native_builds import CMAKE, ROOT, TOOLS
 
 import polyspec_ext as ps
 from polyspec_ext import _C
 
-ROOT = Path(__file__).resolve().parents[2]
-TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-CMAKE = shutil.which("cmake", path=TOOLS)
 needs_cmake = pytest.mark.skipif(CMAKE is None, reason="needs cmake")
 
 
@@ -244,13 +242,13 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "imports", "preflight",
     "cuda_test", "graph_life_test", "pytest gpu", "chains, chosen acceptance", "bench kernels",
-    "bench int4", "rounds of the target", "bench overhead", "bench paper",
+    "bench int4", "verify_shapes", "rounds of the target", "bench overhead", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
-# What a build leaves: a module, and two programs that end as `code` says.
+# What a build leaves: a module, and programs that end as `code` says.
 BUILT = (
-    'for one in cuda_test graph_life_test; do echo exit {code} >"$2/$one"; chmod +x "$2/$one"; '
-    'done; touch "$2/_C.so"'
+    "for one in cuda_test graph_life_test verify_shapes; do "
+    'echo exit {code} >"$2/$one"; chmod +x "$2/$one"; done; touch "$2/_C.so"'
 )
 
 
