@@ -249,13 +249,22 @@ def test_bad_input_is_one_line(capsys, untrained, tmp_path, options, text) -> No
     assert err.count("\n") == 1
 
 
-def test_an_error_of_many_lines_is_shown_in_one(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (
+            OSError("no such model\nCheck your connection."),
+            (2, "", "error: no such model Check your connection.\n"),
+        ),
+        (KeyboardInterrupt(), (130, "", "")),  # the status of shells
+    ],
+)
+def test_an_error_is_one_line_and_ctrl_c_none(capsys, monkeypatch, error, result) -> None:
     def fails(*_: Any, **__: Any) -> Any:
-        raise OSError("no such model\nCheck your connection.")
+        raise error
 
     monkeypatch.setattr(tiny, "chain", fails)
-    status, _, err = call(capsys, "generate", "x")
-    assert (status, err) == (2, "error: no such model Check your connection.\n")
+    assert call(capsys, "generate", "x") == result
 
 
 @pytest.mark.parametrize("words", [("generate", "x"), ("plan",)])
@@ -287,14 +296,6 @@ def test_a_missing_word_shows_the_help(capsys: pytest.CaptureFixture[str]) -> No
     status, out, err = call(capsys)
     assert (status, out) == (2, "")
     assert "usage: " in err
-
-
-def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(capsys, monkeypatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tiny, "chain", interrupted)
-    assert call(capsys, "generate", "x") == (130, "", "")
 
 
 def python(*words: str, **more: str) -> subprocess.Popen[bytes]:
