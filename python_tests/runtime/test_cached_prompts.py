@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from any_head import head_for
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+from small_models import llama
+from transformers import DynamicCache
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
@@ -34,14 +35,10 @@ class Counting(HuggingFaceLevel):
         return super().append(tokens, *given)
 
 
-def model(layers: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=128, intermediate_size=192, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
-        eos_token_id=None, initializer_range=0.12,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+def model(layers: int, seed: int = 0) -> Any:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": False}
+    more = {"eos_token_id": None, "initializer_range": 0.12}
+    return llama(seed, layers, V, **sizes, **more).bfloat16()
 
 
 def packed(layers: int, seed: int = 0, **options: Any) -> Counting:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from small_models import llama
 from toy import ToyLevel
 
@@ -73,6 +74,8 @@ assert ps.tiny.LEVELS and set(dir(ps)) == {*ps.__all__, "__version__"}
 def test_every_public_name_exists_and_is_documented() -> None:
     for name in ps.__all__:
         assert getattr(ps, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'Chian'"):
+        ps.Chian  # noqa: B018
 
 
 def model(layers: int, hidden: int = 16, tied: bool = True) -> Any:
