@@ -478,9 +478,7 @@ def test_arguments_of_transformers_have_a_hint() -> None:
             with pytest.raises(TypeError, match=wanted):
                 call([1], **{name: 1})
     for name, hint in (("stop_strings", r"stop=\.\.\."), ("num_return_sequences", r"n=\.\.\.")):
-        with pytest.raises(
-            TypeError, match=rf"^{name}: expected no such .* 1; here {hint}$"
-        ):
+        with pytest.raises(TypeError, match=rf"^{name}: expected no such .* 1; here {hint}$"):
             chain.generate([1], **{name: 1})
         with pytest.raises(TypeError, match=rf"^{name}: .*custom_generate.*, {name}="):
             chain.batch([1], **{name: 1})  # which has no such option

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_heads import Variant, save, weights_of
-from last_state_heads import medusa, save_medusa
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+from any_head import head_for
+from small_models import llama
+from transformers import DynamicCache
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
@@ -35,26 +35,14 @@ class Counting(HuggingFaceLevel):
         return super().append(tokens, *given)
 
 
-def model(layers: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=128, intermediate_size=192, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
-        eos_token_id=None, initializer_range=0.12,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+def model(layers: int, seed: int = 0) -> Any:
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": False}
+    more = {"eos_token_id": None, "initializer_range": 0.12}
+    return llama(seed, layers, V, **sizes, **more).bfloat16()
 
 
 def packed(layers: int, seed: int = 0, **options: Any) -> Counting:
     return Counting(model(layers, seed), pack=True, **options)
-
-
-def two(_: Path) -> list[Any]:
-    return [packed(3), packed(1)]
-
-
-def three(_: Path) -> list[Any]:
-    return [packed(3), packed(2), packed(1)]
 
 
 def copies(_: Path) -> list[Any]:
@@ -66,39 +54,27 @@ def copies(_: Path) -> list[Any]:
 
 def eagle(place: Path) -> list[Any]:
     """Below a middle level whose states it is told too."""
-    v = Variant(
-        "eagle1", hidden=128, inner=64, heads=4, kv_heads=4, head_dim=32, vocab=V, own_head=True
-    )
     target = packed(3)
-    head = ps.Eagle.from_pretrained(save(v, weights_of(v, 3), place), target)
+    head = head_for(target, "eagle", place, inner=64, head_dim=32, own_head=True)
     return [target, packed(2), head]
 
 
 def trees(place: Path) -> list[Any]:
     target = packed(3)
-    heads = save_medusa(medusa(hidden=128, vocab=V), place)
-    return [target, ps.Medusa.from_pretrained(heads, target)]
-
-
-def words(_: Path) -> list[Any]:
-    return [packed(3), "ngram"]
-
-
-def single(_: Path) -> list[Any]:
-    """In caches that take one sequence."""
-    caches = {"new_cache": DynamicCache}
-    return [packed(3, **caches), packed(1, **caches)]
-
-
-def streaming(_: Path) -> list[Any]:
-    return [packed(3), Counting(model(1), streaming=8)]
+    return [target, head_for(target, "medusa", place)]
 
 
 KINDS: dict[str, Callable[[Path], list[Any]]] = {
     "plain": lambda _: [packed(3)],
-    **{
-        made.__name__: made for made in (two, three, copies, eagle, trees, words, single, streaming)
-    },
+    "two": lambda _: [packed(3), packed(1)],
+    "three": lambda _: [packed(3), packed(2), packed(1)],
+    "copies": copies,
+    "eagle": eagle,
+    "trees": trees,
+    "words": lambda _: [packed(3), "ngram"],
+    # In caches that take one sequence.
+    "single": lambda _: [packed(layers, new_cache=DynamicCache) for layers in (3, 1)],
+    "streaming": lambda _: [packed(3), Counting(model(1), streaming=8)],
 }
 
 

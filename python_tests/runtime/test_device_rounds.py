@@ -28,26 +28,6 @@ def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
     return made[0], made[1]
 
 
-def test_a_row_that_is_stopped_and_a_stream() -> None:
-    followed, alone = chains([4, 2])
-    texts = []
-    prompts = [*PROMPTS, [1, 2], [3, 4]]
-    for chain in (followed, alone):
-        batch = chain.batch(prompts, 30, 1.0, seed=4, eos_token_id=[])
-        batch.advance()
-        batch.stop(1)
-        stopped = list(batch.rows[1].tokens)
-        assert all(number != 1 for number, _ in batch.advance())
-        assert len(chain.engine.slots) == 4
-        while batch.advance():
-            pass
-        assert batch.rows[1].tokens == stopped
-        texts.append([row.tokens for row in batch.rows if row.number != 1])
-    assert texts[0] == texts[1]
-    streamed = [list(chain.stream(PROMPTS[0], 20, 1.0, seed=9)) for chain in (followed, alone)]
-    assert streamed[0] == streamed[1]
-
-
 def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
     """What `output_logits` and `output_scores` give."""
     followed, alone = chains([4, 2])

@@ -5,7 +5,6 @@ for CUDA graphs (`recorder.py`)."""
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -254,6 +253,26 @@ def counting(chain: ps.Chain, counts: Counts) -> Iterator[None]:
             yield
 
 
+def rounds_of(chain: ps.Chain, counts: Counts, head: Any = None) -> Iterator[list[int]]:
+    """Yield the verifications of each level in eight rounds of a text, which `counts` counts."""
+    for _ in range(2):
+        chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
+    batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
+    if head is not None:  # whose cache the first round allocates
+        batch.advance()
+        cache = head.features.cache
+        states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
+        counts.own([*head.network.parameters(), *states, cache.rows.lengths, cache.rows.base])
+    with counting(chain, counts):
+        for number in range(11):
+            before = [own.num_verifications for own in batch.stats.levels[:-1]]
+            counts.clear()
+            batch.advance()
+            after = [own.num_verifications for own in batch.stats.levels[:-1]]
+            if number > 2:  # parameters reach the device once
+                yield [b - a for a, b in zip(before, after, strict=True)]
+
+
 def _reading(name: str, counts: Counts) -> Callable[..., Any]:
     real: Callable[..., Any] = getattr(torch.Tensor, name)
 
@@ -277,24 +296,13 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -
     counts = Counts()
     graphs = Graphs(CountingRecorder(counts), progress=False)
     chain = ps.Chain(levels(True), window, graphs=graphs, sync_each_step=True, **options)
-    for _ in range(2):
-        chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
-    batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
-    with counting(chain, counts):
-        for _ in range(3):  # parameters reach the device once
-            batch.advance()
-        for _ in range(8):
-            before = [own.num_verifications for own in batch.stats.levels[:-1]]
-            counts.clear()
-            batch.advance()
-            after = [own.num_verifications for own in batch.stats.levels[:-1]]
-            passes = [b - a for a, b in zip(before, after, strict=True)]
-            assert counts.launches.count("replay") == sum(passes)
-            assert len(counts.reads) == sum(passes), counts.reads
-            assert counts.uploads.count("a step") == sum(passes)
-            others = [x for x in counts.uploads if x != "a step"]
-            assert len(others) <= uploads * sum(passes[1:]), others
-            assert len(counts.launches) <= launches * sum(passes), counts.launches
+    for passes in rounds_of(chain, counts):
+        assert counts.launches.count("replay") == sum(passes)
+        assert len(counts.reads) == sum(passes), counts.reads
+        assert counts.uploads.count("a step") == sum(passes)
+        others = [x for x in counts.uploads if x != "a step"]
+        assert len(others) <= uploads * sum(passes[1:]), others
+        assert len(counts.launches) <= launches * sum(passes), counts.launches
 
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
@@ -309,27 +317,14 @@ def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) ->
     counts = Counts()
     graphs = Graphs(CountingRecorder(counts), progress=False)
     chain = ps.Chain([target, drafter], [window], graphs=graphs, sync_each_step=True)
-    for _ in range(2):
-        chain.generate(REPEATING[0], 60, 1.0, **OPTIONS)
-    batch = chain.batch(REPEATING[0], 60, 1.0, **OPTIONS)
-    batch.advance()
-    cache = head.features.cache
-    states = [x for layer in cache.layers for x in (layer.keys, layer.values)]
-    counts.own([*head.network.parameters(), *states, cache.rows.lengths, cache.rows.base])
-    with counting(chain, counts):
-        for _ in range(3):  # parameters reach the device once
-            batch.advance()
-        for _ in range(8):
-            counts.clear()
-            batch.advance()
-            assert counts.launches.count("replay") == (1 + window if tree is None else 3)
-            assert counts.uploads.count("a step") == 2
-            assert len(counts.launches) <= 130
-            reads = Counter(counts.reads)
-            if tree is None:
-                assert reads["tolist [1, 1]"] == window
-            else:
-                assert reads["cpu [1, 17]"] == 1
+    for _ in rounds_of(chain, counts, head):
+        assert counts.launches.count("replay") == (1 + window if tree is None else 3)
+        assert counts.uploads.count("a step") == 2
+        assert len(counts.launches) <= 130
+        if tree is None:
+            assert counts.reads.count("tolist [1, 1]") == window
+        else:
+            assert counts.reads.count("cpu [1, 17]") == 1
 
 
 @pytest.mark.parametrize("rows", [1, 2])

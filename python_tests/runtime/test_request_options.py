@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,27 +27,34 @@ V = 11
 EOS = [1, 4]
 
 
-def processors_of(rules: dict[str, Any], prompt: int) -> LogitsProcessorList:
-    """Return what transformers has for `rules`, in our order."""
+def processed(
+    rules: dict[str, Any], prompt: int, text: Sequence[int], row: torch.Tensor, eos: list[int]
+) -> torch.Tensor:
+    """Return logits ``[1, V]`` behind a text, with what transformers has for `rules`, in our
+    order."""
     found = LogitsProcessorList()
     if bias := rules.get("logit_bias"):
         found.append(lp.SequenceBiasLogitsProcessor({(token,): b for token, b in bias.items()}))
     if penalty := rules.get("repetition_penalty"):
         found.append(lp.RepetitionPenaltyLogitsProcessor(penalty))
+    found.append(penalised(text[prompt:], rules))
     if words := rules.get("bad_words"):
-        found.append(lp.NoBadWordsLogitsProcessor(words, EOS))
+        found.append(lp.NoBadWordsLogitsProcessor(words, eos))
     if least := rules.get("min_new_tokens"):
-        found.append(lp.MinNewTokensLengthLogitsProcessor(prompt, least, EOS))
-    return found
+        found.append(lp.MinNewTokensLengthLogitsProcessor(prompt, least, eos))
+    return found(torch.tensor([text]), row.clone())
 
 
-def penalised(scores: list[float], text: list[int], rules: dict[str, Any]) -> list[float]:
-    """Return logits behind the penalties of OpenAI's interface for the tokens of `text`."""
+def penalised(text: Sequence[int], rules: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """Return the penalties of OpenAI's interface for the tokens of `text`."""
     often, once = (rules.get(f"{name}_penalty", 0.0) for name in ("frequency", "presence"))
-    return [
-        score - often * text.count(token) - once * (token in text)
-        for token, score in enumerate(scores)
-    ]
+
+    def changed(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        for token in set(text):
+            scores[:, token] -= often * text.count(token) + once
+        return scores
+
+    return changed
 
 
 ids = st.integers(0, V - 1)
@@ -79,12 +86,8 @@ def test_rules_are_what_each_position_asks_for(rules, penalties, prompt, text, w
     ours = LogitsRules(**rules, **penalties).for_request(len(prompt), frozenset(EOS), V)
     whole = []
     for i in range(len(text) + 1):
-        seen = torch.tensor([prefix[: len(prompt) + i]])
-        bias = {name: rules[name] for name in ("logit_bias", "repetition_penalty") if name in rules}
-        scores = processors_of(bias, 0)(seen, logits[i : i + 1].clone())
-        scores = torch.tensor([penalised(scores[0].tolist(), text[:i], penalties)])
-        rest = {name: rule for name, rule in rules.items() if name not in bias}
-        whole.append(processors_of(rest, len(prompt))(seen, scores))
+        seen, row = prefix[: len(prompt) + i], logits[i : i + 1]
+        whole.append(processed(rules | penalties, len(prompt), seen, row, EOS))
     before = logits.clone()
     got = ours.apply(logits, torch.tensor(prefix))
     assert got.dtype == torch.float32
@@ -151,26 +154,10 @@ def test_processors_of_requests_come_and_go() -> None:
 
 
 def ruled(level: Any, rules: dict[str, Any], prompt: int, eos: list[int]) -> Any:
-    """Return a stand-in for a toy level whose rows are changed by rules, one by one, in Python."""
-    penalty = rules.get("repetition_penalty", 1.0)
-
-    def row(prefix: Sequence[int]) -> torch.Tensor:
-        text = list(prefix)[prompt:]
-        scores = [
-            score + rules.get("logit_bias", {}).get(token, 0.0)
-            for token, score in enumerate(level.row(prefix).tolist())
-        ]
-        for token in set(prefix):
-            scores[token] *= penalty if scores[token] < 0 else 1 / penalty
-        scores = penalised(scores, text, rules)
-        for *front, last in rules.get("bad_words", []):
-            if front == list(prefix)[len(prefix) - len(front) :]:
-                scores[last] = -math.inf
-        if len(text) < rules.get("min_new_tokens", 0):
-            scores = [-math.inf if token in eos else s for token, s in enumerate(scores)]
-        return torch.tensor(scores)
-
-    return SimpleNamespace(row=row)
+    """Return a stand-in for a toy level whose rows are changed by rules, one by one."""
+    return SimpleNamespace(
+        row=lambda text: processed(rules, prompt, list(text), level.row(text)[None], eos)[0]
+    )
 
 
 LAWS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from eagle_heads import Layers, Random, Weights
 from safetensors.torch import save_file
-from small_models import llama
+from small_models import llama, sharp
 
 
 @dataclass(frozen=True)
@@ -156,12 +156,7 @@ def target_of(v: Variant, layers: int = 6) -> Any:
     """Return a random target whose embeddings and output head the drafter may use."""
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
     sizes = {"hidden_size": v.hidden, "intermediate_size": 8, "eos_token_id": None}
-    model = llama(5, layers, v.vocab, **heads, **sizes)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.normal_(0, 0.25)
-    return model
+    return sharp(llama(5, layers, v.vocab, **heads, **sizes))
 
 
 class Reference(Layers):

@@ -107,40 +107,30 @@ def config_of(v: Variant) -> dict[str, Any]:
         "num_hidden_layers": v.layers, "vocab_size": v.vocab, "rms_norm_eps": 1e-5,
         "max_position_embeddings": 256, "rope_theta": 10000.0, "hidden_act": "silu",
     }  # fmt: skip
-    if v.head_dim is not None:
-        layer["head_dim"] = v.head_dim
-    if v.qkv_bias:
-        layer["qkv_bias"] = True
-    if v.attention_bias:
-        layer["attention_bias"] = True
-    if v.rope_scaling is not None:
-        layer["rope_scaling"] = dict(v.rope_scaling)
+    bias = None if v.third else v.fc_bias
+    layer |= {"head_dim": v.head_dim, "rope_scaling": v.rope_scaling}
+    layer |= {"qkv_bias": v.qkv_bias or None, "attention_bias": v.attention_bias or None}
     top: dict[str, Any] = {}
     if v.third:
-        inner: dict[str, Any] = {}
-        if v.aux is not None:
-            inner["eagle_aux_hidden_state_layer_ids"] = list(v.aux)
-        if not v.use_aux:
-            inner["use_aux_hidden_state"] = False
-        top = {"eagle_config": inner} if v.nested_aux else inner
+        inner = {
+            "eagle_aux_hidden_state_layer_ids": v.aux,
+            "use_aux_hidden_state": None if v.use_aux else False,
+        }
+        top = {"eagle_config": _said(inner)} if v.nested_aux else inner
         for key in ("norm_before_fc", "fc_norm", "norm_output"):
-            if getattr(v, key):
-                top[key] = True
-        if v.norm_before_residual is not None:
-            top["norm_before_residual"] = v.norm_before_residual
-        if v.draft_vocab is not None:
-            top["draft_vocab_size"] = v.draft_vocab
-        if v.target_hidden is not None:
-            top["target_hidden_size"] = v.target_hidden
+            top[key] = getattr(v, key) or None
+        top["norm_before_residual"] = v.norm_before_residual
+        top |= {"draft_vocab_size": v.draft_vocab, "target_hidden_size": v.target_hidden}
     if v.speculators:
-        top["speculators_model_type"] = "eagle3" if v.third else "eagle"
-        if not v.third and v.fc_bias is not None:
-            top["fusion_bias"] = v.fc_bias
-        return {**top, "transformer_layer_config": layer, "architectures": ["Speculator"]}
-    if not v.third and v.fc_bias is not None:
-        top["bias"] = v.fc_bias
+        top |= {"speculators_model_type": "eagle3" if v.third else "eagle", "fusion_bias": bias}
+        top |= {"transformer_layer_config": _said(layer), "architectures": ["Speculator"]}
+        return _said(top)
     names = ["LlamaForCausalLMEagle3"] if v.third else ["LlamaForCausalLM"]
-    return {**layer, **top, "architectures": names}
+    return _said({**layer, **top, "bias": bias, "architectures": names})
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 class Random:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers as hf
+from small_models import sharp
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 V = 96
@@ -276,11 +277,7 @@ def model_of(family: str) -> Any | None:
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config).float().eval()
     for _ in range(8):
-        with torch.no_grad():
-            for p in model.parameters():
-                if p.dim() > 1:
-                    p.normal_(0, 0.25)
-        if _varied(model):
+        if _varied(sharp(model)):
             break
     return model
 

@@ -26,12 +26,18 @@ TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 CMAKE = shutil.which("cmake", path=TOOLS)
 CXX = first_tool("CXX", "c++", "g++", "clang++")
 CC = first_tool("CC", "cc", "gcc", "clang")
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 needs_tools = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a C++ compiler")
 
 
-def run(*command: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: object, check: bool = True, **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Return what a command without CUDA has printed, by default of one that succeeds. `variables`:
+    of its environment; None: it has none of the name."""
     words = [str(word) for word in command]
-    env = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
+    every = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
+    env = {name: value for name, value in every.items() if value is not None}
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=env)
     if check and done.returncode != 0:
         pytest.fail(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}{done.stderr}")

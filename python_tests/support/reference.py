@@ -28,12 +28,8 @@ Words = npt.NDArray[np.uint64]
 
 # Status bits of csrc/include/polyspec/status.hpp.
 NAN, INF, EMPTY_ROW, DRAFT_ROW = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-TOKEN_OUT_OF_RANGE, BAD_LENGTH, BAD_PARAMETER, DRAFT_STATISTICS_MISMATCH = (
-    1 << 4,
-    1 << 5,
-    1 << 6,
-    1 << 7,
-)
+TOKEN_OUT_OF_RANGE, BAD_LENGTH, BAD_PARAMETER = 1 << 4, 1 << 5, 1 << 6
+DRAFT_STATISTICS_MISMATCH = 1 << 7
 ZERO_RESIDUAL = 1 << 16
 
 # Purposes of a draw (csrc/include/polyspec/philox.hpp).

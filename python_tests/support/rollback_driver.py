@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from small_models import FAMILIES
+from small_models import FAMILIES, sharp
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
@@ -22,12 +22,7 @@ WINDOWED = {name: FAMILIES[f"{name}, sliding window"](3, VOCAB) for name in ("mi
 def build(config: Any, attention: str = "sdpa") -> Any:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    # The usual initialisation hardly tells positions apart; a wrong mask has to show.
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 2:
-                parameter.normal_(0, 0.25)
-    return model.eval()
+    return sharp(model.eval())  # a wrong mask has to show
 
 
 class Alone:

@@ -50,11 +50,16 @@ def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V, **sizes: i
     vars(config).update(sizes)
     config.tie_word_embeddings = False  # tied random weights repeat their input
     config.eos_token_id = config.bos_token_id = config.pad_token_id = None
-    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.dim() > 1:
-                p.normal_(0, 0.25)
+    return sharp(hf.AutoModelForCausalLM.from_config(config).float().eval())
+
+
+@torch.no_grad()
+def sharp(model: Any, deviation: float = 0.25) -> Any:
+    """Return the model with other matrices: the usual initialisation hardly tells positions
+    apart."""
+    for p in model.parameters():
+        if p.dim() > 1:
+            p.normal_(0, deviation)
     return model
 
 

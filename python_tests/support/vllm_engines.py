@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats  # type: ignore[import-untyped]
+from small_models import sharp
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from polyspec_ext.integrations.vllm import Options
@@ -77,12 +78,7 @@ def sizes(layers: int) -> dict[str, Any]:
 def save_llama(folder: Path, seed: int, layers: int) -> Path:
     """Save a random Llama, sharp enough that its laws are far from even."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**sizes(layers)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-    model.save_pretrained(folder)
+    sharp(LlamaForCausalLM(LlamaConfig(**sizes(layers))), 0.15).save_pretrained(folder)
     return folder
 
 

@@ -249,13 +249,22 @@ def test_bad_input_is_one_line(capsys, untrained, tmp_path, options, text) -> No
     assert err.count("\n") == 1
 
 
-def test_an_error_of_many_lines_is_shown_in_one(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (
+            OSError("no such model\nCheck your connection."),
+            (2, "", "error: no such model Check your connection.\n"),
+        ),
+        (KeyboardInterrupt(), (130, "", "")),  # the status of shells
+    ],
+)
+def test_an_error_is_one_line_and_ctrl_c_none(capsys, monkeypatch, error, result) -> None:
     def fails(*_: Any, **__: Any) -> Any:
-        raise OSError("no such model\nCheck your connection.")
+        raise error
 
     monkeypatch.setattr(tiny, "chain", fails)
-    status, _, err = call(capsys, "generate", "x")
-    assert (status, err) == (2, "error: no such model Check your connection.\n")
+    assert call(capsys, "generate", "x") == result
 
 
 @pytest.mark.parametrize("words", [("generate", "x"), ("plan",)])
@@ -289,24 +298,12 @@ def test_a_missing_word_shows_the_help(capsys: pytest.CaptureFixture[str]) -> No
     assert "usage: " in err
 
 
-def test_ctrl_c_ends_with_the_status_of_shells_and_no_traceback(capsys, monkeypatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tiny, "chain", interrupted)
-    assert call(capsys, "generate", "x") == (130, "", "")
-
-
-def python(*words: str, **more: str) -> subprocess.Popen[bytes]:
+def python(*words: str, stdout: Any = subprocess.PIPE, **more: str) -> subprocess.Popen[bytes]:
     """The command line in a process of its own, with pipes for its output."""
     # Output is buffered, as it is for most users.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | more
-    return subprocess.Popen(
-        [sys.executable, "-m", "polyspec_ext", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-    )
+    command = [sys.executable, "-m", "polyspec_ext", *words]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, env=environment)
 
 
 @pytest.mark.parametrize("words", [["generate", "x", "--max-new-tokens", "9"], ["--help"]])
@@ -321,17 +318,11 @@ def test_a_reader_that_leaves_is_no_error(words: list[str]) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_is_one_line() -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "polyspec_ext", "--version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    with Path("/dev/full").open("wb") as full, python("--version", stdout=full) as process:
+        _, err = process.communicate()
+    assert process.returncode == 2
+    assert err.startswith(b"error: ")
+    assert err.count(b"\n") == 1
 
 
 def test_a_terminal_without_the_characters_gets_replacements() -> None:

@@ -23,7 +23,7 @@ import native_builds
 import pytest
 import small_models
 import torch
-from native_builds import CXX, EXAMPLES, run
+from native_builds import CXX, EXAMPLES, STRICT, run
 
 EXAMPLE = EXAMPLES / "llama_cpp"
 CANNOT_BE_HAD = 3
@@ -298,9 +298,8 @@ def test_failures_end_with_a_message_and_a_usable_chain(engine, prefix, small, t
     source = Path(native_builds.__file__).with_name("llama_failures.cpp")
     libraries = [engine / "lib" / f"lib{name}.so" for name in ("llama", "ggml", "ggml-base")]
     includes = ["-I", prefix / "include", "-isystem", engine / "include"]
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     rest = [prefix / "lib" / "libpolyspec.a", *libraries, f"-Wl,-rpath,{engine / 'lib'}"]
-    run(CXX, *flags, *includes, source, "-o", tmp_path / "failures", *rest)
+    run(CXX, "-std=c++17", *STRICT, *includes, source, "-o", tmp_path / "failures", *rest)
     run(tmp_path / "failures", small[1][0], engine / "lib")
 
 
@@ -319,8 +318,7 @@ def test_snippets_of_the_page_compile(engine: Path, prefix: Path, tmp_path: Path
     (body,) = (one for one in native_builds.snippets("cpp") if "Llama" in one)
     (tmp_path / "snippet.cpp").write_text(SNIPPET.format(body))
     includes = ["-I", prefix / "include", "-isystem", engine / "include"]
-    flags = ["-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
-    run(CXX, *flags, *includes, tmp_path / "snippet.cpp")
+    run(CXX, "-std=c++17", *STRICT, "-fsyntax-only", *includes, tmp_path / "snippet.cpp")
 
 
 def test_full_context_ends_the_text(program: Path, small: tuple[Any, list[Path]]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
+import pytest
 from small_models import llama
+from toy import ToyLevel
 
 import polyspec_ext as ps
 from polyspec_ext import drafters
@@ -73,6 +74,8 @@ assert ps.tiny.LEVELS and set(dir(ps)) == {*ps.__all__, "__version__"}
 def test_every_public_name_exists_and_is_documented() -> None:
     for name in ps.__all__:
         assert getattr(ps, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'Chian'"):
+        ps.Chian  # noqa: B018
 
 
 def model(layers: int, hidden: int = 16, tied: bool = True) -> Any:
@@ -114,23 +117,12 @@ def test_repr_counts_the_weights_of_a_4_bit_copy() -> None:
     ] * 2
 
 
-class Alone:
-    """A level of one's own, without a model of torch's."""
-
-    vocab_size = 8
-
-    def prefill(self, tokens: torch.Tensor) -> None: ...
-
-    def forward(self, tokens: torch.Tensor, keep: int) -> torch.Tensor:
-        return torch.zeros(1, keep, self.vocab_size)
-
-    def rollback(self, lengths: list[int]) -> None: ...
-
-
 def test_repr_of_a_chain_of_ones_own_levels() -> None:
-    assert repr(ps.Chain([Alone()])).splitlines() == [
+    level = ToyLevel(8, 1)
+    del level.name
+    assert repr(ps.Chain([level])).splitlines() == [
         "Chain(",
-        "  Alone: Alone, vocabulary of 8, cpu",
+        "  ToyLevel: ToyLevel, vocabulary of 8, cpu",
         "  window=[], rounds=[], rule='token'",
         ")",
     ]
