@@ -135,7 +135,8 @@ def test_chains_accept_what_was_chosen() -> None:
     assert all(row["same_text"] for row in rows)
     tables, begin = chains.tables, chosen.PROMPT
     end = begin + tokens
-    (plain,) = ps.Chain([chains.targets[0]]).generate([[3] * begin], tokens, eos_token_id=[]).sequences
+    chain = ps.Chain([chains.targets[0]])
+    (plain,) = chain.generate([[3] * begin], tokens, eos_token_id=[]).sequences
     assert torch.equal(plain[begin:], tables.target[begin:end])
     for row in rows[1:]:
         if len(row["levels"]) == 2:
