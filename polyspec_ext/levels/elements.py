@@ -293,7 +293,7 @@ def _load_model(thing: Any, options: Options) -> Any:
     if options.choose is not None and device_of(thing).type == "cpu":
         return options.choose(ModelSource(level, lambda: thing.config, thing))
     if options.choose is not None and not options.pack and fuses_on_cuda(thing):
-        with contextlib.suppress(ValueError):  # adapters, or a forward of its own
+        with contextlib.suppress(ValueError):  # adapters, or a replaced forward
             return level(None, True)
     return level(None, options.pack)
 
