@@ -467,7 +467,7 @@ def decoder(method: Method, models: Models) -> Decode:
 def _user_call(
     name: str, generate: Callable[[Request], Any], eos: frozenset[int], request: Request
 ) -> Answer:
-    """Answer by a user's method; tokens after an EOS or `max_new_tokens` are cut."""
+    # Tokens after an EOS or `max_new_tokens` are cut.
     rows = [list(map(int, row)) for row in generate(request)]
     if len(rows) != (count := len(request.prompts)):
         wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
