@@ -217,7 +217,7 @@ polyspec_plant(keys_not_awaited cuda/attention.cu "      __syncthreads();  // th
 polyspec_plant(keys_overwritten cuda/attention.cu "      __syncthreads();  // the keys are read, and the scores there\n" "" "data race" attention 20)
 polyspec_plant(weights_not_awaited cuda/attention.cu "      __syncthreads();  // the values are there, and the weights\n" "" "data race" attention 20)
 polyspec_plant(values_overwritten cuda/attention.cu "      __syncthreads();  // the values are read\n" "" "data race" attention 20)
-polyspec_plant(tiles_not_awaited cuda/attention.cu "wait_for_batches<kTiles - 1>();" "wait_for_batches<kTiles>();" "data race|check failed" attention 20)
+polyspec_plant(tiles_not_awaited cuda/attention.cu "wait_for_batches<kTiles - 1>();" "wait_for_batches<kTiles>();" "data race|check failed|without having waited" attention 20)
 polyspec_plant(one_key_more cuda/attention.cu "if (key < seen)" "if (key <= seen)" "check failed" attention 20)
 polyspec_plant(chunk_not_awaited cuda/int4.cu "wait_for_batches<kAhead - 1>();" "wait_for_batches<kAhead>();"
                "data race|int4 case" int4 20)
