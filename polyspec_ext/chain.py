@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
@@ -20,7 +20,6 @@ from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter,
 from .drafters.proposals import ProposalDrafter
 from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
-from .kv_cache import Prefixes
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
@@ -35,6 +34,9 @@ from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
 from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
+
+if TYPE_CHECKING:
+    from .kv_cache.prefixes import Prefixes
 
 Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
@@ -272,7 +274,7 @@ class Chain:
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         self._tokenizer = TargetTokenizer(given[0], names[0])
-        self._prefixes = Prefixes(_KEPT, _STATES)
+        self._prefixes: Prefixes | None = None  # of calls with `cache_prompt`
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
@@ -482,7 +484,11 @@ class Chain:
         inputs.require_batches(self.names, self.engine.parts, len(rows))
         for row in rows:
             row.encoded = encoded
-        self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
+        if cache_prompt:
+            from .kv_cache.prefixes import Prefixes
+
+            self._prefixes = self._prefixes or Prefixes(_KEPT, _STATES)
+            self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
         return Batch(
             self.engine,
             self.owner,

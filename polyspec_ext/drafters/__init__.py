@@ -19,7 +19,6 @@ from .base import (
 from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel, early_exit
 from .proposals import ProposalDrafter, levels_of
-from .trees import DynamicTree, StaticTree
 from .words import elements, is_drafter, register_word
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .features import FeatureCache, Hydra, Medusa
     from .mtp import MTP
     from .switching import SwitchingDrafter
+    from .trees import DynamicTree, StaticTree
 
 __all__ = [
     "MTP",
@@ -63,10 +63,11 @@ register_word("prompt-lookup", PromptLookup)
 register_word("suffix", SuffixMatch)
 register_word("ngram", NGramTable)
 
-# Imported when first used: heads of published checkpoints, and a choice of drafters.
+# Imported when first used: heads of published checkpoints, trees, and a choice of drafters.
 _LATER = {
-    "DFlash": "dflash", "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features",
-    "MTP": "mtp", "Medusa": "features", "SwitchingDrafter": "switching",
+    "DFlash": "dflash", "DynamicTree": "trees", "Eagle": "eagle", "FeatureCache": "features",
+    "Hydra": "features", "MTP": "mtp", "Medusa": "features", "StaticTree": "trees",
+    "SwitchingDrafter": "switching",
 }  # fmt: skip
 
 

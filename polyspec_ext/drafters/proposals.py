@@ -20,7 +20,6 @@ from ..levels.base import Ints, PromptBatch
 from ..tensors import RowCounts, on_device
 from ..validate import LOGITS_DTYPES, wrong_kind
 from .base import Context, DraftBlock, Drafter, DrafterCapabilities, DraftInput, Proposal, RowBuffer
-from .trees import require_parents
 
 
 class ProposalDrafter:
@@ -293,6 +292,8 @@ def _require_tree(
         raise ValueError(
             f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
         )
+    from .trees import require_parents
+
     require_parents(name, parents, most)
     if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         raise ValueError(

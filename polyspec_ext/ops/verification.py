@@ -19,6 +19,8 @@ from polyspec_ext import _C
 from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
 
+from .unchecked import TreeVerifyResult, VerifyResult
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -28,6 +30,7 @@ Ids = int | Sequence[int] | torch.Tensor
 
 _sample = torch.ops.polyspec.sample.default
 _verify = torch.ops.polyspec.verify.default
+_verify_tree = torch.ops.polyspec.verify_tree.default
 
 
 class SampleResult(NamedTuple):
@@ -42,26 +45,6 @@ class SampleResult(NamedTuple):
     """
 
     tokens: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-
-
-class VerifyResult(NamedTuple):
-    """Result of ``verify``.
-
-    Attributes:
-        tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
-        num_accepted: [B] int64, accepted draft tokens.
-        logprobs: [B, K+1] float32, log p of each emitted token under the processed target
-            distribution; then NaN.
-        status: [B] int32 bit set, 0 = no error.
-        statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
-            level above.
-    """
-
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
     logprobs: torch.Tensor
     status: torch.Tensor
     statistics: torch.Tensor
@@ -360,82 +343,6 @@ def verify(
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
 
 
-def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
-    """Return the number of requests of a verification."""
-    return target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-
-
-def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tensor, ...]:
-    """Return empty tensors like the common results of all verifications, for `batch` requests of
-    `rows` target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return logits.new_empty(shape, dtype=dtype)
-
-    return (
-        empty(batch, rows),
-        empty(batch),
-        empty(batch, rows, dtype=torch.float32),
-        empty(batch, dtype=torch.int32),
-        empty(batch, rows, 2),
-        empty(5, batch),
-    )
-
-
-def _sample_fake(logits: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
-    tokens, _, logprobs, status, statistics, _ = results_of(logits, logits.shape[0], 1)
-    return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
-
-
-def _verify_fake(
-    target_logits: torch.Tensor,
-    draft_tokens: object,
-    offsets: torch.Tensor | None,
-    draft_len: int,
-    *rest: object,
-) -> tuple[torch.Tensor, ...]:
-    rows = target_logits.shape[1] if offsets is None else draft_len + 1
-    return results_of(target_logits, requests_of(target_logits, offsets), rows)
-
-
-torch.library.register_fake("polyspec::sample", _sample_fake)
-torch.library.register_fake("polyspec::verify", _verify_fake)
-
-
-_verify_tree = torch.ops.polyspec.verify_tree.default
-
-
-class TreeVerifyResult(NamedTuple):
-    """Result of ``verify_tree``.
-
-    Attributes:
-        tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
-        num_accepted: [B] int64, nodes of the accepted path.
-        path: [B, D] int64, the nodes of the path, then -1.
-        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
-        logprobs: [B, D+1] float32, log p of each emitted token under the processed target
-            distribution; then NaN.
-        status: [B] int32 bit set, 0 = no error.
-        statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
-            level above.
-        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
-            ``CutVerifyResult``.
-    """
-
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
-    path: torch.Tensor
-    rows: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-    num_emitted: torch.Tensor
-    ended: torch.Tensor
-    cache_lengths: torch.Tensor
-    next_ids: torch.Tensor
-    next_positions: torch.Tensor
-
-
 def verify_tree(
     target_logits: torch.Tensor,
     draft_tokens: torch.Tensor,
@@ -577,24 +484,6 @@ def verify_tree(
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
     )
-
-
-def _verify_tree_fake(
-    target_logits: torch.Tensor,
-    draft_tokens: object,
-    parents: object,
-    offsets: torch.Tensor | None,
-    nodes: int,
-    depth: int,
-    *rest: object,
-) -> tuple[torch.Tensor, ...]:
-    batch = requests_of(target_logits, offsets)
-    *emitted, ends = results_of(target_logits, batch, depth + 1)
-    tokens = emitted[0]
-    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
-
-
-torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
 
 
 # ---- checks of tensor values ---------------------------------------------------------------------

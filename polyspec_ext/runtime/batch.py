@@ -12,11 +12,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import arguments
-from ..kv_cache.prefixes import Copies, Prefixes
 from ..policies import RoundReport, StepReport, WindowPolicy
 from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, RequestProcessors
@@ -24,6 +24,9 @@ from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
 from .prefill import Reading
 from .rows import Row
+
+if TYPE_CHECKING:
+    from ..kv_cache.prefixes import Copies, Prefixes
 
 _ENDED = operator.attrgetter("ended")
 
