@@ -17,7 +17,6 @@ import torch
 from . import arguments, inputs, validate
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
-from .drafters.proposals import ProposalDrafter
 from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
@@ -279,11 +278,14 @@ class Chain:
             batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
         drafter: BatchedDrafter | None = None
-        sizes = list(self.vocab_sizes)
+        sizes, devices = list(self.vocab_sizes), {level.device for level in levels}
         if isinstance(self.drafter, Drafter):
+            from .drafters.proposals import ProposalDrafter
+
             drafter = ProposalDrafter(self.drafter, len(levels) + 1, sizes[-1], sizes[0])
         elif self.drafter is not None:
             drafter = self.drafter
+            devices.add(drafter.device)
         if drafter is not None:
             sizes.append(drafter.vocab_size)
         drafters = [] if drafter is None else [drafter]
@@ -298,9 +300,6 @@ class Chain:
             self._operators,
             self.tail,
         )
-        devices = {level.device for level in levels}
-        if drafter is not None and not isinstance(drafter, ProposalDrafter):  # reads on the host
-            devices.add(drafter.device)
         graphs = _graphs(self._wants_graphs, devices)
         self.engine = Engine(
             config, levels, drafter, graphs=graphs, sync_each_step=self._sync_each_step

@@ -314,9 +314,7 @@ def verify(
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            found = rows_of_draft_tokens(
-                batch, rows - 1, draft_rows, draft_lengths, offsets, draft_tokens.numel(), place[1]
-            )
+            found = _draft_rows(rows - 1, draft_tokens, None, draft_rows, draft_lengths, offsets)
             parameters = (temperature, top_k, top_p, min_p)
             check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     cuts = eos is not None or room is not None
@@ -455,8 +453,8 @@ def verify_tree(
     if validate is not False and _arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
-        if draft_logits is not None and draft_rows is not None and draft_statistics is not None:
-            found = rows_of_nodes(batch, rows - 1, draft_rows, parents, counts, offsets, place[1])
+        if draft_logits is not None and draft_statistics is not None:
+            found = _draft_rows(rows - 1, draft_tokens, parents, draft_rows, counts, offsets)
             parameters = (temperature, top_k, top_p, min_p)
             check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
@@ -509,64 +507,40 @@ def check_logits(name: str, rows: torch.Tensor | None) -> None:
         )
 
 
-def rows_of_draft_tokens(
-    batch: int,
-    draft_len: int,
+def _draft_rows(
+    most: int,
+    draft_tokens: torch.Tensor,
+    parents: torch.Tensor | None,
     draft_rows: torch.Tensor | None,
     lengths: torch.Tensor | None,
     offsets: torch.Tensor | None,
-    entries: int,
-    device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token of blocks, and its draft row in the pool, -1: a
-    deterministic proposal. Arguments as of `verify`; `entries` is the number of entries of the
-    draft tokens."""
-    request, entry, index = _entries(batch, draft_len, lengths, offsets, entries, device)
-    if draft_rows is None:
-        return request, request * draft_len + index
-    return request, draft_rows.reshape(-1)[entry]
-
-
-def rows_of_nodes(
-    batch: int,
-    nodes: int,
-    draft_rows: torch.Tensor,
-    parents: torch.Tensor,
-    counts: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return request and draft row of each node of trees. Arguments as of `verify_tree`."""
-    request, entry, index = _entries(batch, nodes, counts, offsets, parents.numel(), device)
-    parent = parents.reshape(-1)[entry]
-    # Without offsets a request has one more draft row than nodes.
-    first = entry - index if offsets is not None else request * (nodes + 1)
-    sound = (parent >= -1) & (parent < index)
-    row = draft_rows.reshape(-1)[(first + parent + 1).where(sound, first)]
-    return request, row.where(sound, -1)
-
-
-def _entries(
-    batch: int,
-    most: int,
-    lengths: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    entries: int,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token, its entry in the tables, and its index in the
-    request. (Impossible lengths are errors in the status.)"""
+    """Return the request of each draft token of blocks, or of each node of trees (`parents`), and
+    its draft row in the pool, -1: a deterministic proposal. A request has at most `most` draft
+    tokens; other arguments as of `verify` and `verify_tree`."""
+    device = draft_tokens.device
     if offsets is not None:
         first, rows = offsets[:-1], offsets.diff()
+        # (Impossible lengths are errors in the status.)
         count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
-        count = count.where((offsets[:-1] >= 0) & (offsets[1:] <= entries), 0)
+        count = count.where((first >= 0) & (offsets[1:] <= draft_tokens.numel()), 0)
     else:
-        first = torch.arange(batch, device=device) * most
+        first = torch.arange(len(draft_tokens), device=device) * most
         count = torch.full_like(first, most) if lengths is None else lengths
-    index = torch.arange(most, device=device).expand(batch, most)
+    index = torch.arange(most, device=device).expand(len(first), most)
     live = (index < count[:, None]) & (count <= most)[:, None]
     request, index = live.nonzero(as_tuple=True)
-    return request, first[request] + index, index
+    entry = first[request] + index
+    if draft_rows is None:
+        return request, request * most + index
+    if parents is None:
+        return request, draft_rows.reshape(-1)[entry]
+    parent = parents.reshape(-1)[entry]
+    # Without offsets a request has one more draft row than nodes.
+    root = entry - index if offsets is not None else request * (most + 1)
+    sound = (parent >= -1) & (parent < index)
+    row = draft_rows.reshape(-1)[(root + parent + 1).where(sound, root)]
+    return request, row.where(sound, -1)
 
 
 def check_draft_statistics(
@@ -581,7 +555,7 @@ def check_draft_statistics(
 
     Args:
         draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.
-        request, row: of each draft token, see `rows_of_draft_tokens`.
+        request, row: of each draft token, see `_draft_rows`.
         slots: [B], as in `verify`.
         parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
 
