@@ -320,6 +320,6 @@ def processed(
 
 
 def levels_of(drafter: object) -> list[object]:
-    """Return the objects that own a drafter's caches: its levels, or the drafter."""
+    """Return the objects with a drafter's caches: its levels, or the drafter."""
     several: list[object] | None = getattr(drafter, "member_levels", None)
     return several or [getattr(drafter, "level", drafter)]

@@ -1,5 +1,5 @@
 """The operators for a chain, which creates their tensors: arguments are checked only where the
-pointers are taken. Results and fake implementations are those of `ops.verification` too.
+pointers are taken. Results and fake implementations also serve `ops.verification`.
 
 Arguments as of `ps.sample`, `ps.verify` and `ps.verify_tree`, with parameters per request as
 tensors ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64. A number
