@@ -10,17 +10,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
 from . import arguments, inputs, validate
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
-from .drafters.proposals import ProposalDrafter
 from .files import ChainFile
 from .inputs import Floats, Ints, Prompt, Tokenized
-from .kv_cache import Prefixes
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
@@ -35,6 +33,9 @@ from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
 from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
+
+if TYPE_CHECKING:
+    from .kv_cache.prefixes import Prefixes
 
 Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
@@ -272,16 +273,19 @@ class Chain:
         names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
         self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
         self._tokenizer = TargetTokenizer(given[0], names[0])
-        self._prefixes = Prefixes(_KEPT, _STATES)
+        self._prefixes: Prefixes | None = None  # of calls with `cache_prompt`
         levels: list[BatchedLevel] = [
             batched(level, name) for level, name in zip(given, self.names, strict=False)
         ]
         drafter: BatchedDrafter | None = None
-        sizes = list(self.vocab_sizes)
+        sizes, devices = list(self.vocab_sizes), {level.device for level in levels}
         if isinstance(self.drafter, Drafter):
+            from .drafters.proposals import ProposalDrafter
+
             drafter = ProposalDrafter(self.drafter, len(levels) + 1, sizes[-1], sizes[0])
         elif self.drafter is not None:
             drafter = self.drafter
+            devices.add(drafter.device)
         if drafter is not None:
             sizes.append(drafter.vocab_size)
         drafters = [] if drafter is None else [drafter]
@@ -296,9 +300,6 @@ class Chain:
             self._operators,
             self.tail,
         )
-        devices = {level.device for level in levels}
-        if drafter is not None and not isinstance(drafter, ProposalDrafter):  # reads on the host
-            devices.add(drafter.device)
         graphs = _graphs(self._wants_graphs, devices)
         self.engine = Engine(
             config, levels, drafter, graphs=graphs, sync_each_step=self._sync_each_step
@@ -482,7 +483,11 @@ class Chain:
         inputs.require_batches(self.names, self.engine.parts, len(rows))
         for row in rows:
             row.encoded = encoded
-        self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
+        if cache_prompt:
+            from .kv_cache.prefixes import Prefixes
+
+            self._prefixes = self._prefixes or Prefixes(_KEPT, _STATES)
+            self._prefixes.capacity = _KEPT + sum(len(row.tokens) for row in rows)
         return Batch(
             self.engine,
             self.owner,

@@ -80,18 +80,16 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def file(text: str) -> Path:
-    """Return the path of an existing file."""
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"expected a file, given {text!r}")
-    return Path(text)
+def _existing(what: str, exists: Callable[[Path], bool]) -> Callable[[str], Path]:
+    def read(text: str) -> Path:
+        if not exists(Path(text)):
+            raise argparse.ArgumentTypeError(f"expected {what}, given {text!r}")
+        return Path(text)
+
+    return read
 
 
-def folder(text: str) -> Path:
-    """Return the path of an existing folder."""
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, given {text!r}")
-    return Path(text)
+file, folder = _existing("a file", Path.is_file), _existing("a folder", Path.is_dir)
 
 
 def prompt(text: str) -> str:

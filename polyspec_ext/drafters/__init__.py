@@ -15,19 +15,20 @@ from .base import (
     HiddenStates,
     Proposal,
     RowBuffer,
+    levels_of,
 )
-from .lookup import NGramTable, PromptLookup, SuffixMatch
 from .model import DraftModel, early_exit
-from .proposals import ProposalDrafter, levels_of
-from .trees import DynamicTree, StaticTree
-from .words import elements, is_drafter, register_word
+from .words import elements, is_drafter
 
 if TYPE_CHECKING:
     from .dflash import DFlash
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
+    from .lookup import NGramTable, PromptLookup, SuffixMatch
     from .mtp import MTP
+    from .proposals import ProposalDrafter
     from .switching import SwitchingDrafter
+    from .trees import DynamicTree, StaticTree
 
 __all__ = [
     "MTP",
@@ -59,14 +60,12 @@ __all__ = [
     "levels_of",
 ]
 
-register_word("prompt-lookup", PromptLookup)
-register_word("suffix", SuffixMatch)
-register_word("ngram", NGramTable)
-
-# Imported when first used: heads of published checkpoints, and a choice of drafters.
+# Imported when first used: all but models as drafters.
 _LATER = {
-    "DFlash": "dflash", "Eagle": "eagle", "FeatureCache": "features", "Hydra": "features",
-    "MTP": "mtp", "Medusa": "features", "SwitchingDrafter": "switching",
+    "DFlash": "dflash", "DynamicTree": "trees", "Eagle": "eagle", "FeatureCache": "features",
+    "Hydra": "features", "MTP": "mtp", "Medusa": "features", "NGramTable": "lookup",
+    "PromptLookup": "lookup", "ProposalDrafter": "proposals", "StaticTree": "trees",
+    "SuffixMatch": "lookup", "SwitchingDrafter": "switching",
 }  # fmt: skip
 
 

@@ -317,3 +317,9 @@ def processed(
             if not bool(changed.isneginf().all()):
                 out[b, at] = changed
     return out
+
+
+def levels_of(drafter: object) -> list[object]:
+    """Return the objects with a drafter's caches: its levels, or the drafter."""
+    several: list[object] | None = getattr(drafter, "member_levels", None)
+    return several or [getattr(drafter, "level", drafter)]

@@ -1,8 +1,9 @@
-"""Drafters that read a verifier's hidden states: the cache of drafters with keys and values, and
-Medusa and Hydra heads, which have no cache."""
+"""Drafters that read a verifier's hidden states: the cache of drafters with keys and values, Medusa
+and Hydra heads, which have no cache, and the states that a drafter has not read."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -15,11 +16,13 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..kv_cache import masks as cache_masks
 from ..kv_cache.layers import DEVICE_BUCKET
+from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
+from ..ops.schedule import Plan
 from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import DraftBlock, DrafterCapabilities, DraftInput, TreeSize
+from .base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates, TreeSize
 from .checkpoint import Target, count_of
 from .trees import DynamicTree, Nodes, Tree
 
@@ -617,3 +620,215 @@ class Hydra(LastStateDrafter):
     also reads the tokens drafted before. The depth of its tree is at most the number of heads."""
 
     HEADS = HydraHeads
+
+
+# ---- hidden states on the way to a drafter -------------------------------------------------------
+
+
+class HiddenWindow:
+    """Hidden states of consecutive tokens per row, from several passes; a later pass overwrites.
+
+    Args:
+        batch: rows, B.
+        device: device of `begin` and `end`.
+        width: maximum tokens of a row, W, at a fixed address, for captured steps: a pass begins
+            within the window or at its end, and has at most 2 W tokens. 0: any number, on the
+            CPU, where the host reads the counts.
+
+    Attributes:
+        begin, end: ``[B]`` int64, positions of the first token of each row and after the last. The
+            drafter has read all states before `begin`.
+    """
+
+    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
+        self.width = width
+        self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.end = torch.zeros_like(self.begin)
+        self._layers: dict[int, Tensor] = {}  # without a width
+        # With a width a ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is
+        # in slot p % size, and the last slot takes discarded states.
+        self._ring: Tensor | None = None
+        self._sizes: dict[int, int] = {}
+        self._size = 6 * width
+        self._reach = torch.arange(-1, self._size, device=device)
+        self._rows = torch.arange(batch, device=device)[:, None]
+
+    @property
+    def counts(self) -> Tensor:
+        """Return ``[B]`` int64, tokens of each row."""
+        return self.end - self.begin
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        ring = [] if self._ring is None else [self._ring]
+        return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
+
+    def write(self, other: HiddenWindow) -> None:
+        """Copy the states of `other`. Waits for its device if the devices differ."""
+        device, told = self.begin.device, other.states()
+        self.begin.copy_(other.begin)
+        self.end.copy_(other.begin)
+        if told.layers:
+            layers = told.layers
+            if self.width:
+                layers = {layer: states[:, : self.width] for layer, states in layers.items()}
+            elif not other.width:  # `other` may overwrite its states
+                layers = {layer: states.clone() for layer, states in layers.items()}
+            self.add(layers, other.begin.to(device), told.counts.to(device, copy=True))
+
+    def add(
+        self,
+        layers: Hidden,
+        begin: Tensor,
+        counts: Tensor,
+        skipped: Tensor | None = None,
+    ) -> None:
+        """Add the states ``[B, T, H]`` of a pass, maybe without a copy, and drop earlier states
+        after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
+        ``skipped[b]`` keep their earlier states (`LevelOutput.skipped`); a count of 0 leaves the
+        row unchanged."""
+        part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
+        if skipped is not None:
+            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
+        if self.width:
+            first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
+            torch.where(part, first, self.begin, out=self.begin)
+            self._put(layers, 1 + torch.where(part, begin, self.end), skipped, None)
+            torch.where(part, end, self.end, out=self.end)
+            return
+        if not part.any():
+            return
+        if skipped is None and not known.any():
+            # No earlier states to merge.
+            self._layers = dict(layers)
+            self.begin = torch.where(part, begin, self.begin)
+            self.end = self.begin + counts
+            return
+        first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
+        first = torch.where(part, first, self.begin)
+        end = torch.where(part, end, self.end)
+        width = max(1, int((end - first).max()))
+        positions = first[:, None] + torch.arange(width)
+        place = positions - begin[:, None]
+        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
+        before = positions - self.begin[:, None]
+        for layer, states in layers.items():
+            own = self._layers.get(layer)
+            if own is None:
+                own = states.new_zeros(len(first), width, states.shape[2])
+            dtype = torch.promote_types(own.dtype, states.dtype)  # rounds no state
+            new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
+            both = torch.where(fresh[..., None].to(own.device), new, old)
+            if own.shape == both.shape and own.dtype == dtype:
+                self._layers[layer] = own.copy_(both)
+            else:
+                self._layers[layer] = both
+        self.begin.copy_(first)
+        self.end.copy_(end)
+
+    def _put(
+        self,
+        layers: Hidden,
+        second: Tensor,
+        skipped: Tensor | None,
+        above: Tensor | None,
+    ) -> Tensor:
+        """Write the states of a pass to the ring, but not `skipped` states and states before
+        position `above`; in few operators, for captured steps. Returns the positions of the first
+        tokens, ``second - 1``; in an idle row a position whose state the drafter has not read."""
+        self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
+        apart, ring = [layers[layer] for layer in self._sizes], self._ring
+        device = apart[0].device if ring is None else ring.device
+        apart = [x.to(device) for x in apart]
+        states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
+        positions = second[:, None] + self._reach[: states.shape[1]]
+        slots, begin, own = positions % self._size, positions[:, 0], above
+        if skipped is not None:
+            own = begin + skipped.to(begin.device)
+            own = own if above is None else own.maximum(above)
+        if own is not None:
+            slots.masked_fill_(positions < own[:, None], self._size)
+        if ring is None:
+            ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
+        dtype = torch.promote_types(ring.dtype, states.dtype)  # rounds no state
+        ring = self._ring = ring.to(dtype)
+        ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
+        return begin
+
+    def add_pass(
+        self,
+        plan: Plan,
+        kept: Sequence[RowCounts],
+        level: int,
+        layers: Hidden | None,
+        skipped: Tensor | None,
+        above: Tensor | None,
+    ) -> None:
+        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if
+        its output has none, drop the states of rejected tokens. `kept` are the remaining cached
+        lengths of the verifying levels; with a width all of them output states, so the window ends
+        at the longest. The target's states, up to its cached lengths `above` ``[B]``, take
+        precedence over the level's."""
+        device = plan.part.device
+        if layers is None:
+            lengths = kept[level - 1].on(device)
+            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
+            return
+        if self.width:
+            begin = self._put(layers, plan.positions - plan.first, skipped, above)
+            torch.minimum(self.begin, begin, out=self.begin)
+            first, *others = [each.on(device) for each in kept]
+            *between, last = others or [first]
+            torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
+            return
+        begin = plan.positions - (plan.counts - plan.lengths)
+        if above is not None:
+            read = (above - begin).clamp_min(0)
+            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
+        # (Idle rows have no states.)
+        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
+
+    def states(self) -> HiddenStates:
+        """Return the states; with a width a copy."""
+        layers, ring = self._layers, self._ring
+        if ring is not None:
+            slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
+            states = ring[self._rows.to(ring.device), slots.to(ring.device)]
+            parts = states.split(list(self._sizes.values()), -1)
+            layers = dict(zip(self._sizes, parts, strict=True))
+        return HiddenStates(layers, self.begin, self.end - self.begin)
+
+    def cut(self, lengths: Tensor) -> None:
+        """Drop states after the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
+        torch.minimum(self.end, lengths, out=self.end)
+        torch.minimum(self.begin, lengths, out=self.begin)
+
+    def forget(self, part: Tensor, counts: Tensor | None = None) -> None:
+        """Drop the states of rows with nonzero `part`, ``[B]`` int64, after the drafter has read
+        them. With the `counts` of `states`, `part` is 0 or 1, and one operator suffices."""
+        if counts is not None:
+            self.begin.addcmul_(counts, part)
+            return
+        torch.where(part > 0, self.end, self.begin, out=self.begin)
+        if not self.width and not (self.end > self.begin).any():
+            self._layers = {}  # states of a prompt may be large
+
+    def select(self, rows: Sequence[int | None]) -> None:
+        """Keep the rows `rows`, in that order; None: a row without states."""
+        index = [0 if row is None else row for row in rows]
+        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
+        self.begin = self.begin[index].masked_fill(fresh, 0)
+        self.end = self.end[index].masked_fill(fresh, 0)
+        self._rows = torch.arange(len(index), device=self.begin.device)[:, None]
+        self._layers = {layer: states[index] for layer, states in self._layers.items()}
+        self._ring = None if self._ring is None else self._ring[index]
+
+    def fits(self, rows: Sequence[int], width: int) -> bool:
+        """Return whether all of `rows` have states, and every row at most `width`."""
+        counts = self.counts
+        return bool(counts[list(rows)].all()) and int(counts.max()) <= width
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    places = places.to(states.device).clamp(0, states.shape[1] - 1)
+    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))

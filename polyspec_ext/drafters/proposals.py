@@ -20,7 +20,6 @@ from ..levels.base import Ints, PromptBatch
 from ..tensors import RowCounts, on_device
 from ..validate import LOGITS_DTYPES, wrong_kind
 from .base import Context, DraftBlock, Drafter, DrafterCapabilities, DraftInput, Proposal, RowBuffer
-from .trees import require_parents
 
 
 class ProposalDrafter:
@@ -38,6 +37,7 @@ class ProposalDrafter:
         self, drafter: Drafter, level: int, vocab_size: int, target_vocab_size: int
     ) -> None:
         self.drafter = drafter
+        self.member_levels: list[object] = [drafter]  # owner of the caches
         self.name = str(getattr(drafter, "name", type(drafter).__name__))
         self.device = torch.device("cpu")
         self.max_length: int | None = None
@@ -293,6 +293,8 @@ def _require_tree(
         raise ValueError(
             f"{name}: expected as many parents as tokens, {len(tokens)}, given {len(parents)}"
         )
+    from .trees import require_parents
+
     require_parents(name, parents, most)
     if deterministic and len(set(zip(parents, tokens, strict=True))) < len(tokens):
         raise ValueError(
@@ -332,11 +334,3 @@ def _ids(name: str, ids: Any) -> list[int]:
     if isinstance(ids, Tensor) and (ids.dim() != 1 or ids.is_meta):
         raise ValueError(f"{name}: expected shape [n], given {list(ids.shape)} on {ids.device}")
     return row_integers(name, ids)
-
-
-def levels_of(drafter: object) -> list[object]:
-    """Return the objects that own a drafter's caches: its levels, or the drafter."""
-    if isinstance(drafter, ProposalDrafter):
-        return [drafter.drafter]
-    several: list[object] | None = getattr(drafter, "member_levels", None)
-    return several or [getattr(drafter, "level", drafter)]

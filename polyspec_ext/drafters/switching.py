@@ -12,8 +12,16 @@ from .. import arguments
 from ..levels.base import PromptBatch, id_map_of, input_vocab_size
 from ..tensors import RowCounts
 from ..validate import LEVEL_MAX
-from .base import BatchedDrafter, DraftBlock, Drafter, DrafterCapabilities, DraftInput, RowBuffer
-from .proposals import ProposalDrafter, levels_of
+from .base import (
+    BatchedDrafter,
+    DraftBlock,
+    Drafter,
+    DrafterCapabilities,
+    DraftInput,
+    RowBuffer,
+    levels_of,
+)
+from .proposals import ProposalDrafter
 
 
 class SwitchingDrafter:

@@ -1,4 +1,5 @@
-"""Trees of drafted tokens, grown level by level: EAGLE-2's dynamic tree and trees of fixed shape.
+"""Trees of drafted tokens, grown level by level: EAGLE-2's dynamic tree and trees of fixed shape;
+and pending trees, which the level above verifies.
 
 All growth is tensor code of fixed shapes without host synchronisation. Children are deterministic:
 the likeliest tokens after their parent.
@@ -6,7 +7,7 @@ the likeliest tokens after their parent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .. import arguments
+from ..kv_cache.masks import ancestors
 from ..validate import NODE_MAX
-from .base import TreeSize
+from .base import DraftBlock, RowBuffer, TreeSize
 
 # From the tokens [B, n] of nodes, the states [B, n, H] after their parents, their depth (1:
 # children of the root) and `ancestors` [B or 1, n, m] bool, which of the latest m nodes each sees,
@@ -271,3 +273,222 @@ def require_parents(name: str, parents: Sequence[int], most: int) -> None:
         depths[node] = depths[parent] + 1
     if (deepest := max(depths.values())) > most:
         raise ValueError(f"{name}: expected a tree of at most {most} levels, given {deepest}")
+
+
+# ---- pending trees -------------------------------------------------------------------------------
+
+
+class PendingTree(NamedTuple):
+    """The pending trees of a batch.
+
+    Attributes:
+        tokens, parents: ``[B, N]`` int64, as in `DraftBlock`; 0 and -1 after the nodes of a row.
+        counts: ``[B]`` int64, nodes of each row.
+        longest: ``[B, D]`` int64, tokens of a longest path, then -1.
+        depths: ``[B]`` int64, length of the longest path.
+        drawn: as in `DraftBlock`.
+        again: ``[B, N]`` bool, childless nodes equal to an earlier sibling, which count as draws
+            and are never accepted; None: no repeats, or not computed.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    counts: Tensor
+    longest: Tensor
+    depths: Tensor
+    drawn: Tensor | None
+    again: Tensor | None = None
+
+    @classmethod
+    def of(cls, block: DraftBlock, lengths: Tensor, most: int) -> PendingTree:
+        """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: maximum nodes of a
+        path, at most `most`, D; 0: the row idles."""
+        assert block.parents is not None
+        (batch, nodes), device = block.tokens.shape, lengths.device
+        index = torch.arange(nodes, device=device)
+        held = nodes if block.counts is None else block.counts.to(device)
+        counts = torch.where(lengths > 0, held, 0)
+        known = index < counts[:, None]
+        tokens = torch.where(known, block.tokens.to(device), 0)
+        parents = torch.where(known, block.parents.to(device), -1)
+        longest = tokens.new_full((batch, most + 1), -1)
+        depths = torch.zeros_like(counts)
+        if nodes:
+            seen = ancestors(parents, most)
+            depth = torch.where(known, seen.sum(-1), 0)
+            last = (depth * nodes - index).argmax(1, keepdim=True)  # the first of equal depths
+            depths = depth.gather(1, last)[:, 0]
+            line = seen.gather(1, last[..., None].expand(-1, -1, nodes))[:, 0] & known
+            # The extra last column takes the nodes that are not on the path.
+            longest.scatter_(1, torch.where(line, depth - 1, most).clamp_max(most), tokens)
+        return cls(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
+
+    def with_repeats(self) -> PendingTree:
+        """Return the tree with its repeated nodes (`again`). Reads the tree on the host."""
+        tokens, parents = self.tokens, self.parents
+        index = torch.arange(tokens.shape[1])
+        known = index < self.counts[:, None]
+        alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
+        earlier = alike & (index[:, None] > index)
+        inner = (parents[:, None] == index[:, None]) & known[:, None]
+        again = earlier.any(2) & known & ~inner.any(2)
+        return self._replace(again=again) if bool(again.any()) else self
+
+    def proposal(
+        self, rows: RowBuffer | None, most: int, device: torch.device
+    ) -> tuple[tuple[Tensor | None, ...], dict[str, Any]]:
+        """Return the arguments of `ops.verify_tree` after the target's logits, for paths of at most
+        `most` nodes. `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root and
+        of each node, except where `drawn` is False; None: all children are deterministic."""
+        batch, nodes = self.tokens.shape
+        pool = ids = statistics = None
+        if rows is not None:
+            # The rows of all requests in sequence.
+            pool = rows.logits.reshape(-1, rows.logits.shape[2])
+            ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
+            if self.drawn is not None:
+                ids = torch.where(self.drawn.to(device), ids, -1)
+            statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
+        return (self.tokens.to(device), self.parents.to(device), pool), {
+            "counts": self.counts.to(device),
+            "draft_rows": ids,
+            "draft_statistics": statistics,
+            "depth": min(most, nodes),
+        }
+
+    def path_to(self, row: int, node: int) -> list[int]:
+        """Return the tokens from the root's child to `node`."""
+        tokens, parents, path = self.tokens[row], self.parents[row], []
+        while node >= 0:
+            path.append(int(tokens[node]))
+            node = int(parents[node])
+        return path[::-1]
+
+    def read_after(self, input_ids: Tensor, counts: Tensor, lengths: Tensor, lag: int) -> TreePass:
+        """Return the pass that verifies the trees. `input_ids` ``[B, T]`` are the level's unread
+        tokens, `counts` ``[B]`` in each row, of which the last `lengths` ``[B]`` are a longest path
+        of the tree; each row has at most `lag` tokens before the tree."""
+        if self.again is not None:
+            return self._read_without_repeats(self.again, input_ids, counts, lengths, lag)
+        nodes, device = self.tokens.shape[1], input_ids.device
+        lags = counts - lengths
+        own = torch.where(counts > 0, self.counts, 0)[:, None]
+        reach = torch.arange(lag + nodes, device=device)
+        place = reach - lags[:, None]  # index of the node in each column
+        inside = (place >= 0) & (place < own)
+        given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
+        at = place.clamp(0, max(nodes - 1, 0))
+        tokens, parents = torch.where(place < 0, given, 0), (reach - 1).expand_as(given)
+        if nodes:
+            tokens = torch.where(inside, self.tokens.gather(1, at), tokens)
+            # The root's children follow the last token of the lag.
+            parents = torch.where(inside, self.parents.gather(1, at) + lags[:, None], parents)
+        return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
+
+    def _read_without_repeats(
+        self, again: Tensor, input_ids: Tensor, counts: Tensor, lengths: Tensor, lag: int
+    ) -> TreePass:
+        """Return the pass without repeated nodes, in their order."""
+        index = torch.arange(self.tokens.shape[1])
+        read = ~again & (index < self.counts[:, None])
+        order = (~read).to(torch.uint8).sort(dim=1, stable=True).indices
+        left = read.sum(1)
+        order = order[:, : int(left.max())]
+        places = (read.cumsum(1) - 1).clamp_min(0)
+        parents = self.parents.gather(1, order)
+        above = places.gather(1, parents.clamp_min(0))
+        small = self._replace(
+            tokens=self.tokens.gather(1, order),
+            parents=torch.where(parents >= 0, above, -1),
+            counts=left,
+            again=None,
+        )
+        return small.read_after(input_ids, counts, lengths, lag)._replace(places=places)
+
+
+def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
+    """Refuse trees of a drafter that the level above, with `vocab_size` ids, cannot verify. Reads
+    the trees on the host. Paths have at most ``lengths[b]`` nodes; 0: the row idles."""
+    assert block.parents is not None
+    batch, nodes = block.tokens.shape
+    if tuple(block.parents.shape) != (batch, nodes):
+        raise ValueError(
+            f"{name}: expected parents of shape {[batch, nodes]}, as of the tokens, given "
+            f"{list(block.parents.shape)}"
+        )
+    if block.rows is not None and tuple(block.rows.logits.shape[:2]) != (batch, nodes + 1):
+        raise ValueError(
+            f"{name}: expected draft logits of a tree of shape [B, N+1, Vd] = "
+            f"[{batch}, {nodes + 1}, Vd], given {list(block.rows.logits.shape)}"
+        )
+    counts = [nodes] * batch if block.counts is None else block.counts.tolist()
+    for tokens, parents, count, most in zip(
+        block.tokens.tolist(), block.parents.tolist(), counts, lengths, strict=True
+    ):
+        if not 0 <= count <= nodes:
+            raise ValueError(f"{name}: expected 0 to {nodes} nodes, given {count}")
+        if most:
+            arguments.require_ids(name, tokens[:count], vocab_size)
+            require_parents(name, parents[:count], most)
+
+
+class TreePass(NamedTuple):
+    """Input of a level that reads a tree: in each row a chain of unread tokens, then the nodes.
+
+    Attributes:
+        tokens, parents: ``[B, T]`` int64, as in `InputBlock`.
+        counts: ``[B]`` int64, tokens of each row; lags: ``[B]``, tokens before the tree.
+        lag: maximum of `lags`.
+        places: ``[B, N]`` int64, index of each node of the tree among the nodes in the pass; None:
+            the pass has all nodes.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    counts: Tensor
+    lags: Tensor
+    lag: int
+    places: Tensor | None = None
+
+    def by_node(self, logits: Tensor, places: Tensor) -> Tensor:
+        """Return the logits after the root and every node of the tree, ``[B, N + 1, V]``."""
+        rows = torch.nn.functional.pad(places + 1, (1, 0)).to(logits.device)
+        return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
+
+    def placed(self, path: Tensor) -> Tensor:
+        """Return a path ``[B, D]`` as indices among the nodes in the pass; -1 stays."""
+        if self.places is None or not self.places.shape[1]:
+            return path
+        places = self.places.to(path.device).gather(1, path.clamp_min(0))
+        return torch.where(path >= 0, places, -1)
+
+    @property
+    def first(self) -> Tensor:
+        """Return the index of the token before the tree, by row; its logits are the root's."""
+        return (self.lags - 1).clamp_min(0)
+
+    def along(
+        self,
+        logits: Tensor,
+        hidden: Mapping[int, Tensor] | None,
+        result: Any,
+        path: Tensor,
+    ) -> tuple[Tensor, Mapping[int, Tensor] | None]:
+        """Return logits and hidden states of the accepted path, in text order; `result` is the
+        result of `verify_tree`, and `path` its path from `placed`."""
+        drawn = result.rows.clamp_min(0)[..., None]
+        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
+        if hidden is not None:
+            hidden = {
+                layer: self._in_text_order(states, path.to(states.device))
+                for layer, states in hidden.items()
+            }
+        return logits, hidden
+
+    def _in_text_order(self, states: Tensor, path: Tensor) -> Tensor:
+        # Select lag and path from the states [B, T, H]: [B, lag + D, H].
+        lags = self.lags.to(states.device)[:, None]
+        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
+        nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
+        at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
+        return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -141,6 +141,14 @@ def _load_head(thing: Any, options: Options) -> BatchedDrafter:
     return MTP.from_pretrained(place, target, dtype=dtype)
 
 
+def _make_lookup(thing: str, options: Options) -> Drafter:
+    from . import lookup
+
+    return cast(Drafter, getattr(lookup, _LOOKUPS[thing])())
+
+
+_LOOKUPS = {"prompt-lookup": "PromptLookup", "suffix": "SuffixMatch", "ngram": "NGramTable"}
+
 # The last registered kind is tried first.
 for _kind in (
     Kind(
@@ -205,18 +213,9 @@ for _kind in (
         _load_translated,
         ("'translated:MODEL'", "'retokenized:MODEL', a draft model with another tokenizer"),
     ),
+    *(
+        Kind(repr(word), (Drafter,), _matcher(word), _make_lookup, (repr(word),))
+        for word in _LOOKUPS
+    ),
 ):
     ELEMENTS.register(_kind)
-
-
-def register_word(word: str, kind: type) -> None:
-    """Register a word of chains for a class of drafters without required arguments."""
-    ELEMENTS.register(
-        Kind(
-            repr(word),
-            (Drafter,),
-            lambda thing: isinstance(thing, str) and thing == word,
-            lambda thing, options: kind(),
-            (repr(word),),
-        )
-    )

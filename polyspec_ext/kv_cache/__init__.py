@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .prefixes import Prefixes
 from .rollback import CroppedState, RollbackCache, SequenceState
 
-__all__ = ["CroppedState", "Prefixes", "RollbackCache", "SequenceState"]
+__all__ = ["CroppedState", "RollbackCache", "SequenceState"]

@@ -207,19 +207,9 @@ class Rows:
         if bound is not None:
             self.bound = min(self.bound, bound)
 
-    def reach(self, limit: int) -> None:
-        """Bound all rows by `limit` tokens until `note` is called."""
-        self.limit = self.bound = limit
-
-    def note(self, lengths: Sequence[int]) -> None:
-        """Set the lengths on the host after a round on the device."""
-        self.limit = None
-        self.host, self.at = [int(n) for n in lengths], None
-        self.bound, self.peak = max(self.host, default=0), self.capacity
-
     def place(self, lengths: RowCounts) -> None:
         """Set the lengths, longer lengths included; the caller ensures that the slots have the
-        tokens. Lengths unknown to the host require `reach` before."""
+        tokens. Lengths unknown to the host require a `limit`."""
         known = lengths.host
         if known is None or not self.on_cpu:
             self.lengths.copy_(lengths.on(self.device), non_blocking=True)

@@ -710,7 +710,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             All memory of the passes; None: the passes cannot be captured, because the cache must
             grow first."""
         rows = self.rows
-        rows.reach(tokens)
+        rows.limit = rows.bound = tokens
         states = [x for layer in self.layers for x in (layer.keys, layer.values)]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
@@ -719,7 +719,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths on the host after a round on the device."""
-        self.rows.note(lengths)
+        rows = self.rows
+        rows.limit, rows.host, rows.at = None, [int(n) for n in lengths], None
+        rows.bound, rows.peak = max(rows.host, default=0), rows.capacity
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` tokens of every row, as transformers 5 counts.

@@ -3,16 +3,11 @@ packed and with 4-bit weights."""
 
 from __future__ import annotations
 
-from .verification import (
-    CutVerifyResult,
-    SampleResult,
-    TreeVerifyResult,
-    VerifyResult,
-    has_cuda,
-    sample,
-    verify,
-    verify_tree,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .unchecked import TreeVerifyResult, VerifyResult
+    from .verification import CutVerifyResult, SampleResult, has_cuda, sample, verify, verify_tree
 
 __all__ = [
     "CutVerifyResult",
@@ -24,3 +19,11 @@ __all__ = [
     "verify",
     "verify_tree",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import verification  # the chain needs none of it
+
+    return getattr(verification, name)

@@ -1,5 +1,5 @@
 """The operators for a chain, which creates their tensors: arguments are checked only where the
-pointers are taken.
+pointers are taken. Results and fake implementations also serve `ops.verification`.
 
 Arguments as of `ps.sample`, `ps.verify` and `ps.verify_tree`, with parameters per request as
 tensors ``[B]`` on the logits' device: float32 (temperature, top_p, min_p) or int64. A number
@@ -9,20 +9,72 @@ instead means temperature 0 or filter off. `target_to_draft` is int32, on the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..validate import RULES
-from .verification import TreeVerifyResult, VerifyResult
 
 _draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
 _sample: Callable[..., tuple[Tensor, ...]] = torch.ops.polyspec.sample.default
 _put_rows = torch.ops.polyspec.put_rows.default
 _verify = torch.ops.polyspec.verify.default
 _verify_tree = torch.ops.polyspec.verify_tree.default
+_fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
 _NO_LIMIT = 2**63 - 1  # of emitted tokens
 _BY_ROW = Tensor  # any other value is off; the operators get the scalar for off
+
+
+class VerifyResult(NamedTuple):
+    """Result of ``verify``.
+
+    Attributes:
+        tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
+        num_accepted: [B] int64, accepted draft tokens.
+        logprobs: [B, K+1] float32, log p of each emitted token under the processed target
+            distribution; then NaN.
+        status: [B] int32 bit set, 0 = no error.
+        statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+
+
+class TreeVerifyResult(NamedTuple):
+    """Result of ``verify_tree``.
+
+    Attributes:
+        tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
+        num_accepted: [B] int64, nodes of the accepted path.
+        path: [B, D] int64, the nodes of the path, then -1.
+        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
+        logprobs: [B, D+1] float32, log p of each emitted token under the processed target
+            distribution; then NaN.
+        status: [B] int32 bit set, 0 = no error.
+        statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
+            level above.
+        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
+            ``CutVerifyResult``.
+    """
+
+    tokens: torch.Tensor
+    num_accepted: torch.Tensor
+    path: torch.Tensor
+    rows: torch.Tensor
+    logprobs: torch.Tensor
+    status: torch.Tensor
+    statistics: torch.Tensor
+    num_emitted: torch.Tensor
+    ended: torch.Tensor
+    cache_lengths: torch.Tensor
+    next_ids: torch.Tensor
+    next_positions: torch.Tensor
 
 
 def draw(
@@ -184,16 +236,53 @@ def verify_tree(
     )
 
 
+def _results(logits: Tensor, offsets: Tensor | None, rows: int) -> tuple[Tensor, ...]:
+    """Return empty tensors like the common results of all verifications, for requests of `rows`
+    target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
+    batch = len(logits) if offsets is None else len(offsets) - 1
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return logits.new_empty(shape, dtype=dtype)
+
+    return (
+        empty(batch, rows),
+        empty(batch),
+        empty(batch, rows, dtype=torch.float32),
+        empty(batch, dtype=torch.int32),
+        empty(batch, rows, 2),
+        empty(5, batch),
+    )
+
+
+@_fake("polyspec::sample")
+def _(logits: Tensor, *others: object) -> tuple[Tensor, ...]:
+    tokens, _, logprobs, status, statistics, _ = _results(logits, None, 1)
+    return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
+
+
+@_fake("polyspec::verify")
+def _(logits: Tensor, _: object, offsets: Any, most: int, *__: object) -> tuple[Tensor, ...]:
+    return _results(logits, offsets, logits.shape[1] if offsets is None else most + 1)
+
+
+@_fake("polyspec::verify_tree")
+def _(*given: Any) -> tuple[Tensor, ...]:
+    logits, _, _, offsets, _, depth, *_ = given
+    *emitted, ends = _results(logits, offsets, depth + 1)
+    tokens = emitted[0]
+    return (*emitted, tokens.new_empty(len(tokens), depth), torch.empty_like(tokens), ends)
+
+
 def _together(place: Tensor, tensors: Iterable[object]) -> None:
     for tensor in tensors:
         if isinstance(tensor, Tensor) and tensor.device != place.device:
             raise ValueError(f"expected tensors on {place.device}, given one on {tensor.device}")
 
 
-def _draw_fake(logits: Tensor, *rest: object) -> Tensor:
+@_fake("polyspec::draw")
+def _(logits: Tensor, *rest: object) -> Tensor:
     _together(logits, rest)
     return logits.new_empty((logits.shape[0], 1), dtype=torch.int64)
 
 
-torch.library.register_fake("polyspec::draw", _draw_fake)
-torch.library.register_fake("polyspec::put_rows", lambda table, *rest: _together(table, rest))
+_fake("polyspec::put_rows")(lambda table, *rest: _together(table, rest))

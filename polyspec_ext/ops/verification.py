@@ -19,6 +19,8 @@ from polyspec_ext import _C
 from polyspec_ext import arguments as _arguments
 from polyspec_ext import validate as _checks
 
+from .unchecked import TreeVerifyResult, VerifyResult
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
@@ -28,6 +30,7 @@ Ids = int | Sequence[int] | torch.Tensor
 
 _sample = torch.ops.polyspec.sample.default
 _verify = torch.ops.polyspec.verify.default
+_verify_tree = torch.ops.polyspec.verify_tree.default
 
 
 class SampleResult(NamedTuple):
@@ -42,26 +45,6 @@ class SampleResult(NamedTuple):
     """
 
     tokens: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-
-
-class VerifyResult(NamedTuple):
-    """Result of ``verify``.
-
-    Attributes:
-        tokens: [B, K+1] int64, accepted prefix, then correction or bonus, then -1.
-        num_accepted: [B] int64, accepted draft tokens.
-        logprobs: [B, K+1] float32, log p of each emitted token under the processed target
-            distribution; then NaN.
-        status: [B] int32 bit set, 0 = no error.
-        statistics: [B, K+1, 2] int64, opaque: target distribution of each emitted token, for the
-            level above.
-    """
-
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
     logprobs: torch.Tensor
     status: torch.Tensor
     statistics: torch.Tensor
@@ -331,9 +314,7 @@ def verify(
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            found = rows_of_draft_tokens(
-                batch, rows - 1, draft_rows, draft_lengths, offsets, draft_tokens.numel(), place[1]
-            )
+            found = _draft_rows(rows - 1, draft_tokens, None, draft_rows, draft_lengths, offsets)
             parameters = (temperature, top_k, top_p, min_p)
             check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     cuts = eos is not None or room is not None
@@ -358,82 +339,6 @@ def verify(
         _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
-
-
-def requests_of(target_logits: torch.Tensor, offsets: torch.Tensor | None) -> int:
-    """Return the number of requests of a verification."""
-    return target_logits.shape[0] if offsets is None else offsets.shape[0] - 1
-
-
-def results_of(logits: torch.Tensor, batch: int, rows: int) -> tuple[torch.Tensor, ...]:
-    """Return empty tensors like the common results of all verifications, for `batch` requests of
-    `rows` target rows, and a tensor [5, B] for the last fields of `CutVerifyResult`."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return logits.new_empty(shape, dtype=dtype)
-
-    return (
-        empty(batch, rows),
-        empty(batch),
-        empty(batch, rows, dtype=torch.float32),
-        empty(batch, dtype=torch.int32),
-        empty(batch, rows, 2),
-        empty(5, batch),
-    )
-
-
-def _sample_fake(logits: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
-    tokens, _, logprobs, status, statistics, _ = results_of(logits, logits.shape[0], 1)
-    return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
-
-
-def _verify_fake(
-    target_logits: torch.Tensor,
-    draft_tokens: object,
-    offsets: torch.Tensor | None,
-    draft_len: int,
-    *rest: object,
-) -> tuple[torch.Tensor, ...]:
-    rows = target_logits.shape[1] if offsets is None else draft_len + 1
-    return results_of(target_logits, requests_of(target_logits, offsets), rows)
-
-
-torch.library.register_fake("polyspec::sample", _sample_fake)
-torch.library.register_fake("polyspec::verify", _verify_fake)
-
-
-_verify_tree = torch.ops.polyspec.verify_tree.default
-
-
-class TreeVerifyResult(NamedTuple):
-    """Result of ``verify_tree``.
-
-    Attributes:
-        tokens: [B, D+1] int64, the accepted path's tokens, then correction or bonus, then -1.
-        num_accepted: [B] int64, nodes of the accepted path.
-        path: [B, D] int64, the nodes of the path, then -1.
-        rows: [B, D+1] int64, the row of ``target_logits`` of each token: 0, or a node + 1; then -1.
-        logprobs: [B, D+1] float32, log p of each emitted token under the processed target
-            distribution; then NaN.
-        status: [B] int32 bit set, 0 = no error.
-        statistics: [B, D+1, 2] int64, opaque: target distribution of each emitted token, for the
-            level above.
-        num_emitted, ended, cache_lengths, next_ids, next_positions: [B] int64 each, as in
-            ``CutVerifyResult``.
-    """
-
-    tokens: torch.Tensor
-    num_accepted: torch.Tensor
-    path: torch.Tensor
-    rows: torch.Tensor
-    logprobs: torch.Tensor
-    status: torch.Tensor
-    statistics: torch.Tensor
-    num_emitted: torch.Tensor
-    ended: torch.Tensor
-    cache_lengths: torch.Tensor
-    next_ids: torch.Tensor
-    next_positions: torch.Tensor
 
 
 def verify_tree(
@@ -548,8 +453,8 @@ def verify_tree(
     if validate is not False and _arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
-        if draft_logits is not None and draft_rows is not None and draft_statistics is not None:
-            found = rows_of_nodes(batch, rows - 1, draft_rows, parents, counts, offsets, place[1])
+        if draft_logits is not None and draft_statistics is not None:
+            found = _draft_rows(rows - 1, draft_tokens, parents, draft_rows, counts, offsets)
             parameters = (temperature, top_k, top_p, min_p)
             check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
     tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
@@ -579,24 +484,6 @@ def verify_tree(
     )
 
 
-def _verify_tree_fake(
-    target_logits: torch.Tensor,
-    draft_tokens: object,
-    parents: object,
-    offsets: torch.Tensor | None,
-    nodes: int,
-    depth: int,
-    *rest: object,
-) -> tuple[torch.Tensor, ...]:
-    batch = requests_of(target_logits, offsets)
-    *emitted, ends = results_of(target_logits, batch, depth + 1)
-    tokens = emitted[0]
-    return (*emitted, tokens.new_empty(batch, depth), torch.empty_like(tokens), ends)
-
-
-torch.library.register_fake("polyspec::verify_tree", _verify_tree_fake)
-
-
 # ---- checks of tensor values ---------------------------------------------------------------------
 
 
@@ -620,64 +507,40 @@ def check_logits(name: str, rows: torch.Tensor | None) -> None:
         )
 
 
-def rows_of_draft_tokens(
-    batch: int,
-    draft_len: int,
+def _draft_rows(
+    most: int,
+    draft_tokens: torch.Tensor,
+    parents: torch.Tensor | None,
     draft_rows: torch.Tensor | None,
     lengths: torch.Tensor | None,
     offsets: torch.Tensor | None,
-    entries: int,
-    device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token of blocks, and its draft row in the pool, -1: a
-    deterministic proposal. Arguments as of `verify`; `entries` is the number of entries of the
-    draft tokens."""
-    request, entry, index = _entries(batch, draft_len, lengths, offsets, entries, device)
-    if draft_rows is None:
-        return request, request * draft_len + index
-    return request, draft_rows.reshape(-1)[entry]
-
-
-def rows_of_nodes(
-    batch: int,
-    nodes: int,
-    draft_rows: torch.Tensor,
-    parents: torch.Tensor,
-    counts: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return request and draft row of each node of trees. Arguments as of `verify_tree`."""
-    request, entry, index = _entries(batch, nodes, counts, offsets, parents.numel(), device)
-    parent = parents.reshape(-1)[entry]
-    # Without offsets a request has one more draft row than nodes.
-    first = entry - index if offsets is not None else request * (nodes + 1)
-    sound = (parent >= -1) & (parent < index)
-    row = draft_rows.reshape(-1)[(first + parent + 1).where(sound, first)]
-    return request, row.where(sound, -1)
-
-
-def _entries(
-    batch: int,
-    most: int,
-    lengths: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-    entries: int,
-    device: torch.device,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token, its entry in the tables, and its index in the
-    request. (Impossible lengths are errors in the status.)"""
+    """Return the request of each draft token of blocks, or of each node of trees (`parents`), and
+    its draft row in the pool, -1: a deterministic proposal. A request has at most `most` draft
+    tokens; other arguments as of `verify` and `verify_tree`."""
+    device = draft_tokens.device
     if offsets is not None:
         first, rows = offsets[:-1], offsets.diff()
+        # (Impossible lengths are errors in the status.)
         count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
-        count = count.where((offsets[:-1] >= 0) & (offsets[1:] <= entries), 0)
+        count = count.where((first >= 0) & (offsets[1:] <= draft_tokens.numel()), 0)
     else:
-        first = torch.arange(batch, device=device) * most
+        first = torch.arange(len(draft_tokens), device=device) * most
         count = torch.full_like(first, most) if lengths is None else lengths
-    index = torch.arange(most, device=device).expand(batch, most)
+    index = torch.arange(most, device=device).expand(len(first), most)
     live = (index < count[:, None]) & (count <= most)[:, None]
     request, index = live.nonzero(as_tuple=True)
-    return request, first[request] + index, index
+    entry = first[request] + index
+    if draft_rows is None:
+        return request, request * most + index
+    if parents is None:
+        return request, draft_rows.reshape(-1)[entry]
+    parent = parents.reshape(-1)[entry]
+    # Without offsets a request has one more draft row than nodes.
+    root = entry - index if offsets is not None else request * (most + 1)
+    sound = (parent >= -1) & (parent < index)
+    row = draft_rows.reshape(-1)[(root + parent + 1).where(sound, root)]
+    return request, row.where(sound, -1)
 
 
 def check_draft_statistics(
@@ -692,7 +555,7 @@ def check_draft_statistics(
 
     Args:
         draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.
-        request, row: of each draft token, see `rows_of_draft_tokens`.
+        request, row: of each draft token, see `_draft_rows`.
         slots: [B], as in `verify`.
         parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
 

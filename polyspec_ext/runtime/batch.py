@@ -12,18 +12,21 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import arguments
-from ..kv_cache.prefixes import Copies, Prefixes
 from ..policies import RoundReport, StepReport, WindowPolicy
-from ..policies.recorder import RoundRecorder
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
 from .prefill import Reading
 from .rows import Row
+
+if TYPE_CHECKING:
+    from ..kv_cache.prefixes import Copies, Prefixes
+    from ..policies.recorder import RoundRecorder
 
 _ENDED = operator.attrgetter("ended")
 
@@ -195,11 +198,14 @@ class Batch:
                 for level in self.stats.levels:
                     level.emitted_per_verification = None
             self._count(rows)
-        self._recorder = StatsRecorder(self.stats)
+        self._reports: RoundRecorder | None = None
         if self._policy is not None or reports:
+            from ..policies.recorder import RoundRecorder
+
             # Processes that share a level must choose the same windows.
             timed = not any(part.capabilities.sharded for part in engine.parts)
-            self._recorder = RoundRecorder(self.stats, timed)
+            self._reports = RoundRecorder(self.stats, timed)
+        self._recorder = self._reports or StatsRecorder(self.stats)
         self._processors = RequestProcessors(processors)
         for row in rows:
             self._processors.add(row.number, row.processors)
@@ -281,8 +287,7 @@ class Batch:
         """Remove a row that has ended from `rows`."""
         self.rows = [other for other in self.rows if other is not row]
         self._processors.remove(row.number)
-        if isinstance(self._recorder, RoundRecorder):
-            self._recorder.take(row.stats)
+        self.steps(row)
 
     def pause(self, rows: Sequence[Row]) -> None:
         """Exclude the rows `rows`, and no others, from the next rounds."""
@@ -301,8 +306,7 @@ class Batch:
 
     def steps(self, row: Row) -> Sequence[StepReport]:
         """Return and clear the steps of a row since the last call (with `reports`)."""
-        assert isinstance(self._recorder, RoundRecorder)
-        return self._recorder.take(row.stats)
+        return () if self._reports is None else self._reports.take(row.stats)
 
     def _keep(self, rows: Sequence[Row], begin: bool = False) -> None:
         """Save copies of the levels' caches for the rows in the caches. With `begin`, levels that
@@ -407,13 +411,12 @@ class Batch:
             self._engine.end(row)
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
-        assert isinstance(self._recorder, RoundRecorder)
         rows = [row for row in self._engine.slots if row.active]
         plain = True
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
-            steps = self._recorder.take(row.stats)
+            steps = self.steps(row)
             report = RoundReport(row.policy_number, now, row.tokens, new, steps, len(rows))
             windows = policy.next(report)
             if not (type(windows) is list and windows == list(now)):  # most rounds keep all

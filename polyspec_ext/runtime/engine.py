@@ -12,7 +12,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -35,7 +35,6 @@ from .plan import (
 from .prefill import Caches, Reading
 from .rows import (
     Entry,
-    HiddenWindow,
     PlannedStep,
     Record,
     Report,
@@ -44,8 +43,10 @@ from .rows import (
     StateRows,
     Step,
     origins,
-    tree_pass,
 )
+
+if TYPE_CHECKING:
+    from ..drafters.features import HiddenWindow
 
 _ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's processed logits [e, V], of which the e committed
@@ -128,10 +129,20 @@ class Engine:
         self.caches.begin()
         self._at_work = None
         self._recorder, self._processors, self._observe = recorder, processors, observe
-        self._rows = Rows(StateRows(self._count, len(slots)))
+        self._rows = self._empty_rows(len(slots))
         for row in slots:
             self._begin_windows(row)
         self._follow(slots)
+
+    def _empty_rows(self, batch: int) -> Rows:
+        return Rows(StateRows(self._count, batch), hidden=self._no_states(batch))
+
+    def _no_states(self, batch: int) -> HiddenWindow | None:
+        if not self._layers:
+            return None
+        from ..drafters.features import HiddenWindow
+
+        return HiddenWindow(batch, torch.device("cpu"))
 
     def fill(self, readings: Sequence[Reading]) -> None:
         """Start the rows of a new batch from readings of their texts."""
@@ -159,7 +170,7 @@ class Engine:
             keep = [None if slot in gone else slot for slot in range(len(slots))]
             rows = self._rows.select(keep)
         else:
-            rows = Rows(StateRows(self._count, len(new)))
+            rows = self._empty_rows(len(new))
             self.caches.begin()
         together = bool(readings) and (len(slots) == len(new) or self.caches.can_join)
         try:
@@ -184,7 +195,7 @@ class Engine:
     def _begin_caches(self) -> None:
         self.caches.begin()
         self._rounds, self._at_work = 0, None
-        self._rows.hidden = HiddenWindow(self._rows.state.batch, torch.device("cpu"))
+        self._rows.hidden = self._no_states(self._rows.state.batch)
 
     @torch.inference_mode()
     def begin_again(self) -> None:
@@ -241,10 +252,10 @@ class Engine:
     def cached(self, row: Row) -> list[int]:
         """Return the cached length of a row at each level, at most its committed tokens; for a
         drafter that reads hidden states only tokens that it will not read again."""
-        state, numbers = self._rows.state, range(1, len(self.parts) + 1)
+        state, numbers, hidden = self._rows.state, range(1, len(self.parts) + 1), self._rows.hidden
         lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
-        if self._layers:
-            told = int(self._rows.hidden.begin[row.slot])  # states
+        if hidden is not None:
+            told = int(hidden.begin[row.slot])  # states
             lengths[-1] = min(lengths[-1], told + 1 if told else 0)
         return lengths
 
@@ -342,7 +353,7 @@ class Engine:
         steps: list[Step | PlannedStep] = []
         ticks, outputs, level = [tick()], cast(Outputs, ()), 0
         while level != 1:
-            step = state.next(rows.hidden.begin if self._layers else None)
+            step = state.next(None if rows.hidden is None else rows.hidden.begin)
             if step is None:
                 raise self._stuck(next(row for row in self.slots if row.active))
             level = step.level
@@ -400,7 +411,8 @@ class Engine:
         follows = self._passes is not None and host is not None and not any(runs)
         if self._passes is not None and follows and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
-        told = rows.hidden.states() if self._layers else None
+        window = rows.hidden
+        told = None if window is None else window.states()
         inputs = DraftInput(
             self._ids(sent.input_ids, level),
             RowCounts(None if host is None else host.counts, sent.plan.counts),
@@ -435,11 +447,11 @@ class Engine:
                 )
             pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
-        if self._layers and drafts:
-            if told is not None and rows.hidden.width:
-                rows.hidden.forget(plan.part, told.counts)
+        if window is not None and told is not None and drafts:
+            if window.width:
+                window.forget(plan.part, told.counts)
             else:  # the drafter reads no states of complete texts
-                rows.hidden.forget(plan.part + rows.state.complete())
+                window.forget(plan.part + rows.state.complete())
         tree = pending.tree
         if tree is None:
             padding = pending.padding(1) if step.tail and not greedy else None
@@ -506,7 +518,7 @@ class Engine:
             ids = self._ids(sent.input_ids, number)
             block = InputBlock(ids, sent.most + 1, counts, first, None, layers)
         else:
-            read = tree_pass(step.input_ids, plan.counts, plan.lengths, tree, lag)
+            read = tree.read_after(step.input_ids, plan.counts, plan.lengths, lag)
             block = InputBlock(
                 self._ids(read.tokens, number),
                 read.tokens.shape[1] - lag + 1,
@@ -579,7 +591,7 @@ class Engine:
         if padding is not None:
             assert report.slots is not None
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
-        if self._layers:
+        if rows.hidden is not None:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
             kept = list(itertools.starmap(RowCounts, report.kept[:-1]))
             rows.hidden.add_pass(plan, kept, number, hidden, skipped, above)

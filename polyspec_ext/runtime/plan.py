@@ -346,7 +346,7 @@ class RoundPlanner:
             short = part.max_length is not None and longest > part.max_length
             if short or not part.capabilities.device_lengths:
                 return False
-        if not self._hidden:
+        if rows.hidden is None:
             return True
         sizes = {rows.state.windows[row.slot][: plan.levels - 1] for row in active}
         if min(plan.windows) == 0 or len(sizes) > 1:
@@ -368,7 +368,7 @@ class RoundPlanner:
         if (
             before.on_host == on_host
             and before.state.fits(steps, longest + plan.ahead + 1)
-            and before.hidden.width >= width
+            and (before.hidden is None or before.hidden.width >= width)
         ):
             return before
         # The whole text up to its limit, of which at most _TRUSTED new tokens.

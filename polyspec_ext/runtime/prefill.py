@@ -12,18 +12,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from ..errors import named
-from ..kv_cache.prefixes import Copies
 from ..levels.base import Admitting, Hidden, PromptBatch
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, padded
 from .graphs import SideStreams
 from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
+
+if TYPE_CHECKING:
+    from ..kv_cache.prefixes import Copies
 
 _AHEAD = 512  # maximum new tokens with room in the caches when a row joins
 
@@ -208,7 +210,7 @@ class Caches:
                 if layer not in states:
                     states[layer] = of_row.new_zeros(batch, longest, of_row.shape[2])
                 states[layer][slot, : of_row.shape[1]] = of_row[0]
-        if longest:
+        if longest and rows.hidden is not None:
             rows.hidden.add(states, torch.tensor(begin), torch.tensor(counts))
 
     def save(self, slot: int, number: int, begin: int, end: int) -> Any:
@@ -249,7 +251,7 @@ class Caches:
             idle = [row.paused and not self._layers for row in slots]
             committed = [0 if i else row.committed - 1 for i, row in zip(idle, slots, strict=True)]
             states = self.prefill(fresh, slots, plan.ahead + nodes, recorder)
-            if states is not None:
+            if states is not None and rows.hidden is not None:
                 counts = torch.tensor(committed)
                 rows.hidden.add(states, torch.zeros_like(counts), counts)
             for number in fresh:

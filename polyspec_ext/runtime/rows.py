@@ -7,26 +7,26 @@ computes the next step from them, or the steps follow a plan and the host reads 
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import require_ids
-from ..drafters.base import DraftBlock, HiddenStates, RowBuffer
-from ..drafters.trees import require_parents
-from ..kv_cache.masks import ancestors
-from ..levels.base import EncodedInput, Hidden, IdMap
+from ..drafters.base import DraftBlock, RowBuffer
+from ..levels.base import EncodedInput, IdMap
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling, Words, stacked
 from ..stats import Stats
 from ..tensors import Place, RowCounts, RowParameters, moved, on_device
+
+if TYPE_CHECKING:
+    from ..drafters.features import HiddenWindow
+    from ..drafters.trees import PendingTree
 
 _CPU = torch.device("cpu")
 
@@ -420,443 +420,6 @@ class StateRows:
         )
 
 
-# ---- trees of draft tokens -----------------------------------------------------------------------
-
-
-class Tree(NamedTuple):
-    """The pending trees of a batch.
-
-    Attributes:
-        tokens, parents: ``[B, N]`` int64, as in `DraftBlock`; 0 and -1 after the nodes of a row.
-        counts: ``[B]`` int64, nodes of each row.
-        longest: ``[B, D]`` int64, tokens of a longest path, then -1.
-        depths: ``[B]`` int64, length of the longest path.
-        drawn: as in `DraftBlock`.
-        again: ``[B, N]`` bool, childless nodes equal to an earlier sibling, which count as draws
-            and are never accepted; None: no repeats, or not computed.
-    """
-
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    counts: torch.Tensor
-    longest: torch.Tensor
-    depths: torch.Tensor
-    drawn: torch.Tensor | None
-    again: torch.Tensor | None = None
-
-    def proposal(
-        self, rows: RowBuffer | None, most: int, device: torch.device
-    ) -> tuple[tuple[torch.Tensor | None, ...], dict[str, Any]]:
-        """Return the arguments of `ops.verify_tree` after the target's logits, for paths of at most
-        `most` nodes. `rows` are ``[B, N + 1, Vd]``, distributions of the children of the root and
-        of each node, except where `drawn` is False; None: all children are deterministic."""
-        batch, nodes = self.tokens.shape
-        pool = ids = statistics = None
-        if rows is not None:
-            # The rows of all requests in sequence.
-            pool = rows.logits.reshape(-1, rows.logits.shape[2])
-            ids = torch.arange(batch * (nodes + 1), device=device).view(batch, nodes + 1)
-            if self.drawn is not None:
-                ids = torch.where(self.drawn.to(device), ids, -1)
-            statistics = None if rows.statistics is None else rows.statistics.reshape(-1, 2)
-        return (self.tokens.to(device), self.parents.to(device), pool), {
-            "counts": self.counts.to(device),
-            "draft_rows": ids,
-            "draft_statistics": statistics,
-            "depth": min(most, nodes),
-        }
-
-    def path_to(self, row: int, node: int) -> list[int]:
-        """Return the tokens from the root's child to `node`."""
-        tokens, parents, path = self.tokens[row], self.parents[row], []
-        while node >= 0:
-            path.append(int(tokens[node]))
-            node = int(parents[node])
-        return path[::-1]
-
-
-def require_tree(name: str, block: DraftBlock, lengths: Sequence[int], vocab_size: int) -> None:
-    """Refuse trees of a drafter that the level above, with `vocab_size` ids, cannot verify. Reads
-    the trees on the host. Paths have at most ``lengths[b]`` nodes; 0: the row idles."""
-    assert block.parents is not None
-    batch, nodes = block.tokens.shape
-    if tuple(block.parents.shape) != (batch, nodes):
-        raise ValueError(
-            f"{name}: expected parents of shape {[batch, nodes]}, as of the tokens, given "
-            f"{list(block.parents.shape)}"
-        )
-    if block.rows is not None and tuple(block.rows.logits.shape[:2]) != (batch, nodes + 1):
-        raise ValueError(
-            f"{name}: expected draft logits of a tree of shape [B, N+1, Vd] = "
-            f"[{batch}, {nodes + 1}, Vd], given {list(block.rows.logits.shape)}"
-        )
-    counts = [nodes] * batch if block.counts is None else block.counts.tolist()
-    for tokens, parents, count, most in zip(
-        block.tokens.tolist(), block.parents.tolist(), counts, lengths, strict=True
-    ):
-        if not 0 <= count <= nodes:
-            raise ValueError(f"{name}: expected 0 to {nodes} nodes, given {count}")
-        if most:
-            require_ids(name, tokens[:count], vocab_size)
-            require_parents(name, parents[:count], most)
-
-
-def pending_tree(block: DraftBlock, lengths: torch.Tensor, most: int) -> Tree:
-    """Return the trees of a draft on the device of `lengths`, ``[B]`` int64: maximum nodes of a
-    path, at most `most`, D; 0: the row idles."""
-    assert block.parents is not None
-    (batch, nodes), device = block.tokens.shape, lengths.device
-    index = torch.arange(nodes, device=device)
-    counts = torch.full_like(lengths, nodes) if block.counts is None else block.counts.to(device)
-    counts = torch.where(lengths > 0, counts, 0)
-    known = index < counts[:, None]
-    tokens = torch.where(known, block.tokens.to(device), 0)
-    parents = torch.where(known, block.parents.to(device), -1)
-    longest = tokens.new_full((batch, most + 1), -1)
-    depths = torch.zeros_like(counts)
-    if nodes:
-        seen = ancestors(parents, most)
-        depth = torch.where(known, seen.sum(-1), 0)
-        last = (depth * nodes - index).argmax(1, keepdim=True)  # the first of equal depths
-        depths = depth.gather(1, last)[:, 0]
-        line = seen.gather(1, last[..., None].expand(-1, -1, nodes))[:, 0] & known
-        # The extra last column takes the nodes that are not on the path.
-        longest.scatter_(1, torch.where(line, depth - 1, most).clamp_max(most), tokens)
-    return Tree(tokens, parents, counts, longest[:, :most].contiguous(), depths, block.drawn)
-
-
-def with_repeats(tree: Tree) -> Tree:
-    """Return the tree with its repeated nodes (`Tree.again`). Reads the tree on the host."""
-    tokens, parents = tree.tokens, tree.parents
-    index = torch.arange(tokens.shape[1])
-    known = index < tree.counts[:, None]
-    alike = (tokens[:, :, None] == tokens[:, None]) & (parents[:, :, None] == parents[:, None])
-    earlier = alike & (index[:, None] > index)
-    inner = (parents[:, None] == index[:, None]) & known[:, None]
-    again = earlier.any(2) & known & ~inner.any(2)
-    return tree._replace(again=again) if bool(again.any()) else tree
-
-
-class TreePass(NamedTuple):
-    """Input of a level that reads a tree: in each row a chain of unread tokens, then the nodes.
-
-    Attributes:
-        tokens, parents: ``[B, T]`` int64, as in `InputBlock`.
-        counts: ``[B]`` int64, tokens of each row; lags: ``[B]``, tokens before the tree.
-        lag: maximum of `lags`.
-        places: ``[B, N]`` int64, index of each node of the tree among the nodes in the pass; None:
-            the pass has all nodes.
-    """
-
-    tokens: torch.Tensor
-    parents: torch.Tensor
-    counts: torch.Tensor
-    lags: torch.Tensor
-    lag: int
-    places: torch.Tensor | None = None
-
-    def by_node(self, logits: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return the logits after the root and every node of the tree, ``[B, N + 1, V]``."""
-        rows = torch.nn.functional.pad(places + 1, (1, 0)).to(logits.device)
-        return logits[torch.arange(len(rows), device=rows.device)[:, None], rows]
-
-    def placed(self, path: torch.Tensor) -> torch.Tensor:
-        """Return a path ``[B, D]`` as indices among the nodes in the pass; -1 stays."""
-        if self.places is None or not self.places.shape[1]:
-            return path
-        places = self.places.to(path.device).gather(1, path.clamp_min(0))
-        return torch.where(path >= 0, places, -1)
-
-    @property
-    def first(self) -> torch.Tensor:
-        """Return the index of the token before the tree, by row; its logits are the root's."""
-        return (self.lags - 1).clamp_min(0)
-
-    def along(
-        self,
-        logits: torch.Tensor,
-        hidden: Mapping[int, torch.Tensor] | None,
-        result: Any,
-        path: torch.Tensor,
-    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor] | None]:
-        """Return logits and hidden states of the accepted path, in text order; `result` is the
-        result of `verify_tree`, and `path` its path from `placed`."""
-        drawn = result.rows.clamp_min(0)[..., None]
-        logits = logits.gather(1, drawn.expand(-1, -1, logits.shape[2]))
-        if hidden is not None:
-            hidden = {
-                layer: self._in_text_order(states, path.to(states.device))
-                for layer, states in hidden.items()
-            }
-        return logits, hidden
-
-    def _in_text_order(self, states: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-        # Select lag and path from the states [B, T, H]: [B, lag + D, H].
-        lags = self.lags.to(states.device)[:, None]
-        reach = torch.arange(self.lag + path.shape[1], device=states.device)[None]
-        nodes = path.gather(1, (reach - lags).clamp(0, path.shape[1] - 1)) if path.shape[1] else 0
-        at = torch.where(reach < lags, reach, lags + nodes).clamp(0, states.shape[1] - 1)
-        return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
-
-
-def tree_pass(
-    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
-) -> TreePass:
-    """Return the pass that verifies `tree`. `input_ids` ``[B, T]`` are the level's unread tokens,
-    `counts` ``[B]`` in each row, of which the last `lengths` ``[B]`` are a longest path of the
-    tree; each row has at most `lag` tokens before the tree."""
-    if tree.again is not None:
-        return _without_repeats(input_ids, counts, lengths, tree, lag)
-    nodes, device = tree.tokens.shape[1], input_ids.device
-    lags = counts - lengths
-    own = torch.where(counts > 0, tree.counts, 0)[:, None]
-    reach = torch.arange(lag + nodes, device=device)
-    place = reach - lags[:, None]  # index of the node in each column
-    inside = (place >= 0) & (place < own)
-    given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
-    at = place.clamp(0, max(nodes - 1, 0))
-    tokens, parents = torch.where(place < 0, given, 0), (reach - 1).expand_as(given)
-    if nodes:
-        tokens = torch.where(inside, tree.tokens.gather(1, at), tokens)
-        # The root's children follow the last token of the lag.
-        parents = torch.where(inside, tree.parents.gather(1, at) + lags[:, None], parents)
-    return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
-
-
-def _without_repeats(
-    input_ids: torch.Tensor, counts: torch.Tensor, lengths: torch.Tensor, tree: Tree, lag: int
-) -> TreePass:
-    """Return the pass without repeated nodes, in their order."""
-    assert tree.again is not None
-    index = torch.arange(tree.tokens.shape[1])
-    read = ~tree.again & (index < tree.counts[:, None])
-    order = (~read).to(torch.uint8).sort(dim=1, stable=True).indices
-    left = read.sum(1)
-    order = order[:, : int(left.max())]
-    places = (read.cumsum(1) - 1).clamp_min(0)
-    parents = tree.parents.gather(1, order)
-    above = places.gather(1, parents.clamp_min(0))
-    small = tree._replace(
-        tokens=tree.tokens.gather(1, order),
-        parents=torch.where(parents >= 0, above, -1),
-        counts=left,
-        again=None,
-    )
-    return tree_pass(input_ids, counts, lengths, small, lag)._replace(places=places)
-
-
-# ---- hidden states -------------------------------------------------------------------------------
-
-
-class HiddenWindow:
-    """Hidden states of consecutive tokens per row, from several passes; a later pass overwrites.
-
-    Args:
-        batch: rows, B.
-        device: device of `begin` and `end`.
-        width: maximum tokens of a row, W, at a fixed address, for captured steps: a pass begins
-            within the window or at its end, and has at most 2 W tokens. 0: any number, on the
-            CPU, where the host reads the counts.
-
-    Attributes:
-        begin, end: ``[B]`` int64, positions of the first token of each row and after the last. The
-            drafter has read all states before `begin`.
-    """
-
-    def __init__(self, batch: int, device: torch.device, width: int = 0) -> None:
-        self.width = width
-        self.begin = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.end = torch.zeros_like(self.begin)
-        self._layers: dict[int, torch.Tensor] = {}  # without a width
-        # With a width a ring ``[B, size + 1, sum of H]`` of the concatenated layers: position p is
-        # in slot p % size, and the last slot takes discarded states.
-        self._ring: torch.Tensor | None = None
-        self._sizes: dict[int, int] = {}
-        self._size = 6 * width
-        self._reach = torch.arange(-1, self._size, device=device)
-        self._rows = torch.arange(batch, device=device)[:, None]
-
-    @property
-    def counts(self) -> torch.Tensor:
-        """Return ``[B]`` int64, tokens of each row."""
-        return self.end - self.begin
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        ring = [] if self._ring is None else [self._ring]
-        return [self.begin, self.end, self._reach, self._rows, *ring, *self._layers.values()]
-
-    def write(self, other: HiddenWindow) -> None:
-        """Copy the states of `other`. Waits for its device if the devices differ."""
-        device, told = self.begin.device, other.states()
-        self.begin.copy_(other.begin)
-        self.end.copy_(other.begin)
-        if told.layers:
-            layers = told.layers
-            if self.width:
-                layers = {layer: states[:, : self.width] for layer, states in layers.items()}
-            elif not other.width:  # `other` may overwrite its states
-                layers = {layer: states.clone() for layer, states in layers.items()}
-            self.add(layers, other.begin.to(device), told.counts.to(device, copy=True))
-
-    def add(
-        self,
-        layers: Hidden,
-        begin: torch.Tensor,
-        counts: torch.Tensor,
-        skipped: torch.Tensor | None = None,
-    ) -> None:
-        """Add the states ``[B, T, H]`` of a pass, maybe without a copy, and drop earlier states
-        after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
-        ``skipped[b]`` keep their earlier states (`LevelOutput.skipped`); a count of 0 leaves the
-        row unchanged."""
-        part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
-        if skipped is not None:
-            own_begin = torch.minimum(begin + skipped.to(begin.device), end)
-        if self.width:
-            first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-            torch.where(part, first, self.begin, out=self.begin)
-            self._put(layers, 1 + torch.where(part, begin, self.end), skipped, None)
-            torch.where(part, end, self.end, out=self.end)
-            return
-        if not part.any():
-            return
-        if skipped is None and not known.any():
-            # No earlier states to merge.
-            self._layers = dict(layers)
-            self.begin = torch.where(part, begin, self.begin)
-            self.end = self.begin + counts
-            return
-        first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-        first = torch.where(part, first, self.begin)
-        end = torch.where(part, end, self.end)
-        width = max(1, int((end - first).max()))
-        positions = first[:, None] + torch.arange(width)
-        place = positions - begin[:, None]
-        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
-        before = positions - self.begin[:, None]
-        for layer, states in layers.items():
-            own = self._layers.get(layer)
-            if own is None:
-                own = states.new_zeros(len(first), width, states.shape[2])
-            dtype = torch.promote_types(own.dtype, states.dtype)  # rounds no state
-            new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
-            both = torch.where(fresh[..., None].to(own.device), new, old)
-            if own.shape == both.shape and own.dtype == dtype:
-                self._layers[layer] = own.copy_(both)
-            else:
-                self._layers[layer] = both
-        self.begin.copy_(first)
-        self.end.copy_(end)
-
-    def _put(
-        self,
-        layers: Hidden,
-        second: torch.Tensor,
-        skipped: torch.Tensor | None,
-        above: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Write the states of a pass to the ring, but not `skipped` states and states before
-        position `above`; in few operators, for captured steps. Returns the positions of the first
-        tokens, ``second - 1``; in an idle row a position whose state the drafter has not read."""
-        self._sizes = self._sizes or {layer: states.shape[2] for layer, states in layers.items()}
-        apart, ring = [layers[layer] for layer in self._sizes], self._ring
-        device = apart[0].device if ring is None else ring.device
-        apart = [x.to(device) for x in apart]
-        states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
-        positions = second[:, None] + self._reach[: states.shape[1]]
-        slots, begin, own = positions % self._size, positions[:, 0], above
-        if skipped is not None:
-            own = begin + skipped.to(begin.device)
-            own = own if above is None else own.maximum(above)
-        if own is not None:
-            slots.masked_fill_(positions < own[:, None], self._size)
-        if ring is None:
-            ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
-        dtype = torch.promote_types(ring.dtype, states.dtype)  # rounds no state
-        ring = self._ring = ring.to(dtype)
-        ring[self._rows.to(device), slots.to(device)] = states.to(dtype)
-        return begin
-
-    def add_pass(
-        self,
-        plan: Plan,
-        kept: Sequence[RowCounts],
-        level: int,
-        layers: Hidden | None,
-        skipped: torch.Tensor | None,
-        above: torch.Tensor | None,
-    ) -> None:
-        """Add the states of a verification by `level` (`layers` and `skipped` of its output); if
-        its output has none, drop the states of rejected tokens. `kept` are the remaining cached
-        lengths of the verifying levels; with a width all of them output states, so the window ends
-        at the longest. The target's states, up to its cached lengths `above` ``[B]``, take
-        precedence over the level's."""
-        device = plan.part.device
-        if layers is None:
-            lengths = kept[level - 1].on(device)
-            self.cut(torch.where(plan.part > 0, lengths, torch.iinfo(lengths.dtype).max))
-            return
-        if self.width:
-            begin = self._put(layers, plan.positions - plan.first, skipped, above)
-            torch.minimum(self.begin, begin, out=self.begin)
-            first, *others = [each.on(device) for each in kept]
-            *between, last = others or [first]
-            torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
-            return
-        begin = plan.positions - (plan.counts - plan.lengths)
-        if above is not None:
-            read = (above - begin).clamp_min(0)
-            skipped = read if skipped is None else read.maximum(skipped.to(read.device))
-        # (Idle rows have no states.)
-        self.add(layers, begin, (kept[level - 1].on(device) - begin) * plan.part, skipped)
-
-    def states(self) -> HiddenStates:
-        """Return the states; with a width a copy."""
-        layers, ring = self._layers, self._ring
-        if ring is not None:
-            slots = (self.begin[:, None] + self._reach[1 : self.width + 1]) % self._size
-            states = ring[self._rows.to(ring.device), slots.to(ring.device)]
-            parts = states.split(list(self._sizes.values()), -1)
-            layers = dict(zip(self._sizes, parts, strict=True))
-        return HiddenStates(layers, self.begin, self.end - self.begin)
-
-    def cut(self, lengths: torch.Tensor) -> None:
-        """Drop states after the first ``lengths[b]`` tokens of row b, ``[B]`` int64."""
-        torch.minimum(self.end, lengths, out=self.end)
-        torch.minimum(self.begin, lengths, out=self.begin)
-
-    def forget(self, part: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Drop the states of rows with nonzero `part`, ``[B]`` int64, after the drafter has read
-        them. With the `counts` of `states`, `part` is 0 or 1, and one operator suffices."""
-        if counts is not None:
-            self.begin.addcmul_(counts, part)
-            return
-        torch.where(part > 0, self.end, self.begin, out=self.begin)
-        if not self.width and not (self.end > self.begin).any():
-            self._layers = {}  # states of a prompt may be large
-
-    def select(self, rows: Sequence[int | None]) -> None:
-        """Keep the rows `rows`, in that order; None: a row without states."""
-        index = [0 if row is None else row for row in rows]
-        fresh = torch.tensor([row is None for row in rows], dtype=torch.bool)
-        self.begin = self.begin[index].masked_fill(fresh, 0)
-        self.end = self.end[index].masked_fill(fresh, 0)
-        self._rows = torch.arange(len(index), device=self.begin.device)[:, None]
-        self._layers = {layer: states[index] for layer, states in self._layers.items()}
-        self._ring = None if self._ring is None else self._ring[index]
-
-    def fits(self, rows: Sequence[int], width: int) -> bool:
-        """Return whether all of `rows` have states, and every row at most `width`."""
-        counts = self.counts
-        return bool(counts[list(rows)].all()) and int(counts.max()) <= width
-
-
-def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    places = places.to(states.device).clamp(0, states.shape[1] - 1)
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
-
-
 # ---- pending draft tokens ------------------------------------------------------------------------
 
 
@@ -878,9 +441,9 @@ class PendingRows:
         self.max_pending: Sequence[int] = ()
         self.tables: dict[int, RowBuffer | None] = {}
         self.tail_has_statistics = True
-        self.tree: Tree | None = None
+        self.tree: PendingTree | None = None
         # Trees drafted without host synchronisation, by depth, with their rows.
-        self._trees: dict[int, tuple[Tree, RowBuffer | None]] = {}
+        self._trees: dict[int, tuple[PendingTree, RowBuffer | None]] = {}
 
     def take(self, level: int, device: torch.device) -> RowBuffer | None:
         """Return the rows of the tokens that `level`, on `device`, verifies, ``[B, N, Vd]``; None:
@@ -969,13 +532,14 @@ class PendingRows:
     def append_tree(self, name: str, block: DraftBlock, step: Step, vocab_size: int) -> None:
         """Append the trees of a draft: checked if the host reads the rows, else copied to a fixed
         address. `name` is the drafter's, `vocab_size` that of the level above."""
+        from ..drafters.trees import PendingTree, require_tree  # only trees need the import
+
         if step.host is not None:
             require_tree(name, block, step.host.lengths, vocab_size)
-            self.tree = pending_tree(block, step.plan.lengths, step.most)
-            if block.rows is not None:
-                self.tree = with_repeats(self.tree)
+        tree = PendingTree.of(block, step.plan.lengths, step.most)
+        if step.host is not None:
+            self.tree = tree if block.rows is None else tree.with_repeats()
             return
-        tree = pending_tree(block, step.plan.lengths, step.most)
         kept = self._trees[step.most][0] if step.most in self._trees else None
         shapes = [[None if x is None else x.shape for x in each] for each in (kept or (), tree)]
         if kept is None or shapes[0] != shapes[1]:
@@ -1001,13 +565,15 @@ class PendingRows:
 class Rows:
     """The lasting state of a batch by row, at fixed addresses, so that CUDA graphs can be replayed.
     If the host reads the state rows after each step (`on_host`), `requests`, `eos` and `text` have
-    request numbers, ids that end each text, and texts."""
+    request numbers, ids that end each text, and texts. `hidden` are the hidden states for a
+    drafter that reads them."""
 
-    def __init__(self, state: StateRows, on_host: bool = True) -> None:
-        self.state, self.on_host = state, on_host
+    def __init__(
+        self, state: StateRows, on_host: bool = True, hidden: HiddenWindow | None = None
+    ) -> None:
+        self.state, self.on_host, self.hidden = state, on_host, hidden
         self.parameters = RowParameters(state.batch, state.device)
         self.pending = PendingRows()
-        self.hidden = HiddenWindow(state.batch, _CPU)
         self.requests: Sequence[int] = ()
         self.eos: Sequence[frozenset[int]] | None = None
         self.text: Callable[[int], torch.Tensor] | None = state.text if on_host else None
@@ -1016,9 +582,10 @@ class Rows:
         """Write the requests of a batch (`StateRows.write`), and the hidden states of `before`, at
         most `width` per row."""
         self.state.write(slots, before.state, tail)
-        if not width or self.hidden.width < width:
-            self.hidden = HiddenWindow(self.state.batch, self.state.device, width)
-        self.hidden.write(before.hidden)
+        if before.hidden is not None:
+            if not width or self.hidden is None or self.hidden.width < width:
+                self.hidden = type(before.hidden)(self.state.batch, self.state.device, width)
+            self.hidden.write(before.hidden)
         self.parameters.write([row.sampling for row in slots], [row.seed for row in slots])
         if self.on_host:
             self.requests, self.eos = [row.number for row in slots], [row.eos for row in slots]
@@ -1026,13 +593,13 @@ class Rows:
     def fill(self, step: PlannedStep) -> Step:
         """Return a planned step with its tokens, without host synchronisation. Rows that are due
         for another step idle."""
-        state, (level, most, width, tail) = self.state, step
-        if level == state.shape.levels and self.hidden.width:
+        state, (level, most, width, tail), hidden = self.state, step, self.hidden
+        if level == state.shape.levels and hidden is not None and hidden.width:
             # Tokens with a new hidden state, and the last emitted token.
-            width = max(width, self.hidden.width + 1)
+            width = max(width, hidden.width + 1)
             # The shorter length stays, to capture few operators; the draft's report sets it again.
             cached = state.read_by(level)
-            torch.minimum(cached, self.hidden.begin, out=cached)
+            torch.minimum(cached, hidden.begin, out=cached)
         input_ids, table = schedule.next_step(state.words, state.shape, level, width)
         plan = Plan._make(table.unbind())
         return Step(level, most, width - most, tail, input_ids, table, plan, None, state.numbers)
@@ -1041,14 +608,18 @@ class Rows:
         """Return rows with windows, cached lengths and hidden states of the rows `keep`, in that
         order; None: an empty row. Pending tokens are dropped."""
         rows = Rows(self.state.select(keep))
-        window = HiddenWindow(self.state.batch, _CPU)
-        window.write(self.hidden)
-        window.select(keep)
-        rows.hidden = window
+        if self.hidden is not None:
+            rows.hidden = type(self.hidden)(self.state.batch, _CPU)
+            rows.hidden.write(self.hidden)
+            rows.hidden.select(keep)
         return rows
 
     def process(
-        self, processors: LogitsProcessors, logits: torch.Tensor, step: Step, tree: Tree | None
+        self,
+        processors: LogitsProcessors,
+        logits: torch.Tensor,
+        step: Step,
+        tree: PendingTree | None,
     ) -> torch.Tensor:
         """Return the logits of a verification after the processors, float32."""
         changed = logits.to(torch.float32, copy=True)
@@ -1059,7 +630,11 @@ class Rows:
         return changed
 
     def allowed(
-        self, processors: RequestProcessors, shape: Sequence[int], step: Step, tree: Tree | None
+        self,
+        processors: RequestProcessors,
+        shape: Sequence[int],
+        step: Step,
+        tree: PendingTree | None,
     ) -> Words:
         """Return the allow-masks ``[B, W, ceil(V / 32)]`` for a verification with logits of `shape`
         ``[B, W, V]``."""
@@ -1071,7 +646,9 @@ class Rows:
             allowed[slot, rows] = stacked(masks, vocab_size, step.level > 1)
         return allowed
 
-    def _texts(self, step: Step, tree: Tree | None) -> Iterator[tuple[int, slice, torch.Tensor]]:
+    def _texts(
+        self, step: Step, tree: PendingTree | None
+    ) -> Iterator[tuple[int, slice, torch.Tensor]]:
         """Yield for each slot of a step: the slot, a slice of rows of the level's logits, and the
         text that the last of these rows follows."""
         assert step.host is not None
@@ -1098,7 +675,7 @@ class Rows:
         if level >= levels - 1 and pending.tree is not None:
             tensors += [tensor for tensor in pending.tree if tensor is not None]
         form: tuple[int | bool, ...] = (level == 1 and not pending.tail_has_statistics,)
-        if self.hidden.width and (level == levels or hidden):
+        if self.hidden is not None and self.hidden.width and (level == levels or hidden):
             tensors += self.hidden.tensors
             form = (*form, self.hidden.width)
         return Place(self, tensors, form)

@@ -19,7 +19,7 @@ from .. import arguments, inputs
 from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
-from ..kv_cache import Prefixes
+from ..kv_cache.prefixes import Prefixes
 from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading

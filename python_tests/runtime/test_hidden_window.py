@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyspec_ext.runtime.rows import HiddenWindow
+from polyspec_ext.drafters.features import HiddenWindow
 
 LAYER = 2
 CPU = torch.device("cpu")

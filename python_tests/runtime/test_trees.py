@@ -14,7 +14,7 @@ from toy_trees import TreeDrafter, TreeEnumerator, TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput
-from polyspec_ext.runtime import rows
+from polyspec_ext.drafters.trees import PendingTree
 from polyspec_ext.runtime.rows import PendingRows
 
 V = 3
@@ -104,14 +104,14 @@ def wrong_node(patch: pytest.MonkeyPatch) -> None:
 
 def sibling_for_a_parent(patch: pytest.MonkeyPatch) -> None:
     """A node is read as the child of the one in front of it."""
-    make = rows.tree_pass
+    make = PendingTree.read_after
 
     def wrong(*given: Any) -> Any:
         made = make(*given)
         chain = torch.arange(-1, made.parents.shape[1] - 1)
         return made._replace(parents=chain.expand_as(made.parents))
 
-    patch.setattr("polyspec_ext.runtime.engine.tree_pass", wrong)
+    patch.setattr(PendingTree, "read_after", wrong)
 
 
 def rows_of_other_nodes(patch: pytest.MonkeyPatch) -> None:
