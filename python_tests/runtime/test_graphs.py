@@ -349,14 +349,12 @@ def test_the_same_address_of_another_owner_is_another_place() -> None:
 def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     runs: list[object] = []
 
-    class Direct:
-        def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
-            return lambda: None, step()
+    direct = SimpleNamespace(capture=lambda step: ((lambda: None), step()))
 
     def run(kind: str, *key: object) -> None:
         graphs.run(kind, key, lambda: (runs.append(key),))  # type: ignore[func-returns-value]
 
-    graphs = Graphs(Direct(), limit=2, progress=False)
+    graphs = Graphs(direct, limit=2, progress=False)
     for size in (1, 2, 3):
         for _ in range(3):
             run("k", size)
@@ -370,7 +368,7 @@ def test_graphs_are_bounded_and_the_oldest_goes() -> None:
     run("k", None)
     assert (graphs.num_captures, graphs.num_replays) == (4, 4)
     with pytest.raises(ValueError, match="limit: expected >= 1, given 0"):
-        Graphs(Direct(), limit=0)
+        Graphs(direct, limit=0)
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2])
@@ -459,11 +457,7 @@ def test_a_cache_whose_layers_differ_in_room_is_not_captured() -> None:
 
 
 def test_other_errors_of_a_capture_are_raised() -> None:
-    class Refuses:
-        def capture(self, step: Run) -> tuple[Callable[[], None], Outputs]:
-            raise KeyboardInterrupt
-
-    graphs = Graphs(Refuses(), progress=False)
+    graphs = Graphs(MagicMock(**{"capture.side_effect": KeyboardInterrupt}), progress=False)
     graphs.run("k", [], tuple)
     with pytest.raises(KeyboardInterrupt):
         graphs.run("k", [], tuple)

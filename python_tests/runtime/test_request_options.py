@@ -265,17 +265,10 @@ class Spelling:
         return {str(piece): token for token, piece in enumerate(PIECES)}
 
 
-class Spelled(toy_rows.Rows):
-    runs = False
-
-    def tokenizer(self) -> Spelling:
-        return Spelling(self.runs)
-
-
 def spelled(count: int, runs: bool = False) -> list[Any]:
-    levels = [Spelled(len(PIECES), 21 + i, scale=1.5) for i in range(count)]
+    levels: list[Any] = [toy_rows.Rows(len(PIECES), 21 + i, scale=1.5) for i in range(count)]
     for level in levels:
-        level.runs = runs
+        level.tokenizer = lambda: Spelling(runs)
     return levels
 
 

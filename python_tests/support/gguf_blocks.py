@@ -101,16 +101,10 @@ def write_model(
         files.append(path.with_name(path.stem + end))
         writer = gguf.GGUFWriter(str(files[-1]), family)
         if part == 0:
-            writer.add_context_length(512)
-            writer.add_embedding_length(features)
-            writer.add_block_count(2)
-            writer.add_feed_forward_length(middle)
-            writer.add_head_count(heads)
-            writer.add_head_count_kv(groups)
-            writer.add_rope_freq_base(10000.0)
-            writer.add_layer_norm_rms_eps(1e-6)
-            writer.add_vocab_size(ids)
-            writer.add_tokenizer_model(tokenizer)
+            sizes = {"embedding_length": features, "feed_forward_length": middle, "block_count": 2}
+            sizes |= {"head_count": heads, "head_count_kv": groups, "vocab_size": ids}
+            values = {"rope_freq_base": 10000.0, "layer_norm_rms_eps": 1e-6}
+            _add(writer, **sizes, **values, context_length=512, tokenizer_model=tokenizer)
             if header is not None:
                 header(writer)
         if parts > 1:
@@ -121,6 +115,11 @@ def write_model(
             writer.add_tensor(name, tensors[name][0], raw_dtype=tensors[name][1])
         _finish(writer)
     return files
+
+
+def _add(writer: Any, **values: Any) -> None:
+    for name, value in values.items():
+        getattr(writer, f"add_{name}")(value)
 
 
 def _finish(writer: Any) -> None:
@@ -140,19 +139,15 @@ def write_checkpoint(
     """
     config = model.config
     writer = gguf.GGUFWriter(str(path), family)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    heads, rope = config.num_attention_heads, config.rope_parameters
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    sizes = {"embedding_length": config.hidden_size, "vocab_size": config.vocab_size}
+    sizes |= {"feed_forward_length": config.intermediate_size, "head_count": heads}
+    sizes |= {"head_count_kv": config.num_key_value_heads, "key_length": width}
+    sizes |= {"block_count": config.num_hidden_layers, "value_length": width}
+    _add(writer, **sizes, context_length=config.max_position_embeddings)
+    base = rope.get("full_attention", rope)["rope_theta"]
+    _add(writer, rope_freq_base=base, layer_norm_rms_eps=config.rms_norm_eps)
     if header is not None:
         header(writer)
     else:

@@ -139,31 +139,24 @@ def table_rows() -> list[str]:
 
 
 # What all configurations that have the name are given.
-_SMALL: dict[str, Any] = dict.fromkeys(
-    ("hidden_size", "d_model", "n_embd", "hidden_dim", "word_embed_proj_dim", "embedding_size"), 32
-)
-_SMALL |= dict.fromkeys(
-    ("intermediate_size", "d_ff", "n_inner", "ffn_dim", "ffn_hidden_size", "dff"), 48
-)
-_SMALL |= dict.fromkeys(("decoder_ffn_dim", "encoder_ffn_dim"), 48)
-_SMALL |= dict.fromkeys(
-    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 2
-)
-_SMALL |= dict.fromkeys(
-    ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4
-)
-_SMALL |= dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 4)
-_SMALL |= dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 128)
-_SMALL |= dict.fromkeys(("head_dim", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim"), 8)
-_SMALL |= dict.fromkeys(("rotary_dim", "d_head", "d_kv", "sliding_window", "state_size"), 8)
-_SMALL |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16)
-_SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
-_SMALL |= dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_head_dim"), 16)
-_SMALL |= dict.fromkeys(("n_shared_experts", "n_group", "topk_group", "encoder_layers"), 1)
-_SMALL |= dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2)
-_SMALL |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state"), 8)
-_SMALL |= {"vocab_size": V, "num_key_value_heads": 2, "num_experts_per_tok": 2}
-_SMALL |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "type_vocab_size": 2}
+_NAMES = {
+    0: "pad_token_id",
+    1: "bos_token_id n_shared_experts n_group topk_group encoder_layers",
+    2: "num_hidden_layers n_layer n_layers num_layers decoder_layers num_key_value_heads "
+    "eos_token_id num_experts_per_tok linear_num_value_heads linear_num_key_heads type_vocab_size",
+    4: "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads "
+    "encoder_attention_heads num_experts num_local_experts n_routed_experts",
+    8: "head_dim v_head_dim qk_rope_head_dim qk_nope_head_dim rotary_dim d_head d_kv state_size "
+    "sliding_window linear_key_head_dim linear_value_head_dim mamba_d_state",
+    16: "moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank "
+    "qk_head_dim",
+    32: "hidden_size d_model n_embd hidden_dim word_embed_proj_dim embedding_size",
+    48: "intermediate_size d_ff n_inner ffn_dim ffn_hidden_size dff decoder_ffn_dim "
+    "encoder_ffn_dim",
+    V: "vocab_size",
+    128: "max_position_embeddings n_positions max_seq_len n_ctx",
+}
+_SMALL = {name: value for value, names in _NAMES.items() for name in names.split()}
 
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
 _OWN: dict[str, dict[str, Any]] = {

@@ -8,7 +8,6 @@ those of ggml spin while they wait, which takes very long on a busy machine.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import platform
@@ -209,11 +208,7 @@ def test_overlap_of_two_models(program: Path, small: tuple[Any, list[Path]]) -> 
 
 @pytest.fixture
 def compare() -> Any:
-    spec = importlib.util.spec_from_file_location("compare", EXAMPLE / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare"] = module  # where its dataclasses look for their types
-    spec.loader.exec_module(module)
-    return module
+    return native_builds.loaded(EXAMPLE / "compare.py")
 
 
 STOPS = """#!{python}

@@ -6,9 +6,10 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,23 +21,10 @@ from polyspec_ext import levels, progress, tiny
 from polyspec_ext.runtime.graphs import Graphs
 
 
-class Terminal(io.StringIO):
-    """Standard error as a terminal has it."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-class Recorder:
-    """Captures by keeping the step, whose outputs stay where they are."""
-
-    def capture(self, step: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        return (lambda: None), step()
-
-
 @contextmanager
 def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[io.StringIO]:
-    stream = Terminal() if terminal else io.StringIO()
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
     with monkeypatch.context() as here:
         here.setattr("sys.stderr", stream)
         yield stream
@@ -44,7 +32,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> Iterator[io.String
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_captured_graph_is_told_to_a_terminal_only(monkeypatch, capsys, terminal) -> None:
-    graphs = Graphs(Recorder())
+    graphs = Graphs(SimpleNamespace(capture=lambda step: ((lambda: None), step())))
     with shown(monkeypatch, terminal) as stream:
         for _ in range(2):
             graphs.run("a step", ["which"], tuple)

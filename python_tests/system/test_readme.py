@@ -4,7 +4,6 @@ their tables are what docs/tables.py makes, and their lists are those of the cod
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import native_builds
 import pytest
 import torch
 from transformers import DynamicCache, GenerationConfig
@@ -257,11 +257,7 @@ def test_sentences_are_short(page: str) -> None:
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tables"] = module
-    spec.loader.exec_module(module)
-    return module
+    return native_builds.loaded(DOCS / "tables.py")
 
 
 def test_the_tables_are_those_of_the_committed_results(tables: ModuleType) -> None:
