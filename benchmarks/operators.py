@@ -15,7 +15,7 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -80,11 +80,9 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     filters = [Filters.parse(text) for text in args.filters]
     operators = args.operators or OPERATORS
     axes = (operators, args.batch, args.draft_len, args.vocab, dtypes, args.acceptance, filters)
-    cases = []
-    for operator, batch, draft_len, vocab, dtype, acceptance, some in itertools.product(*axes):
-        verified = (0, 0.0) if operator == "sample" else (draft_len, acceptance)
-        cases.append(Case(operator, batch, verified[0], vocab, dtype, verified[1], some))
-    return list(dict.fromkeys(cases))
+    cases = itertools.starmap(Case, itertools.product(*axes))
+    alone: dict[str, Any] = {"sample": {"draft_len": 0, "acceptance_asked": 0.0}}
+    return list(dict.fromkeys(replace(case, **alone.get(case.operator, {})) for case in cases))
 
 
 def bytes_of(case: Case, accepted: Sequence[int]) -> int:

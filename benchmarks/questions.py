@@ -142,37 +142,14 @@ _VICUNA = (
 AUTO, CHAT = "auto", "chat"
 
 
-def _vicuna(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
+# Beginning of a text, a question in it, and the reply, from an answer and the EOS. The template of
+# the tokenizer includes the BOS; for these the tokenizer adds it.
+TEMPLATES: dict[str, tuple[str, Callable[[str], str], Callable[[str, str], str]]] = {
     # A reply ends with the EOS, and no space follows it.
-    replies = [*(f" {answer}{tokenizer.eos_token}" for answer in answers), ""]
-    pairs = zip(turns, replies, strict=True)
-    return f"{_VICUNA} " + "".join(f"USER: {turn} ASSISTANT:{reply}" for turn, reply in pairs)
-
-
-def _chat(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    messages = [{"role": "user", "content": turns[0]}]
-    for answer, turn in zip(answers, turns[1:], strict=True):
-        messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": turn})
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-
-
-def _tiny(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    replies = [*(f" {answer}\n\n" if answer else "" for answer in answers), ""]
-    pairs = zip(turns, replies, strict=True)
-    return "".join(tiny.prompt_of(turn) + reply for turn, reply in pairs)
-
-
-def _plain(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> str:
-    texts = itertools.chain.from_iterable(zip(turns, [*answers, ""], strict=True))
-    return "\n\n".join(text for text in texts if text)
-
-
-# Functions to a text from the user's turns, the last to be answered, and the earlier answers. The
-# chat template includes the BOS; for the others the tokenizer adds it.
-TEMPLATES: dict[str, Callable[[Any, Sequence[str], Sequence[str]], str]] = {
-    CHAT: _chat, "vicuna": _vicuna, "tiny": _tiny, "plain": _plain,
-}  # fmt: skip
+    "vicuna": (f"{_VICUNA} ", "USER: {} ASSISTANT:".format, " {}{}".format),
+    "tiny": ("", tiny.prompt_of, lambda answer, eos: f" {answer}\n\n" if answer else ""),
+    "plain": ("", str, lambda answer, eos: f"\n\n{answer}\n\n" if answer else "\n\n"),
+}
 
 
 class Prompt(NamedTuple):
@@ -183,16 +160,16 @@ class Prompt(NamedTuple):
 
 
 class Conversation:
-    """Prompts by a template of `TEMPLATES`, or "auto": "chat" if the target's tokenizer has a
-    template, else "plain". A prompt longer than `room` tokens loses its middle; its beginning
+    """Prompts by a template of `TEMPLATES`, "chat", the target's tokenizer's, or "auto": "chat" if
+    there is one, else "plain". A prompt longer than `room` tokens loses its middle; its beginning
     stays, and its end, which has the instruction."""
 
     def __init__(self, tokenizer: Any, template: str, room: int) -> None:
         has = has_template(tokenizer)
         if template == AUTO:
             template = CHAT if has else "plain"
-        if template not in TEMPLATES:
-            known = ", ".join((AUTO, *TEMPLATES))
+        if template not in (CHAT, *TEMPLATES):
+            known = ", ".join((AUTO, CHAT, *TEMPLATES))
             raise ValueError(f"--template: expected one of {known}, given {template!r}")
         if template == CHAT and not has:
             why = "the target's tokenizer has no chat template"
@@ -204,7 +181,15 @@ class Conversation:
 
     def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:
         """Return the text before the next answer; `answers`: to all turns but the last."""
-        return TEMPLATES[self.template](self.tokenizer, turns, answers)
+        if self.template == CHAT:
+            texts = itertools.chain.from_iterable(itertools.zip_longest(turns, answers))
+            pairs = zip(itertools.cycle(("user", "assistant")), texts, strict=False)
+            messages = [{"role": role, "content": text} for role, text in pairs if text is not None]
+            apply = self.tokenizer.apply_chat_template
+            return str(apply(messages, tokenize=False, add_generation_prompt=True))
+        text, ask, reply = TEMPLATES[self.template]
+        replies = [*(reply(answer, self.tokenizer.eos_token) for answer in answers), ""]
+        return text + "".join(ask(turn) + said for turn, said in zip(turns, replies, strict=True))
 
     def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> Prompt:
         """Return the ids of `text`, at most `room`."""

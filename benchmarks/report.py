@@ -159,17 +159,10 @@ class Run:
         sums = known.groupby("repeat")[["new_tokens", by]].sum()
         return float((sums.new_tokens / sums[by]).median())
 
-    def named(self, name: str) -> Record:
-        """Return key and label of a method under a record's keys."""
-        return {"method": name, "label": self.labels[name]}
-
-    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return a frame with labels, sorted in the order of the methods."""
-        names = list(self.methods)
-        frame = frame.sort_values(
-            "method", key=lambda column: column.map(names.index), kind="stable"
-        )
-        return frame.assign(label=frame.method.map(self.labels))
+    def labelled(self, rows: Any) -> pd.DataFrame:
+        """Return rows of methods with labels, in the order of the methods."""
+        names = pd.DataFrame(self.labels.items(), columns=["method", "label"])
+        return names.merge(pd.DataFrame(rows, columns=None if len(rows) else ["method"]))
 
     @property
     def models_key(self) -> str:
@@ -263,7 +256,7 @@ def overall(run: Run) -> Table:
     failed = run.lines[run.lines.status != record.OK].method.value_counts()
     records = [
         {
-            **run.named(name),
+            "method": name,
             "windows": windows_of(method),
             "tokens_per_second": run.rate(name),
             **(run.speedup(name, "over", best) if best and lengths[name] > 2 else {"over": None}),
@@ -295,7 +288,7 @@ def overall(run: Run) -> Table:
         "mean accepted": "length .2f", "turns": "turns .0f", "failed": "failed .0f",
         "lossless": "lossless",
     }  # fmt: skip
-    return Table("overall", "Overall (Figure 2)", note, records, shown)
+    return Table("overall", "Overall (Figure 2)", note, run.labelled(records), shown)
 
 
 def _lossless(run: Run, name: str) -> Record:
@@ -333,7 +326,7 @@ def by_task(run: Run) -> Table:
     tasks = (*run.tasks, OVERALL)
     records = []
     for name in run.methods:
-        row = run.named(name)
+        row: Record = {"method": name}
         for task in tasks:
             numbers = run.compared(name, task)
             paper = numbers["paper_speedup"]
@@ -346,7 +339,8 @@ def by_task(run: Run) -> Table:
         records.append(row)
     shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
     title = "Speedup / mean accepted length by task (Table 2)"
-    return Table("table2", title, "As above, for each task by itself.", records, shown)
+    rows = run.labelled(records)
+    return Table("table2", title, "As above, for each task by itself.", rows, shown)
 
 
 def levels(run: Run) -> Table:
@@ -523,7 +517,7 @@ def adaptation(run: Run) -> Table:
         gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
-        row = {**run.named(name), "policy": method["policy"], **speedup}
+        row = {"method": name, "policy": method["policy"], **speedup}
         if best is not None:
             row |= {"best_fixed": run.labels[best]}
             row |= {"best_fixed_speedup": run.speedup(best)["speedup"]}
@@ -537,7 +531,7 @@ def adaptation(run: Run) -> Table:
         "Gain: tokens per second over those of the fastest fixed windows of the same levels, over "
         "the same turns. The paper's gains are over its best fixed window, on its models."
     )
-    return Table("adaptation", "Adaptive windows", note, records, shown)
+    return Table("adaptation", "Adaptive windows", note, run.labelled(records), shown)
 
 
 def variances(run: Run) -> Table:
@@ -582,10 +576,11 @@ def tables_of(run: Run) -> list[Table]:
 def side_by_side(runs: Sequence[Run], number: int) -> Table:
     """Return the overall speedups of repeats of a run."""
     rows = pd.DataFrame(
-        {**run.named(name), "windows": windows_of(method), **run.speedup(name, f"run_{at}")}
+        {name: method[name] for name in ("name", "label")}
+        | {"windows": windows_of(method), **run.speedup(method["name"], f"run_{at}")}
         for at, run in enumerate(runs, 1)
-        for name, method in run.methods.items()
-    )
+        for method in run.methods.values()
+    ).rename(columns={"name": "method"})
     shown = {"method": "label", "windows": "windows"}
     shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
     title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
