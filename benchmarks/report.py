@@ -183,12 +183,9 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
          "verified": len(level["accepted"])}
         for turn in turns.itertuples() for number, level in enumerate(turn.levels, 1)
     ]  # fmt: skip
-    numbers = ["passes", "seconds", "emitted", "verified"]
-    by_level = pd.DataFrame(rows, columns=["method", "level", "name", *numbers]).groupby(
-        ["method", "level"]
-    )
-    sums = by_level[numbers].sum().astype(float)
-    sums.insert(0, "name", by_level.name.first())
+    numbers = dict.fromkeys(("passes", "seconds", "emitted", "verified"), "sum")
+    frame = pd.DataFrame(rows, columns=["method", "level", "name", *numbers])
+    sums = frame.groupby(["method", "level"]).agg({"name": "first", **numbers})
     return sums.assign(length=sums.emitted / sums.verified, ms=1e3 * sums.seconds / sums.passes)
 
 
@@ -519,8 +516,8 @@ def adaptation(run: Run) -> Table:
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
         row = {"method": name, "policy": method["policy"], **speedup}
         if best is not None:
-            row |= {"best_fixed": run.labels[best]}
-            row |= {"best_fixed_speedup": run.speedup(best)["speedup"]}
+            speed = run.speedup(best)["speedup"]
+            row |= {"best_fixed": run.labels[best], "best_fixed_speedup": speed}
             row |= run.speedup(name, "gain", best)
         records.append({**row, "paper": paper})
     shown = {
