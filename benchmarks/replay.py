@@ -123,11 +123,9 @@ def measured_seconds() -> dict[str, dict[int, float]]:
     made = tiny.levels(pack=True)
     times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
     # A pass could be padded, so a longer time than of a wider pass is a disturbance.
-    least = [
-        {width: min(own[other] for other in widths if other >= width) for width in widths}
-        for own in times
-    ]
-    return dict(zip(made, least, strict=True))
+    least = np.minimum.accumulate([[own[n] for n in widths[::-1]] for own in times], axis=1)
+    rows = (dict(zip(widths, own[::-1].tolist(), strict=True)) for own in least)
+    return dict(zip(made, rows, strict=True))
 
 
 def _argmax(model: Any, row: Sequence[int]) -> list[int]:

@@ -138,8 +138,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
     apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
     levels = [_outline(place) if apart else load_level(place, name="--target")]
-    for draft in [] if apart else drafts:
-        named = draft in WORDS  # each chain has a separate drafter
+    for draft in drafts:
+        named = apart or draft in WORDS  # each chain has a separate drafter
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
     target = levels[0]
     template = questions.AUTO if args.target else "tiny"
@@ -173,11 +173,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "load": {"before": before, "after": processor.load_average()},
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
-        "levels": (
-            [Path(one).name for one in (place, *drafts)]
-            if apart
-            else [getattr(level, "name", level) for level in levels]
-        ),
+        "levels": [Path(getattr(level, "name", level)).name for level in levels],
         "choices": [str(level.choice) for level in levels if isinstance(level, HuggingFaceLevel)],
         "servers": [{"command": one.command, "version": one.version} for one in servers],
         "rows": rows,
@@ -241,6 +237,7 @@ def _outline(place: str | Path) -> Any:
     config, ends = AutoConfig.from_pretrained(place), GenerationConfig.from_pretrained(place)
     eos = ends.eos_token_id
     return SimpleNamespace(
+        name=str(place),
         max_length=config.max_position_embeddings,
         eos_token_ids=[eos] if isinstance(eos, int) else eos,
         model=SimpleNamespace(dtype=config.dtype),
