@@ -91,8 +91,8 @@ void check_kept_chains(polyspec::VerifyParams params) {
   polyspec::cuda::force_shape(0, -1);
 }
 
-// 20 chains, all the same: 66 pairs of multiprocessors would share out 100 rows, but clusters of two
-// run on 64 at the same time.
+// 20 chains, all the same: 66 pairs of multiprocessors would share out 100 rows, but clusters of
+// two run on 64 at the same time.
 void check_groups(polyspec::VerifyParams params) {
   params.batch = 20;
   params.target_stride[0] = params.draft_stride[0] = params.draft_tokens_stride = 0;
