@@ -71,9 +71,9 @@ def test_greedy_equals_plain_decoding(
         difference = first_difference(plain.model, prompt, wanted, text)
         if difference is not None:
             assert difference["tie"], (
-                f"prompt {number}, token {difference['place']}: gap {difference['gap']:.3e}"
+                f"prompt {number}, token {difference['at']}: gap {difference['gap']:.3e}"
             )
-            ties.append((number, difference["place"], difference["gap"]))
+            ties.append((number, difference["at"], difference["gap"]))
     with capsys.disabled():
         print(
             f"\n{'-'.join(levels)}, rule {rule}: {count - len(ties)} of {count} texts equal, "
@@ -89,7 +89,7 @@ def test_a_difference_that_is_no_tie_is_seen(shipped: None) -> None:
     assert first_difference(model, prompt, plain, list(plain)) is None
     found = first_difference(model, prompt, plain, [*plain[:5], plain[5] ^ 1, *plain[6:]])
     assert found is not None
-    assert found["place"] == 5
+    assert found["at"] == 5
     assert not found["tie"]
 
 

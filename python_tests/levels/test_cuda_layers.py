@@ -28,7 +28,7 @@ def launches_of(
         cache = RollbackCache.for_model(given, batch, capacity=span, bucket=span)
         ids = torch.zeros(batch, tokens, dtype=torch.int64, device="cuda")
         made(input_ids=ids, past_key_values=cache, **cache.inputs(tokens))
-        cache.rows.reach(span)
+        cache.reserve_span(span)
         counted.counts.clear()
         counted.reads.clear()
         masked = stacked.needs_mask(cache, tokens)

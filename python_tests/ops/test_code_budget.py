@@ -60,12 +60,13 @@ BUDGET = {
 # Of a decoder layer: the largest of each kernel's types and sizes, by source.
 LAYERS = {
     "layer": {
-        "norm_kernel": 16.25,
+        "norm_kernel": 16.75,
         "rotary_kernel": 27.5,
         "rotary_append_kernel": 27.5,
         "gated_kernel": 3.75,
     },
-    "attention": {"attention_kernel": 68.25, "merge_kernel": 7.75},
+    # (Tiles that are copied ahead are more code, and a third less time on an H200.)
+    "attention": {"attention_kernel": 77.5, "merge_kernel": 7.75},
     "int4": {"int4_product_kernel": 20.5, "int4_pack_kernel": 9.75},
 }
 

@@ -221,10 +221,7 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
 def test_attention_reads_the_same_slots_all_through_a_round() -> None:
     """Else every pass would be another graph."""
     rows = Rows(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
-    rows.reach(40)
+    rows.limit = rows.bound = 40
     for _ in range(9):
         rows.begin(3, RowCounts(None, torch.tensor([3, 1])))
         assert (rows.bound, rows.span) == (40, 64)
-    rows.note([27, 9])
-    rows.begin(3, RowCounts([3, 3]))
-    assert (rows.bound, rows.span, rows.limit) == (30, 32, None)
