@@ -91,7 +91,7 @@ class Adaptive:
             target against it; earlier gains count up to twice that (a CUSUM with a floor). Try
             speculation again, for three rounds, after `guard_hold` tokens, and after twice as many
             with each trial that loses, up to 32 times. `Online` and `Joint` begin with one plain
-            round and then a window of two tokens at each level.
+            round and then a window of two tokens at each level; in a batch of one row first.
         guard_loss: > 0, in plain passes.
         guard_hold: >= 1, in tokens.
         guard_share: > 0; the losses of speculation and of the next trial are at most this share of

@@ -188,7 +188,8 @@ class Batch:
         self._engine, self._owner, self.rows = engine, owner, list(rows)
         self._policy = policy if engine.config.levels > 1 else None  # a target has no window
         self._isolates, self._prefixes = isolates, prefixes
-        self._plain = False  # whether the policy has all rows decode plainly
+        # Whether rows decode plainly, as policies begin.
+        self._plain = self._policy is not None
         if len(rows) == 1 and not isolates:
             self.stats = rows[0].stats
         else:
@@ -412,7 +413,7 @@ class Batch:
 
     def _choose_windows(self, policy: WindowPolicy) -> None:
         rows = [row for row in self._engine.slots if row.active]
-        plain = True
+        self._plain = False
         for row in rows:
             now = self._engine.windows(row)
             new, row.num_reported = len(row.tokens) - row.num_reported, len(row.tokens)
@@ -423,5 +424,4 @@ class Batch:
                 name = f"policy ({type(policy).__name__})"
                 windows = arguments.sizes(name, windows, len(now), len(now) + 1)
                 self._engine.set_windows(row, windows)
-            plain = plain and windows[0] == 0
-        self._plain = plain
+            self._plain = self._plain or windows[0] == 0

@@ -248,43 +248,51 @@ class Caches:
         state = rows.state
         fresh = [number for number in plan.asked if not self._begun[number - 1]]
         if fresh:
-            idle = [row.paused and not self._layers for row in slots]
-            committed = [0 if i else row.committed - 1 for i, row in zip(idle, slots, strict=True)]
-            states = self.prefill(fresh, slots, plan.ahead + nodes, recorder)
+            states = self.prefill(fresh, slots, state, plan.ahead + nodes, recorder)
             if states is not None and rows.hidden is not None:
-                counts = torch.tensor(committed)
+                counts = torch.tensor(state.cached(1))
                 rows.hidden.add(states, torch.zeros_like(counts), counts)
             for number in fresh:
                 self._begun[number - 1] = True
-                state.set_cached(number, committed)
         for number in plan.asked:
             cached = state.cached(number)
             lag = plan.lag(number) + self._more + self._parts[number - 1].capabilities.replays
             lagging = [row for row in active if row.committed - cached[row.slot] > lag]
-            if any(number in self._asked(state, row) for row in lagging):
+            if any(self._asks(number, state, row) for row in lagging):
+                # A drafter that reads the target's hidden states keeps those of all rows.
+                reading = [r for r in active if self._layers or self._asks(number, state, r)]
                 began = time.perf_counter()
                 with named(self._config.names, number - 1, slots):
-                    state.set_cached(number, self._read_rest(number, slots, cached))
+                    state.set_cached(number, self._read_rest(number, slots, reading, cached))
                 recorder.spent(number - 1, time.perf_counter() - began, 1)
 
     def prefill(
-        self, numbers: Sequence[int], slots: Sequence[Row], ahead: int, recorder: StatsRecorder
+        self,
+        numbers: Sequence[int],
+        slots: Sequence[Row],
+        state: StateRows,
+        ahead: int,
+        recorder: StatsRecorder,
     ) -> Hidden | None:
-        """Begin a batch with the levels `numbers` (from 1) and read the texts of `slots`, which may
-        grow to `ahead` tokens beyond the committed tokens. Returns the target's hidden states of
-        its tokens, if the drafter reads them."""
+        """Begin a batch with the levels `numbers` (from 1) and read the texts of the rows that ask
+        them, or of all rows if the drafter reads hidden states. Texts may grow to `ahead` tokens
+        beyond the committed tokens. Returns the target's hidden states, if the drafter reads them.
+        """
         states: Hidden | None = None
         capacity = max(row.committed + row.room for row in slots) + ahead
         chosen = [(number, self._parts[number - 1]) for number in numbers]
         devices = {part.device for _, part in chosen}
-        # Read paused rows when they continue, or now if the drafter reads their hidden states.
-        texts = [[] if row.paused and not self._layers else row.tokens[:-1] for row in slots]
         with self.streams.open(list(devices)):
             for number, part in chosen:
                 began = time.perf_counter()
                 # The target keeps its stream, where a sharded target has its collectives.
                 apart = number > 1 and part.capabilities.reads_apart
                 stream = self.streams.stream(part.device, number) if apart else nullcontext()
+                asks = [self._layers or self._asks(number, state, row) for row in slots]
+                texts = [
+                    row.tokens[:-1] if asking else []
+                    for row, asking in zip(slots, asks, strict=True)
+                ]
                 with named(self._config.names, number - 1, slots), stream:
                     tokens, counts = padded(texts, part.device)
                     counted = None if min(counts) == tokens.shape[1] else counts
@@ -296,6 +304,7 @@ class Caches:
                     hidden = part.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))
                     if layers and isinstance(hidden, Mapping):
                         states = hidden
+                state.set_cached(number, counts)
                 recorder.prefilled(number - 1, time.perf_counter() - began)
         began = time.perf_counter()
         for device in devices:
@@ -304,14 +313,18 @@ class Caches:
         recorder.prefilled(0, time.perf_counter() - began)
         return states
 
-    def _asked(self, state: StateRows, row: Row) -> Sequence[int]:
+    def _asks(self, number: int, state: StateRows, row: Row) -> bool:
         sizes, count = state.windows[row.slot], len(self._config.windows)
-        return round_plan(sizes[:count], sizes[count:], self._config.tail).asked
+        asked = round_plan(sizes[:count], sizes[count:], self._config.tail).asked
+        return not row.paused and number in asked
 
-    def _read_rest(self, number: int, slots: Sequence[Row], cached: Sequence[int]) -> list[int]:
+    def _read_rest(
+        self, number: int, slots: Sequence[Row], reading: Sequence[Row], cached: Sequence[int]
+    ) -> list[int]:
         part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
-        pairs = zip(slots, cached, strict=True)
-        rest = [row.tokens[length:-1] if row.active else [] for row, length in pairs]
+        rest: list[list[int]] = [[] for _ in slots]
+        for row in reading:
+            rest[row.slot] = row.tokens[cached[row.slot] : -1]
         tokens, counts = padded(rest, part.device)
         part.read(id_map.to_below(tokens), counts)
         return [length + count for length, count in zip(cached, counts, strict=True)]

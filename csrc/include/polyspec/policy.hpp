@@ -51,7 +51,8 @@ struct RoundReport {
   // Rows that are told of before the round to come and take its steps together, this one among
   // them, each told of once. kOnline and kJoint choose one set of windows for all of them, when the
   // first is told of, and the guard compares with plain decoding of such a batch: a step takes as
-  // long as its widest row wants. 0 or 1: this row alone.
+  // long as its widest row wants. Only the first round of a batch that drafts at all has drafts of
+  // one row. 0 or 1: this row alone.
   int64_t batch = 1;
 };
 
@@ -113,7 +114,10 @@ struct PolicyOptions {
   // missed come to `guard_share` of the tokens decoded plainly since. Of all time that share is
   // lost at most, and what the first rounds took until they were known to lose. kOnline and kJoint,
   // which choose by measured times, decode one round plainly at first and then ask for two tokens
-  // of each level: costs that rule speculation out are known after these two rounds.
+  // of each level: costs that rule speculation out are known after these two rounds. In a batch the
+  // two tokens are asked of one row, and then of all rows, unless the levels below would take
+  // longer than `guard_loss` passes to read what these have missed, and the times of the one row
+  // rule speculation out.
   bool guard = true;
   double guard_loss = 6;      // > 0
   int64_t guard_hold = 48;    // in [1, kPolicyCount]

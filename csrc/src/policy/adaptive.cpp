@@ -16,6 +16,15 @@ const char* const kCounts = "0 to 2147483647";
   throw std::invalid_argument(std::string(name) + ": expected " + expected + ", given " + got);
 }
 
+// Seconds in which levels read tokens that they had missed.
+double catch_up(const RoundReport& report) {
+  double seconds = 0;
+  for (int64_t i = 0; i < report.num_steps; ++i) {
+    if (catches_up(report.steps[i])) seconds += report.steps[i].seconds;
+  }
+  return seconds;
+}
+
 void check_row(int64_t row) {
   if (row >= 0 && row < kPolicyRows) return;
   refuse("row", "0 to " + std::to_string(kPolicyRows - 1), std::to_string(row));
@@ -49,20 +58,26 @@ void AdaptivePolicy::plain(int64_t* windows) const {
 void AdaptivePolicy::observe(const RoundReport& report) {
   for (int64_t i = 0; i < report.num_steps; ++i) {
     const StepReport& step = report.steps[i];
-    if (step.seconds > 0 && !step.repeated) {
-      times_.observe(step.level, step.batch, step.width, step.seconds);
+    if (step.seconds <= 0 || step.repeated) continue;
+    double seconds = step.seconds;
+    if (turn_.sample && step.level == 1 && step.width > 0) {
+      // One row had draft tokens: as many in each row take as much more each.
+      const double alone = times_.at(1, step.batch).measured(0);
+      seconds += static_cast<double>(step.batch - 1) * std::max(0.0, seconds - alone);
     }
+    times_.observe(step.level, step.batch, step.width, seconds);
   }
   told_ = told_ || report.num_steps > 0;
 }
 
 // Writes windows to measure with, where times of such a batch are still to be had. What passes cost
-// may rule speculation out, and is then better known before wide ones were tried.
+// may rule speculation out, and is then better known before wide ones were tried. In a batch one
+// row drafts first, so that the levels below do not read every prompt for a trial.
 bool AdaptivePolicy::measuring(int64_t batch, int64_t* windows) {
   if (!by_times()) return false;
   if (told_ && times_.at(1, batch).seconds(0) <= 0) return false;  // nobody measures
   if (!told_ || !times_.known(1, batch)) {
-    settled_ = false;
+    settled_ = sampled_ = false;
     plain(windows);
     return true;
   }
@@ -73,6 +88,8 @@ bool AdaptivePolicy::measuring(int64_t batch, int64_t* windows) {
   for (const int64_t window : options_.windows) {
     *windows++ = std::clamp<int64_t>(window, 1, kFew);
   }
+  turn_.sample = batch > 1 && !sampled_;
+  sampled_ = true;
   return true;
 }
 
@@ -106,13 +123,11 @@ void AdaptivePolicy::forget_row(int64_t row) {
 }
 
 AdaptivePolicy::Over AdaptivePolicy::told_of(const Row& row, const RoundReport& report) const {
-  Over over{1, report.num_tokens, 0, 0, row.windows[0] > 0};
+  Over over{1, report.num_tokens, row.windows[0] > 0 ? 1 : 0, 0, catch_up(report)};
   for (int64_t i = 0; i < report.num_steps; ++i) {
     const StepReport& step = report.steps[i];
     // Medians, on both sides of the comparison: one slow step is not what such a step costs.
-    if (catches_up(step)) {
-      over.catch_up += step.seconds;
-    } else if (step.seconds > 0) {
+    if (!catches_up(step) && step.seconds > 0) {
       over.seconds += times_.at(step.level, step.batch).measured(step.width);
     }
   }
@@ -125,7 +140,8 @@ void AdaptivePolicy::account(Unit& unit, const Over& over) {
     // A plain pass brings each row a token.
     const double tokens = static_cast<double>(over.tokens) / static_cast<double>(over.rows);
     const double loss = over.seconds / alone - tokens;
-    unit.guard.update({over.speculated, loss, over.catch_up / alone, std::llround(tokens)});
+    const double share = static_cast<double>(over.drafted) / static_cast<double>(over.rows);
+    unit.guard.update({over.drafted > 0, loss, over.catch_up / alone, std::llround(tokens), share});
     latest_ = unit.guard;
   }
   ++unit.rounds;
@@ -149,10 +165,16 @@ bool AdaptivePolicy::decided(Unit& unit, int64_t* windows) {
 // turn ends: it counts in the next.
 void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
   const Over over = turn_.over;
+  const bool sample = turn_.sample;
   ++turn_.number;
   turn_.left = report.batch;
   turn_.over = Over{};
+  turn_.sample = false;
   if (over.rows > 0) account(together_, over);
+  if (sample) {
+    const double alone = times_.at(1, report.batch).measured(0), read = catch_up(report);
+    unread_ = alone > 0 ? static_cast<double>(report.batch - 1) * read / alone : 0;
+  }
   if (begins || together_.windows.empty()) {
     together_ = Unit{latest_, options_.windows, 0, report.batch};
   }
@@ -160,10 +182,13 @@ void AdaptivePolicy::begin_turn(const RoundReport& report, bool begins) {
   if (begins) together_.guard.begin(report.num_tokens);
   if (begins || turn_.rows.empty()) turn_.rows.assign(1, report.row);
   turn_.first.assign(static_cast<size_t>(count()), 0);
-  const bool done = decided(together_, turn_.first.data());
+  const bool some = options_.guard && together_.guard.trial();
+  bool done = decided(together_, turn_.first.data());
+  if (done && turn_.first[0] > 0 && !turn_.sample && !some && unread_ > options_.guard_loss) {
+    done = false;  // too much to read for a measurement: what one row has shown decides
+  }
   turn_.free = !done && !by_times();
   if (!done && by_times()) {
-    const bool some = options_.guard && together_.guard.trial();
     choose({turn_.rows, report.batch, some, together_.windows}, turn_.first.data());
     if (turn_.first[0] == 0 && options_.guard) {
       together_.guard.decline();
@@ -210,8 +235,12 @@ void AdaptivePolicy::next(const RoundReport& report, int64_t* windows) {
     // All rows wait for all steps.
     turn_.over.seconds = std::max(turn_.over.seconds, over.seconds);
     turn_.over.catch_up = std::max(turn_.over.catch_up, over.catch_up);
-    turn_.over.speculated = turn_.over.speculated || over.speculated;
-    std::copy(turn_.first.begin(), turn_.first.end(), windows);
+    turn_.over.drafted += over.drafted;
+    if (turn_.sample && turn_.left + 1 < report.batch) {
+      plain(windows);
+    } else {
+      std::copy(turn_.first.begin(), turn_.first.end(), windows);
+    }
     if (turn_.free) choose({{report.row}, report.batch, false, row.windows}, windows);
   } else if (!decided(row, windows)) {
     choose({{report.row}, row.batch, options_.guard && row.guard.trial(), row.windows}, windows);

@@ -52,9 +52,9 @@ class AdaptivePolicy : public WindowPolicy {
   // A round that is over: of a row, or of all rows of a batch.
   struct Over {
     int64_t rows = 0;
-    int64_t tokens = 0;  // of all rows
+    int64_t tokens = 0;   // of all rows
+    int64_t drafted = 0;  // rows with a window
     double seconds = 0, catch_up = 0;
-    bool speculated = false;
   };
   // One row, or all that share a batch's steps: what decides between plain decoding and windows.
   struct Unit {
@@ -72,6 +72,7 @@ class AdaptivePolicy : public WindowPolicy {
     int64_t number = 0;
     int64_t left = 0;            // reports to come
     bool free = false;           // rows choose for themselves
+    bool sample = false;         // only the first row drafts
     Over over;                   // of the rows told of in this turn
     std::vector<int64_t> rows;   // these
     std::vector<int64_t> first;  // the windows that were decided
@@ -95,6 +96,8 @@ class AdaptivePolicy : public WindowPolicy {
   Guard latest_;          // of the unit that was told of last: a new one goes on from there
   bool told_ = false;     // of a round
   bool settled_ = false;  // plain decoding was timed behind the first rounds, which are slower
+  bool sampled_ = false;  // one row of a batch of about this size has drafted
+  double unread_ = 0;     // passes that the other rows would take to read what they have missed
 };
 
 std::unique_ptr<WindowPolicy> make_fixed(PolicyOptions options);

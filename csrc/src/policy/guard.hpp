@@ -22,6 +22,7 @@ class Guard {
     double loss = 0;          // below 0 is a gain
     double catch_up = 0;      // what levels took to read tokens that they had missed
     int64_t tokens = 0;       // committed
+    double share = 1;         // of the rows that drafted and read
   };
 
   Guard() = default;
@@ -37,9 +38,10 @@ class Guard {
   void update(const Round& round) {
     const bool speculated = round.speculated && state_ != State::kPlain;
     if (speculated && round.catch_up > 0) {
-      reading_ = round.catch_up / static_cast<double>(std::max<int64_t>(missed_, 1));
+      reading_ =
+          round.catch_up / (round.share * static_cast<double>(std::max<int64_t>(missed_, 1)));
     }
-    missed_ = speculated ? 0 : missed_ + round.tokens;
+    missed_ = speculated && round.share == 1 ? 0 : missed_ + round.tokens;
     if (state_ == State::kPlain && round.speculated) {
       // Of a batch, which is told of a round behind the decision.
       debt_ += std::min(round.loss, limits_.loss) + round.catch_up;

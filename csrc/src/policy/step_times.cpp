@@ -99,7 +99,9 @@ void WidthTimes::fit() const {
   const double slope = std::max(0.0, xy / xx);
   for (size_t i = 0; i < cells_.size(); ++i) {
     const double line = std::max(0.0, y + slope * (static_cast<double>(i) - x));
-    fitted_[i] = (weights[i] * middles[i] + kLead * line) / (weights[i] + kLead);
+    // All windows are compared with plain decoding, whose times need no other's.
+    const double lead = i == 0 && weights[i] > 0.5 ? 0 : kLead;
+    fitted_[i] = (weights[i] * middles[i] + lead * line) / (weights[i] + lead);
   }
 }
 
