@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,10 @@ from ..ops import kv as cache_ops
 from ..tensors import Place, RowCounts
 from ..validate import INT_DTYPES
 from . import masks as cache_masks
-from .layers import Int8Layer, RingLayer, RollbackLayer, Rows, StreamingLayer, rotary_frequencies
+from .layers import RollbackLayer, Rows
+
+if TYPE_CHECKING:
+    from .compressed import RingLayer
 
 
 class SequenceState:
@@ -216,15 +219,21 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.dtype = kind
         self.rows = Rows(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
-        whole = RollbackLayer if kv_bits is None else Int8Layer
-        super().__init__(
-            layers=[
-                RingLayer(self.rows, i, window, slack)
-                if kind != _FULL and window is not None and slack is not None
-                else whole(self.rows, i, None if kind == _FULL else window)
-                for i, kind in enumerate(self.types)
+        windows = [None if kind == _FULL else window for kind in self.types]
+        if kv_bits is None and slack is None:
+            layers = [RollbackLayer(self.rows, i, seen) for i, seen in enumerate(windows)]
+        else:
+            from .compressed import Int8Layer, RingLayer
+
+            layers = [
+                Int8Layer(self.rows, i, seen)
+                if slack is None
+                else RingLayer(self.rows, i, seen, slack)
+                if seen is not None
+                else RollbackLayer(self.rows, i)
+                for i, seen in enumerate(windows)
             ]
-        )
+        super().__init__(layers=layers)
         self._moved: dict[tuple[int, ...], Tensor] = {}
         # Both by `Rows.moves`: layers of one launch, and slots by layer numbers (`begin_layers`).
         self._together: tuple[int, list[_Layers]] = (-1, [])
@@ -272,6 +281,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         arguments.model("model", model)
         (window,) = _numbers(1, window=window)
         sinks, slack = _numbers(0, sinks=sinks, slack=slack)
+        from .compressed import StreamingLayer, rotary_frequencies
+
         frequencies = rotary_frequencies(model, type(model).__name__)
         cache = cls.for_model(model, batch_size, **options)
         cache.layers = [
@@ -287,17 +298,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         # Layers of a type share a mask, computed by the last layer of the type.
         self._of_type: dict[str, RollbackLayer] = dict(zip(self.types, self.layers, strict=True))
         # Rows of at most `_near` tokens see all earlier tokens, in every layer.
-        self._near = min(
-            0 if isinstance(layer, RingLayer) else layer.window or sys.maxsize
-            for layer in self.layers
-        )
+        self._near = min(0 if layer.ring else layer.window or sys.maxsize for layer in self.layers)
         # The layer with the shortest rollback; None: unlimited. (Streaming layers only draft, from
         # the same logits that the level above verifies with, so lost keys cost no exactness.)
-        rings = [layer for layer in self.layers if type(layer) is RingLayer]
+        rings = [layer for layer in self.layers if layer.bounds_rollback]
         self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
         self._longest = [0] * self.rows.batch  # maximum length so far, by row
         self._grown = 0  # capacity of all layers
-        self.keeps_all = not any(isinstance(layer, RingLayer) for layer in self.layers)
+        self.keeps_all = not any(layer.ring for layer in self.layers)
         self.takes_rows = all(layer.takes_rows for layer in self.layers)
         self.longest_pass = min(layer.longest_pass for layer in self.layers)
         self.is_sliding = [layer.is_sliding for layer in self.layers]
@@ -584,7 +592,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             capacity: maximum tokens of a row; None: any capacity is accepted.
         """
         # Rings do not grow with the text.
-        if capacity is not None and not all(isinstance(x, RingLayer) for x in self.layers):
+        if capacity is not None and not all(layer.ring for layer in self.layers):
             has = self.rows.capacity
             if has < capacity or has > max(4 * capacity, _SMALL):
                 return False

@@ -10,7 +10,7 @@ from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from polyspec_ext.kv_cache import masks as cache_masks
-from polyspec_ext.kv_cache.layers import RingLayer, turn
+from polyspec_ext.kv_cache.compressed import RingLayer, turn
 from polyspec_ext.kv_cache.rollback import RollbackCache
 
 

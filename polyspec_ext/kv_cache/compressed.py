@@ -1,0 +1,200 @@
+"""Layers of `RollbackCache` with fewer bytes: in 8 bits, or of a window of the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import masks as cache_masks
+from .layers import RollbackLayer, Rows
+
+
+class Int8Layer(RollbackLayer):
+    """Keys and values in 8 bits: int8 numbers, followed by the bfloat16 scales of groups of
+    neighbours in a vector, ``[B, H, C, D + 2 * D / group]`` int8.
+
+    A vector's bits depend on that vector alone, and the pass that appends a vector reads the
+    rounded vector. So a token has the same logits in a block, alone and after a rollback.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        stored = super().update(_rounded(key_states, _KEYS), _rounded(value_states, _VALUES))
+        return _read(stored[0], key_states), _read(stored[1], value_states)
+
+
+# Numbers per scale, of keys and values. Keys of some models are large in a few features (Qwen2.5:
+# 145 next to 6), and the large scale costs the precision of their neighbours.
+_KEYS, _VALUES = 8, 32
+_LARGEST = 127
+
+
+def _rounded(states: Tensor, group: int) -> Tensor:
+    size = states.shape[-1]  # a single scale if not a multiple of the group
+    groups = states.unflatten(-1, (1 if size % group else size // group, -1)).float()
+    scales = (groups.abs().amax(-1) / _LARGEST).bfloat16()
+    steps = torch.where(scales == 0, 1.0, scales.float())[..., None]
+    numbers = (groups / steps).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+    return torch.cat([numbers.flatten(-2), scales.view(torch.int8)], -1)
+
+
+def _read(stored: Tensor, like: Tensor) -> Tensor:
+    size = like.shape[-1]
+    numbers, scales = stored[..., :size], stored[..., size:].clone().view(torch.bfloat16)
+    groups = numbers.unflatten(-1, (scales.shape[-1], -1)).to(like.dtype)
+    vectors: Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
+    return vectors
+
+
+class RingLayer(RollbackLayer):
+    """A sliding window in ``window + slack`` slots, for any length: position p is in slot p mod
+    (window + slack).
+
+    At most `slack` tokens can be rolled back, counted from the maximum length of a row so far,
+    because tokens overwrite older keys. A pass of more than ``slack + 1`` tokens attends to the
+    ring and the new tokens, concatenated, before it appends."""
+
+    ring, bounds_rollback, takes_rows = True, True, False
+
+    def __init__(self, rows: Rows, index: int, window: int, slack: int, sinks: int = 0) -> None:
+        super().__init__(rows, index, window)
+        self.slack, self.sinks = slack, sinks
+        self.size = sinks + window + slack
+
+    def _slots(self) -> int:
+        return self.size
+
+    def _begin_prepared(self, key_states: Tensor, value_states: Tensor) -> None:
+        if not self._prepared():
+            raise ValueError(
+                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
+                "for every forward pass"
+            )
+        self._begin(key_states, value_states)
+
+    def _wide(self) -> bool:
+        return self.rows.new is not None and self.rows.new > self.slack + 1
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        self._begin_prepared(key_states, value_states)
+        read = self.keys, self.values
+        if self._wide():
+            read = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
+        self.append(key_states, value_states)
+        return read
+
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
+        if tree is not None:
+            raise ValueError(
+                "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
+            )
+        rows = self.rows
+        if not self._wide():
+            slots = cache_masks.ring_positions(rows.lengths, self.size, self.sinks)
+            return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+        assert rows.new is not None
+        fresh = rows.base[:, None] + torch.arange(rows.new, device=queries.device)
+        fresh = torch.where(fresh < rows.lengths[:, None], fresh, -1)
+        slots = torch.cat([cache_masks.ring_positions(rows.base, self.size, self.sinks), fresh], 1)
+        return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size + (query_length if query_length > self.slack + 1 else 0), 0
+
+
+# Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
+_ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
+# Types of rotary positions with frequencies that do not depend on the length.
+_FIXED = ("default", "linear", "llama3")
+
+
+def rotary_frequencies(model: Any, name: str) -> Tensor:
+    """Return the model's rotary frequencies, [R / 2] float32."""
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    frequencies = getattr(rotary, "inv_freq", None)
+    kind = getattr(rotary, "rope_type", "default")
+    if model.config.model_type not in _ROTATE_HALVES or frequencies is None or kind not in _FIXED:
+        raise ValueError(
+            f"{name}: a streaming cache moves keys to other positions, which needs rotary "
+            f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
+            f"given {model.config.model_type}"
+        )
+    found: Tensor = frequencies.float()
+    return found
+
+
+def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:
+    """Turn keys ``[B, H, S, D]``, rotated for position p, to ``p + shift[b]``; shift [B] int64."""
+    half = frequencies.shape[0]
+    angles = (shift[:, None].double() * frequencies.double())[:, None, None, :]
+    cos, sin = angles.cos(), angles.sin()
+    first, second = keys[..., :half].double(), keys[..., half : 2 * half].double()
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(keys.dtype)
+    return torch.cat([turned, keys[..., 2 * half :]], -1)
+
+
+class StreamingLayer(RingLayer):
+    """Attention sinks and a window, for draft levels: `sinks` first tokens and a ring of ``window +
+    slack`` latest tokens; a query sees the sinks and `window` tokens (Xiao et al. 2024, arXiv
+    2309.17453). The cost of a draft level is then independent of the context length; the target
+    stays exact, because it verifies against the distribution that the drafter drew from.
+
+    Rotary attention depends on distances alone. So instead of moving the window down after the
+    sinks, as the paper does, the sinks' keys are rotated up to just before the window: a few
+    vectors per pass.
+
+    Distances to the sinks are exact for a pass's first query, and i too long for query i. A pass
+    has at most ``slack + 1`` tokens (split a prompt), and a rollback at most `slack`."""
+
+    bounds_rollback = False  # drafts may have any known distribution
+
+    def __init__(
+        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
+    ) -> None:
+        super().__init__(rows, index, window, slack, sinks)
+        self.frequencies = frequencies
+
+    @property
+    def longest_pass(self) -> int:  # type: ignore[override]
+        return self.slack + 1
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.frequencies = self.frequencies.to(key_states.device)
+        self.sink_keys = self._room(key_states)[:, :, : self.sinks].clone()  # before the shift
+        super().lazy_initialization(key_states, value_states)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        self._begin_prepared(key_states, value_states)
+        sinks = self.keys[:, :, : self.sinks]
+        sinks.copy_(self.sink_keys)
+        self.append(key_states, value_states)
+        self.sink_keys.copy_(sinks)
+        assert self.window is not None
+        evicted = (self.rows.base.to(self.device) - (self.window - 1 + self.sinks)).clamp(min=0)
+        sinks.copy_(turn(self.sink_keys, evicted, self.frequencies))
+        return self.keys, self.values
+
+    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
+        if self._wide():
+            raise ValueError(
+                f"tokens: expected at most {self.slack + 1} in one pass over a streaming cache, "
+                f"given {self.rows.new}"
+            )
+        return super().visible(queries, tree)
+
+    def reset(self) -> None:
+        super().reset()
+        if self.is_initialized:
+            self.sink_keys.zero_()
+
+    def select(self, indices: Tensor) -> None:
+        super().select(indices)
+        if self.is_initialized:
+            self.sink_keys = self.sink_keys.index_select(0, indices.to(self.sink_keys.device))
