@@ -60,22 +60,11 @@ def _facts(config: Any) -> dict[str, Any]:
 
 
 class Shared:
-    """The shared cache of several levels, and which tokens they have written.
-
-    Attributes:
-        record: tokens that the owner has read, by row, until all members began; None: not kept.
-        queued: the host has not followed the batch since it began, so that `record` is not kept.
-            Members that begin later read the texts that the owner has read.
-        early: tokens that the owner has read for a member that began first, by row; the owner's
-            prefill skips them.
-    """
+    """The shared cache of several levels."""
 
     def __init__(self, owner: Any) -> None:
         # Weak references: a level keeps its member alive, so that discarded copies are no members.
         self._members: list[weakref.ref[Member]] = []
-        self.record: list[list[int]] | None = None
-        self.early: list[list[int]] | None = None
-        self.queued = False
         self.selected: list[list[int]] = []
         self.owner = Member(self, owner)
 
@@ -94,24 +83,9 @@ class Shared:
         """Reset for a new batch of `rows` rows (None: as many as before): each level has to begin
         again."""
         rows = len(self.owner.lengths) if rows is None else rows
-        self.record = self.early = None
-        self.queued, self.selected = False, []
+        self.selected = []
         for member in self.members:
             member.lengths, member.ready, member.moves = [0] * rows, False, 0
-
-    def begin(self, prompts: PromptBatch, counts: list[int], rows: list[list[int]]) -> Hidden:
-        """Begin a batch: the owner reads its prompts."""
-        self.forget(len(rows))
-        owner, level = self.owner, self.owner.level
-        longest = max(counts, default=0)
-        cache = level.fresh(len(rows), max(prompts.capacity, longest))
-        for member in self.members:
-            member.level.adopt(cache)
-        hidden: Hidden = level.append(prompts.tokens[:, :longest], counts, prompts.hidden_layers)
-        owner.ready = True
-        owner.lengths = list(counts)
-        self.record = [list(row) for row in rows]
-        return hidden
 
     def select(self, member: Member, rows: list[int]) -> None:
         """Select rows of all members at the first member's call; later calls only check."""
@@ -121,10 +95,6 @@ class Shared:
                 member.level.cache.select(rows)
                 for each in self.members:
                     each.lengths = [each.lengths[row] for row in rows]
-                self.record, self.early = (
-                    None if texts is None else [list(texts[row]) for row in rows]
-                    for texts in (self.record, self.early)
-                )
         elif rows != self.selected[member.moves]:
             raise ValueError(
                 f"rows: expected {self.selected[member.moves]}, as the levels above, given {rows}"
@@ -178,7 +148,6 @@ class Member:
         """Begin a round with lengths on the device. Returns the tensors of lengths that its passes
         use, and by level from the top whether it is ready."""
         members = [*self.above, self]
-        self.shared.record, self.shared.queued = None, True
         for member in members:
             member.upload()
         return [member.on_device for member in members], tuple(member.ready for member in members)
@@ -204,40 +173,30 @@ class Member:
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Begin a batch, or join a batch that another member has begun with the same tokens."""
+        """Begin a batch; below the owner, join the batch that it has begun with the same texts."""
         shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
-        width = tokens.shape[1]
-        limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
-        rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
-        hidden: Hidden | None = None
+        rows, width = tokens.shape
+        counts = [width] * rows if prompts.counts is None else list(prompts.counts)
         if self.rank == 0:
-            early, shared.early = shared.early, None
-            if early is None or not _agree(early, rows):
-                hidden = shared.begin(prompts, limits, rows)
-                done = limits
-            else:  # the owner has read for a member that began first
-                done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
-            if shared.record is not None:
-                shared.record = rows
+            shared.forget(rows)
+            longest = max(counts, default=0)
+            cache = self.level.fresh(rows, max(prompts.capacity, longest))
+            for member in shared.members:
+                member.level.adopt(cache)
+            cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
+            hidden: Hidden = self.level.append(tokens[:, :longest], counts, layers)
         else:
-            record = shared.record
-            empty = any(rows) and not any(record or ())
-            joins = shared.queued and not self.ready and len(rows) == len(shared.owner.lengths)
-            if not joins and (
-                record is None or empty or not _within(record, rows, self.level.vocab_size)
-            ):
-                shared.begin(prompts._replace(hidden_layers=()), limits, rows)
-                record = rows
-            shared.early = None if record is None else [list(row) for row in record]
-            self.lengths = [0] * len(rows)
-            done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
-        self.level.cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
-        wanted = layers if hidden is None else ()
-        rest = self._read_rest(tokens, [0] * len(rows), limits, done, wanted)
-        hidden = rest if hidden is None else hidden
+            owner = shared.owner
+            if not owner.ready or len(owner.lengths) != rows:
+                raise RuntimeError(
+                    f"{self.level.name}: expected prefill of {owner.level.name}, whose cache it "
+                    f"shares, with {rows} rows first"
+                )
+            self.lengths = [0] * rows
+            self.level.cache.rows.make_room(prompts.capacity)
+            hidden = self._read_rest(tokens, counts, layers)
+        self.lengths = counts
         self.ready, self.moves = True, len(shared.selected)
-        if all(member.ready for member in shared.members):
-            shared.record = None
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
@@ -252,38 +211,22 @@ class Member:
             for member in shared.members:
                 member.level.adopt(self.level.cache)
                 member.lengths = [*member.lengths, *[0] * new]
-            shared.record = shared.early = None
         joined = dict(zip(rows, lengths, strict=True))
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
         self.ready, self.moves = True, len(shared.selected)
 
-    def _note(self, tokens: Tensor, counts: Sequence[int]) -> None:
-        if self.rank == 0 and self.shared.record is not None:
-            for row, ids, n in zip(self.shared.record, tokens.tolist(), counts, strict=True):
-                row += ids[:n]
-
-    def _read_rest(
-        self,
-        tokens: Tensor,
-        begin: list[int],
-        limits: list[int],
-        done: list[int],
-        layers: tuple[int, ...],
-    ) -> Hidden:
-        """Extend the rows to `limits` tokens, of which `done` are in the cache; `tokens` start at
-        `begin`. Hidden states are of this level: for them it also reads tokens that another level
-        has read."""
-        at = begin if layers else done
-        rest = [n - d for n, d in zip(limits, at, strict=True)]
-        hidden: Hidden = {}
-        if any(rest):
-            start, end = torch.tensor(begin), torch.tensor(done)
-            again = max(map(int.__sub__, done, at)) if self.rank else 0
-            self.level.cache.rows.place(RowCounts(at))
-            shifted = _shift(tokens, torch.tensor(at) - start, max(rest))
-            with _put_back(self.level.cache, start, end, again):
-                hidden = self.level.append(shifted, rest, layers)
-        self.lengths = list(limits)
+    def _read_rest(self, tokens: Tensor, counts: list[int], layers: tuple[int, ...]) -> Hidden:
+        """Read ``counts[b]`` of `tokens` into row b, without tokens that a level above has read;
+        for hidden states, which are of this level, all tokens."""
+        done = [min(held, count) for held, count in zip(self.held(), counts, strict=True)]
+        at = [0] * len(done) if layers else done
+        rest = [count - begin for count, begin in zip(counts, at, strict=True)]
+        if not any(rest):
+            return {}
+        self.level.cache.rows.place(RowCounts(at))
+        start, end = torch.tensor(at), torch.tensor(done)
+        with _put_back(self.level.cache, start, end, int((end - start).max())):
+            hidden: Hidden = self.level.append(_shift(tokens, start, max(rest)), rest, layers)
         return hidden
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -346,7 +289,6 @@ class Member:
         if blind:
             torch.add(start, counts, out=have)
             return out
-        self._note(tokens, rest)
         self.lengths = (start + counts).tolist()
         return out
 
@@ -365,9 +307,6 @@ class Member:
                 free = torch.stack(behind).all(0).to(path.device)
                 path = path.where(free[:, None], -1)
         self.level.cache.keep_path(begin, path, lengths)
-        if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
-            for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):
-                row[at:] = [row[at + node] for node in nodes if node >= 0]
         return self.rollback(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -378,10 +317,6 @@ class Member:
             torch.minimum(have, kept.on(have.device), out=have)
             return kept
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
-        if self.rank == 0:
-            for texts in (self.shared.record, self.shared.early):
-                for row, n in zip(texts or (), lengths, strict=False):
-                    del row[n:]
         return kept
 
     def select(self, rows: Sequence[int]) -> None:
@@ -412,21 +347,6 @@ def _put_back(cache: Any, start: Tensor, end: Tensor, width: int) -> Iterator[No
     finally:
         for (x, index, after), values in zip(states(), before, strict=True):
             x.scatter_(2, index, torch.where(saved.to(x.device), values, after))
-
-
-def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
-    # Up to the shorter of both rows.
-    return len(early) == len(rows) and all(
-        a[: len(b)] == b[: len(a)] for a, b in zip(early, rows, strict=True)
-    )
-
-
-def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> bool:
-    # Rows have 0 for ids that the level does not know.
-    known = [[token if token < vocab_size else 0 for token in past] for past in record]
-    return len(known) == len(rows) and all(
-        row[: len(past)] == past for past, row in zip(known, rows, strict=True)
-    )
 
 
 def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:
