@@ -27,7 +27,6 @@ Ints: TypeAlias = NDArray[np.int64]
 TINY = 1e-14  # probability below which states are left out
 _UNLIKELY = 1e-9  # expected rows of a round of a batch below which it is left out
 _ENDLESS = 2**40  # tokens
-_CYCLES = 256  # verifications of a mean
 
 
 # ---- times and acceptances -----------------------------------------------------------------------
@@ -60,32 +59,6 @@ class ConstantSeconds:
 
     def draft(self, tokens: int) -> float:
         return tokens * self.seconds[-1]
-
-
-@functools.lru_cache(maxsize=4096)
-def replays(acceptance: float, pending: int, most: int) -> tuple[float, float]:
-    """Return the mean tokens that a level with checkpoints reads again per verification, and its
-    mean additional passes.
-
-    After a rejection the level returns to its state before the pass, and reads the kept tokens of
-    the pass again with the next block; more than `most` tokens in an additional pass before it.
-
-    Args:
-        acceptance: acceptance of a token, if the tokens before it in the block are accepted.
-        pending: tokens of each verification.
-    """
-    size = most + pending + 1
-    chances = np.zeros((size, size))  # transitions of the tokens that a pass reads again
-    for again in range(size):
-        begin = again if again <= most else 0
-        for accepted in range(pending):
-            chances[again, begin + accepted + 1] += acceptance**accepted * (1 - acceptance)
-        chances[again, 0] += acceptance**pending
-    law, mean = np.eye(size)[0], np.zeros(size)
-    for _ in range(_CYCLES):
-        mean += law / _CYCLES
-        law = law @ chances
-    return float(mean @ np.arange(size)), float(mean[most + 1 :].sum())
 
 
 class Proposals(NamedTuple):

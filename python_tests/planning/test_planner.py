@@ -15,8 +15,7 @@ import mtp_heads
 import numpy as np
 import pytest
 import torch
-from model_families import model_of
-from toy import FixedDrafter, ToyLevel, distribution
+from toy import ToyLevel, distribution
 from toy_rows import Rows
 from toy_trees import TreeDrafter, TreeLevel
 
@@ -25,7 +24,6 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
-from polyspec_ext.levels.stateful import StatefulLevel
 from polyspec_ext.planning import measure, planner, search
 from polyspec_ext.planning.measure import Part, Request, Setting
 from polyspec_ext.stats import LevelStats
@@ -616,40 +614,6 @@ def test_acceptance_of_trees_by_window() -> None:
     assert one.accept[0, 0] == pytest.approx(1)
     assert four.accept[0, :3] == pytest.approx([0.5, 1, 0], abs=0.1)
     assert (one.counts.max(), four.counts.max()) == (1, 4)
-
-
-def test_what_is_read_again_is_priced_by_what_is_accepted() -> None:
-    """Whatever drafter stood below the level while its passes were timed."""
-    times = measure.Times({m: 1 + 0.1 * m for m in range(40)})
-    accept = {(0, 1): np.full(8, 0.9), (0, 2): np.full(8, 0.2)}
-    found = measure.Measured(
-        np.arange(8, 0, -1), accept=accept, verify={(0, 0): times}, replays={0: 8}
-    )
-    plain = replace(found, replays={})
-    for lower, rejected in ((1, [0.1, 0.09]), (2, [0.8, 0.16])):
-        seconds = measure.MeasuredSeconds(found, (0, lower))
-        assert seconds.verify(1, 0) == 1
-        # Of two tokens: one or two stay of a rejected block, and are read again with the next.
-        least = 2 + sum(kept * chance for kept, chance in zip((1, 2), rejected, strict=True))
-        assert seconds.verify(1, 2) > 1 + 0.1 * least
-        assert measure.MeasuredSeconds(plain, (0, lower)).verify(1, 2) == pytest.approx(1.2)
-    dear, cheap = (measure.MeasuredSeconds(found, (0, n)).verify(1, 2) for n in (2, 1))
-    assert dear > cheap + 0.3
-
-
-def test_what_a_call_reads_again_is_counted() -> None:
-    model = model_of("lfm2")
-    levels = [StatefulLevel(model, name=f"{n}", advance=n != 0) for n in range(2)]
-    wrong = FixedDrafter(lambda tokens, k: [7] * k)
-    parts = [Part(thing, str(n), n < 2) for n, thing in enumerate([*levels, wrong])]
-    assert [part.replays for part in parts] == [8, 0, 0]
-    runner = measure.Runner(parts, PROMPTS[:1], Request(max_new_tokens=12))
-    for upper, expected in ((0, True), (1, False)):
-        chain = Setting((upper, 2), (3,)).chain(parts)
-        before = levels[upper].num_replayed
-        call = runner.call(chain, 0, float("inf"))
-        assert call.replayed == [levels[upper].num_replayed - before, 0]
-        assert (call.replayed[0] > 0) == expected
 
 
 def test_a_head_drafts_below_the_target_it_reads(clock: Clock) -> None:
