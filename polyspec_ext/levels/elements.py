@@ -27,8 +27,7 @@ from .models import ModelLevel, is_encoder_decoder
 from .sources import found, load_model
 
 if TYPE_CHECKING:
-    from .encoder_decoder import EncoderDecoderLevel
-    from .stateful import StatefulLevel
+    from .stateful import EncoderDecoderLevel, StatefulLevel
 
 
 def load(
@@ -52,7 +51,7 @@ def load(
 def level_class(model: Any) -> Any:
     """Return the class of level for a model of `transformers`."""
     if is_encoder_decoder(model):
-        from .encoder_decoder import EncoderDecoderLevel
+        from .stateful import EncoderDecoderLevel
 
         return EncoderDecoderLevel
     if is_stateful(model):
