@@ -41,7 +41,7 @@ from .models import (
     switch_of,
 )
 from .products import without_wrapper
-from .shared_cache import Member, Shared, require_same_shape
+from .shared_cache import Member, require_same_shape
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -252,9 +252,9 @@ class HuggingFaceLevel(ModelLevel):
                     f"{type(level._past).__name__}"
                 )
         if owner._member is None:
-            owner._member = Shared(owner).owner
+            owner._member = Member(owner)
             _owners[id(owner.model)] = owner
-        self._member = Member(owner._member.shared, self)
+        self._member = Member(self, owner._member.owner)
         self.adopt(owner.cache)
         self._options["shares_cache_with"] = owner
 
@@ -280,19 +280,19 @@ class HuggingFaceLevel(ModelLevel):
     @property
     def cache_owner(self) -> HuggingFaceLevel:
         """The level that owns its cache: itself, or the highest level that shares the cache."""
-        owner: HuggingFaceLevel = self if self._member is None else self._member.shared.owner.level
+        owner: HuggingFaceLevel = self if self._member is None else self._member.owner.level
         return owner
 
     def begin_batch(self) -> None:
         """Clear the state of another batch in this level and in the levels that share its cache."""
         if self._member is not None:
-            self._member.shared.forget()
+            self._member.forget()
 
     @property
     def capabilities(self) -> LevelCapabilities:
         cache = self.cache  # None: the last allocation failed
         batches = self.supports_batches and cache is not None
-        member = self._member is None or self._member.stays
+        member = self._member is None or self._member.ready
         return LevelCapabilities(
             batches=self.supports_batches,
             device_lengths=batches and member and bool(cache.in_one_place),

@@ -59,64 +59,32 @@ def _facts(config: Any) -> dict[str, Any]:
     }
 
 
-class Shared:
-    """The shared cache of several levels."""
-
-    def __init__(self, owner: Any) -> None:
-        # Weak references: a level keeps its member alive, so that discarded copies are no members.
-        self._members: list[weakref.ref[Member]] = []
-        self.selected: list[list[int]] = []
-        self.owner = Member(self, owner)
-
-    @property
-    def members(self) -> list[Member]:
-        """Members by level, the owner (highest in the chain) first."""
-        return [member for one in self._members if (member := one()) is not None]
-
-    def add(self, member: Member) -> int:
-        """Add a member and return its rank."""
-        rank = 1 + max((one.rank for one in self.members), default=-1)
-        self._members = [weakref.ref(one) for one in (*self.members, member)]
-        return rank
-
-    def forget(self, rows: int | None = None) -> None:
-        """Reset for a new batch of `rows` rows (None: as many as before): each level has to begin
-        again."""
-        rows = len(self.owner.lengths) if rows is None else rows
-        self.selected = []
-        for member in self.members:
-            member.lengths, member.ready, member.moves = [0] * rows, False, 0
-
-    def select(self, member: Member, rows: list[int]) -> None:
-        """Select rows of all members at the first member's call; later calls only check."""
-        if member.moves == len(self.selected):
-            self.selected.append(rows)
-            if rows != list(range(len(member.lengths))):
-                member.level.cache.select(rows)
-                for each in self.members:
-                    each.lengths = [each.lengths[row] for row in rows]
-        elif rows != self.selected[member.moves]:
-            raise ValueError(
-                f"rows: expected {self.selected[member.moves]}, as the levels above, given {rows}"
-            )
-        member.moves += 1
-
-
 class Member:
     """Tokens that a level of a shared cache has read, by row.
 
+    Args:
+        owner: the member highest in the chain; None: this.
+
     Attributes:
+        rank: 0 for the owner, more for levels further down in the chain.
         lengths: number of tokens that the level has read, as its chain counts them.
         ready: whether it has been prefilled in this batch.
     """
 
-    def __init__(self, shared: Shared, level: Any) -> None:
-        self.shared, self.level = shared, level
-        self.rank = shared.add(self)
+    def __init__(self, level: Any, owner: Member | None = None) -> None:
+        self.level, self.owner = level, owner or self
+        # Weak references: a level keeps its member alive, so that discarded copies are no members.
+        self._members: list[weakref.ref[Member]] = [] if owner is None else owner._members
+        self.rank = 1 + max((member.rank for member in self.members), default=-1)
+        self._members[:] = map(weakref.ref, [*self.members, self])
         self._memory = torch.zeros(0, dtype=torch.int64)
         self.lengths = [0]
         self.ready = False
-        self.moves = 0
+
+    @property
+    def members(self) -> list[Member]:
+        """Members by level, the owner first."""
+        return [member for each in self._members if (member := each()) is not None]
 
     @property
     def lengths(self) -> list[int]:
@@ -130,14 +98,16 @@ class Member:
     @property
     def above(self) -> list[Member]:
         """The members further up in the chain."""
-        return [member for member in self.shared.members if member.rank < self.rank]
+        return [member for member in self.members if member.rank < self.rank]
+
+    def forget(self, rows: int | None = None) -> None:
+        """Reset all members for a new batch of `rows` rows (None: as many as before): each level
+        has to begin again."""
+        rows = len(self.owner.lengths) if rows is None else rows
+        for member in self.members:
+            member.lengths, member.ready = [0] * rows, False
 
     # ---- rounds without host synchronisation -----------------------------------------------------
-
-    @property
-    def stays(self) -> bool:
-        """Whether the lengths can stay on the device."""
-        return self.ready
 
     @property
     def on_device(self) -> Tensor:
@@ -174,19 +144,18 @@ class Member:
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
         """Begin a batch; below the owner, join the batch that it has begun with the same texts."""
-        shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
+        tokens, layers, owner = prompts.tokens, prompts.hidden_layers, self.owner
         rows, width = tokens.shape
         counts = [width] * rows if prompts.counts is None else list(prompts.counts)
         if self.rank == 0:
-            shared.forget(rows)
+            self.forget(rows)
             longest = max(counts, default=0)
             cache = self.level.fresh(rows, max(prompts.capacity, longest))
-            for member in shared.members:
+            for member in self.members:
                 member.level.adopt(cache)
             cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
             hidden: Hidden = self.level.append(tokens[:, :longest], counts, layers)
         else:
-            owner = shared.owner
             if not owner.ready or len(owner.lengths) != rows:
                 raise RuntimeError(
                     f"{self.level.name}: expected prefill of {owner.level.name}, whose cache it "
@@ -196,24 +165,23 @@ class Member:
             self.level.cache.rows.make_room(prompts.capacity)
             hidden = self._read_rest(tokens, counts, layers)
         self.lengths = counts
-        self.ready, self.moves = True, len(shared.selected)
+        self.ready = True
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
         """Set the lengths of rows that have joined the cache; call the owner first."""
-        shared = self.shared
         if rows is None:
             rows = range(len(lengths))
             if self.rank == 0:
-                shared.forget(0)
+                self.forget(0)
         if self.rank == 0:
             new = sum(row >= len(self.lengths) for row in rows)
-            for member in shared.members:
+            for member in self.members:
                 member.level.adopt(self.level.cache)
                 member.lengths = [*member.lengths, *[0] * new]
         joined = dict(zip(rows, lengths, strict=True))
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
-        self.ready, self.moves = True, len(shared.selected)
+        self.ready = True
 
     def _read_rest(self, tokens: Tensor, counts: list[int], layers: tuple[int, ...]) -> Hidden:
         """Read ``counts[b]`` of `tokens` into row b, without tokens that a level above has read;
@@ -320,7 +288,11 @@ class Member:
         return kept
 
     def select(self, rows: Sequence[int]) -> None:
-        self.shared.select(self, list(rows))
+        """Select rows of all members with the owner's call."""
+        if self.rank == 0 and list(rows) != list(range(len(self.lengths))):
+            self.level.cache.select(rows)
+            for member in self.members:
+                member.lengths = [member.lengths[row] for row in rows]
 
 
 @contextmanager
