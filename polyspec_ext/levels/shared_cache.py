@@ -75,7 +75,7 @@ class Member:
         self.level, self.owner = level, owner or self
         # Weak references: a level keeps its member alive, so that discarded copies are no members.
         self._members: list[weakref.ref[Member]] = [] if owner is None else owner._members
-        self.rank = 1 + max((member.rank for member in self.members), default=-1)
+        self.rank: int = 1 + max((member.rank for member in self.members), default=-1)
         self._members[:] = map(weakref.ref, [*self.members, self])
         self._memory = torch.zeros(0, dtype=torch.int64)
         self.lengths = [0]

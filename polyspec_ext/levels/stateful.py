@@ -40,31 +40,24 @@ from .base import (
     PromptBatch,
     reading,
 )
-from .fused import packed, unpacked
+from .fused import IN_MODULES, modules_with_states
 from .models import (
-    HiddenStates,
     ModelLevel,
-    Unchanged,
-    cache_name,
     failure,
     ids_of,
     is_encoder_decoder,
     is_sharded,
     relative_difference,
     require_continued,
-    require_no_autocast,
     text_of,
     tolerance,
 )
-from .products import pack_linear, replaced, without_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Tensors of a layer that passes overwrite; keys and values are replaced by new tensors.
 _OVERWRITTEN = ("conv_states", "recurrent_states")
-# States that modules of RecurrentGemma keep as attributes; passes replace them by new tensors.
-_IN_MODULES = frozenset(("conv1d_state", "recurrent_states"))
 # Maximum copies of a row, at the ends of prompts and of answers that a server saves.
 _PINNED = 3
 
@@ -93,11 +86,6 @@ class _Pass:
     after: Sequence[dict[str, Any]] = ()
 
 
-def modules_with_states(model: nn.Module) -> list[nn.Module]:
-    """Return the modules that keep a state outside of the cache between passes."""
-    return [module for module in model.modules() if not _IN_MODULES.isdisjoint(vars(module))]
-
-
 class RowState:
     """The state of a row in an empty cache and `modules_with_states`, with rollbacks to the latest
     `checkpoints` passes.
@@ -114,7 +102,7 @@ class RowState:
         self._modules = modules
         # States of the modules, in the form of a cache layer.
         self._beside = [
-            SimpleNamespace(**dict.fromkeys(_IN_MODULES.intersection(vars(module))))
+            SimpleNamespace(**dict.fromkeys(IN_MODULES.intersection(vars(module))))
             for module in modules
         ]
         self.passes: deque[_Pass] = deque(maxlen=checkpoints)
@@ -354,34 +342,14 @@ class StatefulLevel(ModelLevel):
         advance: bool = True,
         prefill_chunk: int = 1024,
     ) -> None:
-        arguments.model("model", model)
-        model = without_wrapper(model)
-        arguments.label("name", name)
-        arguments.flag("pack", pack)
         self._advance = arguments.flag("advance", advance)
         self._checkpoints = arguments.integer("checkpoints", checkpoints, arguments.SIZE_MAX, 1)
-        self.prefill_chunk = arguments.integer(
-            "prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1
-        )
-        super().__init__(model, name or caches.name_of(model))
-        self._options = {
-            "pack": pack, "checkpoints": checkpoints, "advance": advance,
-            "prefill_chunk": prefill_chunk,
-        }  # fmt: skip
-        require_no_autocast(self.device, self.name)
-        self.pack, self.choice = pack, None
-        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
-        if modules_with_states(model) and self._runs is model:
-            # Other threads may run the model.
-            self._runs = replaced(model, lambda module: False, pack_linear)
+        chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
+        self.prefill_chunk = chunk
+        options = {"checkpoints": checkpoints, "advance": advance, "prefill_chunk": chunk}
+        super().__init__(model, name, arguments.flag("pack", pack), **options)
         self._keepers = modules_with_states(self._runs)
-        self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = cache_name(model)
-        self._slices, self._placed = "logits_to_keep" in parameters, "position_ids" in parameters
         self.output_head = self._runs.get_output_embeddings()
-        self._states = HiddenStates(self._runs)
-        self._width = int(model.config.get_text_config(decoder=True).hidden_size)
         self.capabilities = LevelCapabilities(
             batches=True,
             reads_apart=True,
@@ -390,10 +358,10 @@ class StatefulLevel(ModelLevel):
             saves_rows=True,
             checked=True,
             hidden_states=bool(self._states),
-            sharded=is_sharded(model),
+            sharded=is_sharded(self.model),
             id_map=self.id_map,
-            hidden_size=self._width,
-            num_layers=self._states.count,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
         )
         self._rows: list[RowState] = []
         self.stepwise, self.advances = False, advance
@@ -430,7 +398,7 @@ class StatefulLevel(ModelLevel):
             logits: Tensor = self._runs(input_ids=tokens, **options).logits
         records = self.advances and 1 < tokens.shape[1] <= _RECORDED
         row.end_pass(tokens.shape[1], calls if records else None)
-        wanted = [*tokens.shape, self._width]
+        wanted = [*tokens.shape, self.hidden_size]
         for layer, states in hidden.items():
             if list(states.shape) != wanted:
                 raise ValueError(
@@ -516,7 +484,7 @@ class StatefulLevel(ModelLevel):
                     hidden[layer] = of_row.new_zeros(batch, width, of_row.shape[2])
                 hidden[layer][number, :count] = of_row[0]
         for layer in layers if not hidden else ():  # of empty prompts
-            hidden[layer] = torch.zeros(batch, width, self._width, dtype=self.model.dtype)
+            hidden[layer] = torch.zeros(batch, width, self.hidden_size, dtype=self.model.dtype)
         told = torch.tensor(skipped) if layers and any(skipped) else None
         return LevelOutput(logits, hidden if layers else None, told)
 
@@ -658,9 +626,7 @@ class EncoderDecoderLevel(ModelLevel):
                 f"{type(model).__name__}"
             )
         super().__init__(model, name)
-        self._unchanged = Unchanged(model, self.name)
         self.one_at_a_time = f"{type(model).__name__} has one length for all rows"
-        self._cache_name = cache_name(model)
         self.cache: Any = None  # of the current text
         self._encoded: Any = None
         self._mask: Tensor | None = None

@@ -316,9 +316,9 @@ def test_packed_levels(family: str) -> None:
     logits = level.forward(InputBlock(torch.tensor([text[begin:]]), 6)).logits[0]
     whole = law(level.model, text)[3:]
     assert max(map(relative_difference, logits, whole)) < 1e-3
-    rows = torch.randn(5, level._width)
+    rows = torch.randn(5, level.hidden_size)
     for module in runs:
-        if isinstance(module, RowProduct) and module.in_features == level._width:
+        if isinstance(module, RowProduct) and module.in_features == level.hidden_size:
             assert module(rows[2:3]).equal(module(rows)[2:3])
 
 
