@@ -424,13 +424,6 @@ def reading(tokens: torch.Tensor, counts: Sequence[int]) -> InputBlock:
     return InputBlock(tokens, 1, known, known.less(1))
 
 
-def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``, of states ``[B, T, H]`` and rows
-    ``[B, keep]`` int64 in [0, T), on any device."""
-    index = rows.to(states.device, non_blocking=True)[..., None]
-    return states.gather(1, index.expand(-1, -1, states.shape[2]))
-
-
 # ---- users' levels -------------------------------------------------------------------------------
 
 

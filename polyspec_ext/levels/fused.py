@@ -28,7 +28,8 @@ from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
-from .base import LevelOutput, gather
+from ..tensors import gather
+from .base import LevelOutput
 from .products import (
     OneDnnLinear,
     Part,

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
-from ..tensors import Place, RowCounts
+from ..tensors import Place, RowCounts, gather
 from .base import (
     Hidden,
     InputBlock,
@@ -23,7 +23,6 @@ from .base import (
     LevelCapabilities,
     LevelOutput,
     PromptBatch,
-    gather,
     reading,
 )
 from .fused import stacked_pass

@@ -1,27 +1,30 @@
-"""Inspect models of `transformers` for levels: their properties, changes and hidden states, and
-whether cached passes give the logits of a single pass over the whole text."""
+"""Inspect models of `transformers` for levels: their properties, tokenizers, changes and hidden
+states, and whether cached passes give the logits of a single pass over the whole text."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import arguments
+from ..files import is_gguf, path_of
 from ..kv_cache.factory import device_of, name_of
-from ..tensors import RowCounts, padded
+from ..tensors import RowCounts, gather, padded
 from ..validate import LOGITS_DTYPES
 from . import base
-from .base import IdMap, InputBlock, gather
+from .base import IdMap, InputBlock
 from .fused import Runs, packed, unpacked
 from .products import TrimmedHead, without_wrapper
-from .sources import tokenizer_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -229,6 +232,46 @@ def _quantised(model: nn.Module) -> Iterator[int]:
 
 def _distinct(things: Any) -> str:
     return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+def tokenizer_at(place: str | Path, local: bool = False) -> Any:
+    """Load the tokenizer beside a model's weights, or in its GGUF file. With `local`, never use the
+    network.
+
+    Raises:
+        ValueError: no tokenizer loads, or it has special tokens alone, as transformers constructs
+            it from the configuration of a folder without a tokenizer's files.
+    """
+    from transformers import AutoTokenizer
+
+    path = path_of(place)
+    try:
+        if is_gguf(path):
+            from .gguf import first_part
+
+            file = first_part(path)
+            about = file.stat()
+            return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
+        source = str(path if path.exists() else place)
+        found = AutoTokenizer.from_pretrained(source, local_files_only=local)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
+        raise ValueError(
+            f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
+        ) from error
+    if len(found) <= len(found.all_special_tokens):
+        raise ValueError(f"expected a tokenizer beside the model, given none in {place}")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _in_file(file: Path, *_: int) -> Any:
+    # Cached, since construction takes seconds.
+    from .gguf import GgufFile, tokenizer_of
+
+    return tokenizer_of(GgufFile(file))
 
 
 # ---- changes of a level's model ------------------------------------------------------------------

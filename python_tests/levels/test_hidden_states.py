@@ -14,10 +14,9 @@ from toy_trees import TreeLevel
 
 import polyspec_ext as ps
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, batched
-from polyspec_ext.levels.base import gather
 from polyspec_ext.levels.fused import packed
 from polyspec_ext.levels.models import gathering
-from polyspec_ext.tensors import RowCounts
+from polyspec_ext.tensors import RowCounts, gather
 
 LAYERS = (0, 1, -1)
 LENGTHS = [100, 3, 5]  # far enough apart to be read in two groups
