@@ -161,7 +161,6 @@ class Member:
                     f"{self.level.name}: expected prefill of {owner.level.name}, whose cache it "
                     f"shares, with {rows} rows first"
                 )
-            self.lengths = [0] * rows
             self.level.cache.rows.make_room(prompts.capacity)
             hidden = self._read_rest(tokens, counts, layers)
         self.lengths = counts
