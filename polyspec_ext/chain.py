@@ -44,7 +44,7 @@ _STATES = 8  # texts in that cache of a level whose state cannot be truncated
 
 class Prediction(NamedTuple):
     """Predicted tokens per second of `Chain.generate` for calls of `batch` prompts, and their
-    relative uncertainty (`planning.search.Candidate.uncertainty`)."""
+    relative uncertainty (`planning.planner.Candidate.uncertainty`)."""
 
     tokens_per_second: float
     uncertainty: float

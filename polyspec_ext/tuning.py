@@ -24,10 +24,10 @@ import torch
 from . import arguments, processor
 from .files import cache_folder, replace_text
 from .levels import ELEMENTS, InputBlock, Level, ModelSource, Options, PromptBatch, batched
-from .levels.elements import level_class
 from .levels.fused import can_pack
 from .levels.models import is_sharded
 from .levels.products import QuantizedLinear, TrimmedHead
+from .levels.sources import level_class
 from .tensors import RowCounts
 
 _Level = TypeVar("_Level", bound=Level)

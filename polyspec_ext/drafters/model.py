@@ -169,7 +169,7 @@ class DraftModel:
             block = draw_chain(inputs, *what)
             self.num_forward_passes += block.tokens.shape[1]
             return block
-        from .paths import draw_paths  # most chains draft one path
+        from .trees import draw_paths  # most chains draft one path
 
         if inputs.most > DEEPEST:
             inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)

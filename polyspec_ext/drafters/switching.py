@@ -10,7 +10,7 @@ import torch
 
 from .. import arguments
 from ..levels.base import PromptBatch, id_map_of, input_vocab_size
-from ..tensors import RowCounts
+from ..tensors import RowCounts, padded
 from ..validate import LEVEL_MAX
 from .base import (
     BatchedDrafter,
@@ -140,10 +140,8 @@ class SwitchingDrafter:
         member, read = self.members[self.active], self._lengths[self.active]
         lengths = list(inputs.lengths)
         texts = [inputs.text(b)[read[b] :].tolist() if n else [] for b, n in enumerate(lengths)]
-        counts = [len(text) for text in texts]
-        width = max(counts)
-        tokens = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts])
-        tokens = self._maps[self.active].to_below(tokens.to(self.device))
+        tokens, counts = padded(texts, self.device)
+        tokens = self._maps[self.active].to_below(tokens)
         # A member overwrites its rows of logits, never another member's, which may be a user's.
         rows = self._rows[self.active]
         block = member.draft(replace(inputs, tokens=tokens, counts=RowCounts(counts), rows=rows))

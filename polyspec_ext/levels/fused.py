@@ -28,8 +28,8 @@ from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
+from ..tensors import gather
 from .base import LevelOutput
-from .models import gather
 from .products import (
     OneDnnLinear,
     Part,
@@ -548,6 +548,8 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # For 4-bit copies, with 8-bit activations: a last-bit difference may move a value by 1 / 254.
 _TOLERANCE_QUANTISED = 0.1
+# States that modules of RecurrentGemma keep as attributes; passes replace them by new tensors.
+IN_MODULES = frozenset(("conv1d_state", "recurrent_states"))
 # Just below the largest block by which glibc's threshold moves.
 _LARGEST_KEPT = (32 << 20) - (64 << 10)
 
@@ -564,6 +566,11 @@ class Runs(NamedTuple):
 
     model: Any
     varies: tuple[str, ...] | None = None
+
+
+def modules_with_states(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that keep a state outside of the cache between passes."""
+    return [module for module in model.modules() if not IN_MODULES.isdisjoint(vars(module))]
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -647,9 +654,11 @@ def _refused(model: nn.Module, name: str, reason: str) -> ValueError:
 
 def unpacked(model: nn.Module, name: str) -> Runs:
     """Return `model` itself; a 4-bit copy on the CPU, with block-invariant products, gets grouped
-    attention instead of sdpa, and fused layers."""
+    attention instead of sdpa, and fused layers; a model with states in its modules runs in a copy,
+    since other threads may run the model."""
+    runs = replaced(model, lambda _: False, pack_linear) if modules_with_states(model) else model
     if not _is_quantised(model):
-        return Runs(model)
+        return Runs(runs)
     if _patched_forward(model) is None:
         try:
             difference, runs = _compared(model, replaced(model, lambda _: False, pack_linear))
@@ -657,7 +666,7 @@ def unpacked(model: nn.Module, name: str) -> Runs:
             raise _refused(model, name, str(error)) from error
         if difference <= _tolerance(model):
             return runs
-    return Runs(model, _varying(model, False))
+    return Runs(runs, _varying(model, False))
 
 
 @torch.inference_mode()

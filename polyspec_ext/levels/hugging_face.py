@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
-from ..tensors import Place, RowCounts
+from ..tensors import Place, RowCounts, gather
 from .base import (
     Hidden,
     InputBlock,
@@ -26,22 +25,17 @@ from .base import (
     PromptBatch,
     reading,
 )
-from .fused import packed, stacked_pass, unpacked
+from .fused import stacked_pass
 from .models import (
-    HiddenStates,
     ModelLevel,
     Probe,
-    Unchanged,
-    cache_name,
-    gather,
     gathering,
     is_sharded,
     require_continued,
-    require_no_autocast,
     switch_of,
 )
 from .products import without_wrapper
-from .shared_cache import Member, Shared, require_same_shape
+from .shared_cache import Member, require_same_shape
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
@@ -135,60 +129,42 @@ class HuggingFaceLevel(ModelLevel):
         pack: bool = False,
         **cache_options: Any,
     ) -> None:
-        arguments.model("model", model)
-        model = without_wrapper(model)
-        arguments.label("name", name)
-        prefill_chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
-        arguments.flag("pack", pack)
+        chunk = arguments.integer("prefill_chunk", prefill_chunk, arguments.SIZE_MAX, 1)
+        self.prefill_chunk = chunk
         if shares_cache_with is not None and not isinstance(shares_cache_with, HuggingFaceLevel):
             arguments.model("shares_cache_with", shares_cache_with)
-        name = name or caches.name_of(model)
-        caches.require_rollback(model, name)
-        super().__init__(model, name)
-        self._options = {
-            "new_cache": new_cache, "streaming": streaming, "prefill_chunk": prefill_chunk,
-            "pack": pack, **cache_options,
-        }  # fmt: skip
-        require_no_autocast(self.device, self.name)
-        self.prefill_chunk = prefill_chunk
+        options = {"new_cache": new_cache, "streaming": streaming, **cache_options}
+        super().__init__(model, name, arguments.flag("pack", pack), prefill_chunk=chunk, **options)
+        model = self.model
+        caches.require_rollback(model, self.name)
         text_config = model.config.get_text_config(decoder=True)
         self.why_no_longer: str | None = None
         if (switch := switch_of(text_config)) is not None and switch[0] < (
             self.max_length or switch[0] + 1
         ):
             self.max_length, self.why_no_longer = switch
-        # Modules that passes run; `model` is not replaced.
-        self._runs, self.varies = packed(model, self.name) if pack else unpacked(model, self.name)
-        self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
         self._sharded = is_sharded(model)  # checks every weight, which takes milliseconds
         self.output_head = self._runs.get_output_embeddings()
-        self._states = HiddenStates(self._runs)
         self._stacked = stacked_pass(self._runs)
-        self.hidden_size, self.num_layers = int(text_config.hidden_size), self._states.count
-        parameters = inspect.signature(model.forward).parameters
-        self._slices = "logits_to_keep" in parameters
-        self._cache_name = cache_name(model)
         # Positions and causality follow from the cache, so that passes over rows of equal length
         # need no other arguments.
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
-        placed = "position_ids" in parameters
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
+        wanted = self._placed and masked
         self._make, self._makes_batches = caches.factory(
-            model, self.name, new_cache, streaming, cache_options, wanted=placed and masked
+            model, self.name, new_cache, streaming, cache_options, wanted=wanted
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
-        self._chunk = min(prefill_chunk, self.cache.longest_pass)
-        self.pack = pack
-        self.choice: object | None = None
+        self._chunk = min(chunk, self.cache.longest_pass)
         self._reserved = 0
         self._member: Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
         self._weights: Place | None = None
         # Reason why batches are refused, or None.
-        self.one_at_a_time = self._without(placed, masked)
+        self.one_at_a_time = self._without(masked)
         self.no_trees: str | None = None
-        self._probe(new_cache, wanted=placed and masked)
+        self._probe(new_cache, wanted)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -196,9 +172,9 @@ class HuggingFaceLevel(ModelLevel):
                 )
             self._share(shares_cache_with)
 
-    def _without(self, placed: bool, masked: bool) -> str | None:
+    def _without(self, masked: bool) -> str | None:
         """Return a requirement of batches that this level lacks; None: it meets all."""
-        if not placed:
+        if not self._placed:
             return f"{type(self.model).__name__} takes no position_ids"
         if not masked:
             return f"attention with masks is needed ({' or '.join(_MASKED)})"
@@ -252,9 +228,9 @@ class HuggingFaceLevel(ModelLevel):
                     f"{type(level._past).__name__}"
                 )
         if owner._member is None:
-            owner._member = Shared(owner).owner
+            owner._member = Member(owner)
             _owners[id(owner.model)] = owner
-        self._member = Member(owner._member.shared, self)
+        self._member = Member(self, owner._member.owner)
         self.adopt(owner.cache)
         self._options["shares_cache_with"] = owner
 
@@ -280,19 +256,19 @@ class HuggingFaceLevel(ModelLevel):
     @property
     def cache_owner(self) -> HuggingFaceLevel:
         """The level that owns its cache: itself, or the highest level that shares the cache."""
-        owner: HuggingFaceLevel = self if self._member is None else self._member.shared.owner.level
+        owner: HuggingFaceLevel = self if self._member is None else self._member.owner.level
         return owner
 
     def begin_batch(self) -> None:
         """Clear the state of another batch in this level and in the levels that share its cache."""
         if self._member is not None:
-            self._member.shared.forget()
+            self._member.forget()
 
     @property
     def capabilities(self) -> LevelCapabilities:
         cache = self.cache  # None: the last allocation failed
         batches = self.supports_batches and cache is not None
-        member = self._member is None or self._member.stays
+        member = self._member is None or self._member.ready
         return LevelCapabilities(
             batches=self.supports_batches,
             device_lengths=batches and member and bool(cache.in_one_place),

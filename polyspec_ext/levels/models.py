@@ -1,26 +1,30 @@
-"""Inspect models of `transformers` for levels: their properties, changes and hidden states, and
-whether cached passes give the logits of a single pass over the whole text."""
+"""Inspect models of `transformers` for levels: their properties, tokenizers, changes and hidden
+states, and whether cached passes give the logits of a single pass over the whole text."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import arguments
-from ..kv_cache.factory import device_of
-from ..tensors import RowCounts, padded
+from ..files import is_gguf, path_of
+from ..kv_cache.factory import device_of, name_of
+from ..tensors import RowCounts, gather, padded
 from ..validate import LOGITS_DTYPES
 from . import base
 from .base import IdMap, InputBlock
-from .products import TrimmedHead
-from .sources import tokenizer_at
+from .fused import Runs, packed, unpacked
+from .products import TrimmedHead, without_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,9 +33,15 @@ if TYPE_CHECKING:
 class ModelLevel:
     """A model of `transformers` in eval mode, with logits that `verify` can read.
 
+    Args:
+        name: for messages and statistics; None: the model's name or class.
+        pack: whether passes run on packed weights; None: they run `model` unchanged.
+        options: further arguments of the level's constructor, for copies.
+
     Attributes:
         no_trees: reason why it reads no trees of tokens, or None.
         device: of tokens and logits.
+        hidden_size, num_layers: width of its hidden states, and number of its decoder layers.
         vocab_size: exclusive upper bound of input ids.
         id_map: map of the ids with logits, if its head was trimmed; None: all ids.
         max_length: maximum context; None: no limit.
@@ -39,16 +49,24 @@ class ModelLevel:
 
     no_trees: str | None
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
-        self.model, self.name = model, name
-        self._options: dict[str, Any] = {}  # constructor arguments beside model and name
+    def __init__(
+        self, model: PreTrainedModel, name: str | None, pack: bool | None = None, **options: Any
+    ) -> None:
+        arguments.model("model", model)
+        arguments.label("name", name)
+        model = without_wrapper(model)
+        self.model, self.name = model, name or name_of(model)
+        self._options = options if pack is None else {"pack": pack, **options}
+        self.pack = bool(pack)
+        self.choice: object | None = None
         if model.training:
             raise ValueError(
-                f"{name}: expected a model in eval mode, given one in training mode; call "
+                f"{self.name}: expected a model in eval mode, given one in training mode; call "
                 "model.eval()"
             )
         self.device = device_of(model)
-        _require_logits(model, self.device, name)
+        _require_logits(model, self.device, self.name)
+        require_no_autocast(self.device, self.name)
         config = model.config.get_text_config(decoder=True)
         head = model.get_output_embeddings()
         self.id_map: IdMap | None = None
@@ -59,6 +77,17 @@ class ModelLevel:
         longest = getattr(config, "max_position_embeddings", None)
         # -1 in some configurations: any length.
         self.max_length: int | None = longest if longest is not None and longest > 0 else None
+        # Modules that passes run; `model` is not replaced.
+        runs = Runs(model)
+        if pack is not None:
+            runs = packed(model, self.name) if pack else unpacked(model, self.name)
+        self._runs, self.varies = runs
+        self._unchanged = Unchanged(model, self.name, copied=self._runs is not model)
+        self._states = HiddenStates(self._runs)
+        self.hidden_size, self.num_layers = int(config.hidden_size), self._states.count
+        parameters = inspect.signature(model.forward).parameters
+        self._slices, self._placed = "logits_to_keep" in parameters, "position_ids" in parameters
+        self._cache_name = cache_name(model)
 
     def __repr__(self) -> str:
         kinds = type(self).__name__, type(self.model).__name__
@@ -203,6 +232,46 @@ def _quantised(model: nn.Module) -> Iterator[int]:
 
 def _distinct(things: Any) -> str:
     return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+def tokenizer_at(place: str | Path, local: bool = False) -> Any:
+    """Load the tokenizer beside a model's weights, or in its GGUF file. With `local`, never use the
+    network.
+
+    Raises:
+        ValueError: no tokenizer loads, or it has special tokens alone, as transformers constructs
+            it from the configuration of a folder without a tokenizer's files.
+    """
+    from transformers import AutoTokenizer
+
+    path = path_of(place)
+    try:
+        if is_gguf(path):
+            from .gguf import first_part
+
+            file = first_part(path)
+            about = file.stat()
+            return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
+        source = str(path if path.exists() else place)
+        found = AutoTokenizer.from_pretrained(source, local_files_only=local)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
+        raise ValueError(
+            f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
+        ) from error
+    if len(found) <= len(found.all_special_tokens):
+        raise ValueError(f"expected a tokenizer beside the model, given none in {place}")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _in_file(file: Path, *_: int) -> Any:
+    # Cached, since construction takes seconds.
+    from .gguf import GgufFile, tokenizer_of
+
+    return tokenizer_of(GgufFile(file))
 
 
 # ---- changes of a level's model ------------------------------------------------------------------
@@ -373,13 +442,6 @@ def _behind(arguments: tuple[Any, ...], output: Any) -> Any:
         return output
     last = getattr(output, "last_hidden_state", None)
     return output[0] if last is None else last
-
-
-def gather(states: Tensor, rows: Tensor) -> Tensor:
-    """Return ``states[b, rows[b, j]]``, ``[B, keep, H]``, of states ``[B, T, H]`` and rows
-    ``[B, keep]`` int64 in [0, T), on any device."""
-    index = rows.to(states.device, non_blocking=True)[..., None]
-    return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
 
 @contextmanager

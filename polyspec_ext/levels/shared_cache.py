@@ -59,94 +59,32 @@ def _facts(config: Any) -> dict[str, Any]:
     }
 
 
-class Shared:
-    """The shared cache of several levels, and which tokens they have written.
-
-    Attributes:
-        record: tokens that the owner has read, by row, until all members began; None: not kept.
-        queued: the host has not followed the batch since it began, so that `record` is not kept.
-            Members that begin later read the texts that the owner has read.
-        early: tokens that the owner has read for a member that began first, by row; the owner's
-            prefill skips them.
-    """
-
-    def __init__(self, owner: Any) -> None:
-        # Weak references: a level keeps its member alive, so that discarded copies are no members.
-        self._members: list[weakref.ref[Member]] = []
-        self.record: list[list[int]] | None = None
-        self.early: list[list[int]] | None = None
-        self.queued = False
-        self.selected: list[list[int]] = []
-        self.owner = Member(self, owner)
-
-    @property
-    def members(self) -> list[Member]:
-        """Members by level, the owner (highest in the chain) first."""
-        return [member for one in self._members if (member := one()) is not None]
-
-    def add(self, member: Member) -> int:
-        """Add a member and return its rank."""
-        rank = 1 + max((one.rank for one in self.members), default=-1)
-        self._members = [weakref.ref(one) for one in (*self.members, member)]
-        return rank
-
-    def forget(self, rows: int | None = None) -> None:
-        """Reset for a new batch of `rows` rows (None: as many as before): each level has to begin
-        again."""
-        rows = len(self.owner.lengths) if rows is None else rows
-        self.record = self.early = None
-        self.queued, self.selected = False, []
-        for member in self.members:
-            member.lengths, member.ready, member.moves = [0] * rows, False, 0
-
-    def begin(self, prompts: PromptBatch, counts: list[int], rows: list[list[int]]) -> Hidden:
-        """Begin a batch: the owner reads its prompts."""
-        self.forget(len(rows))
-        owner, level = self.owner, self.owner.level
-        longest = max(counts, default=0)
-        cache = level.fresh(len(rows), max(prompts.capacity, longest))
-        for member in self.members:
-            member.level.adopt(cache)
-        hidden: Hidden = level.append(prompts.tokens[:, :longest], counts, prompts.hidden_layers)
-        owner.ready = True
-        owner.lengths = list(counts)
-        self.record = [list(row) for row in rows]
-        return hidden
-
-    def select(self, member: Member, rows: list[int]) -> None:
-        """Select rows of all members at the first member's call; later calls only check."""
-        if member.moves == len(self.selected):
-            self.selected.append(rows)
-            if rows != list(range(len(member.lengths))):
-                member.level.cache.select(rows)
-                for each in self.members:
-                    each.lengths = [each.lengths[row] for row in rows]
-                self.record, self.early = (
-                    None if texts is None else [list(texts[row]) for row in rows]
-                    for texts in (self.record, self.early)
-                )
-        elif rows != self.selected[member.moves]:
-            raise ValueError(
-                f"rows: expected {self.selected[member.moves]}, as the levels above, given {rows}"
-            )
-        member.moves += 1
-
-
 class Member:
     """Tokens that a level of a shared cache has read, by row.
 
+    Args:
+        owner: the member highest in the chain; None: this.
+
     Attributes:
+        rank: 0 for the owner, more for levels further down in the chain.
         lengths: number of tokens that the level has read, as its chain counts them.
         ready: whether it has been prefilled in this batch.
     """
 
-    def __init__(self, shared: Shared, level: Any) -> None:
-        self.shared, self.level = shared, level
-        self.rank = shared.add(self)
+    def __init__(self, level: Any, owner: Member | None = None) -> None:
+        self.level, self.owner = level, owner or self
+        # Weak references: a level keeps its member alive, so that discarded copies are no members.
+        self._members: list[weakref.ref[Member]] = [] if owner is None else owner._members
+        self.rank: int = 1 + max((member.rank for member in self.members), default=-1)
+        self._members[:] = map(weakref.ref, [*self.members, self])
         self._memory = torch.zeros(0, dtype=torch.int64)
         self.lengths = [0]
         self.ready = False
-        self.moves = 0
+
+    @property
+    def members(self) -> list[Member]:
+        """Members by level, the owner first."""
+        return [member for each in self._members if (member := each()) is not None]
 
     @property
     def lengths(self) -> list[int]:
@@ -160,14 +98,16 @@ class Member:
     @property
     def above(self) -> list[Member]:
         """The members further up in the chain."""
-        return [member for member in self.shared.members if member.rank < self.rank]
+        return [member for member in self.members if member.rank < self.rank]
+
+    def forget(self, rows: int | None = None) -> None:
+        """Reset all members for a new batch of `rows` rows (None: as many as before): each level
+        has to begin again."""
+        rows = len(self.owner.lengths) if rows is None else rows
+        for member in self.members:
+            member.lengths, member.ready = [0] * rows, False
 
     # ---- rounds without host synchronisation -----------------------------------------------------
-
-    @property
-    def stays(self) -> bool:
-        """Whether the lengths can stay on the device."""
-        return self.ready
 
     @property
     def on_device(self) -> Tensor:
@@ -178,7 +118,6 @@ class Member:
         """Begin a round with lengths on the device. Returns the tensors of lengths that its passes
         use, and by level from the top whether it is ready."""
         members = [*self.above, self]
-        self.shared.record, self.shared.queued = None, True
         for member in members:
             member.upload()
         return [member.on_device for member in members], tuple(member.ready for member in members)
@@ -204,86 +143,57 @@ class Member:
         return [max(lengths) for lengths in zip(*above, strict=True)] or [0] * len(self.lengths)
 
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
-        """Begin a batch, or join a batch that another member has begun with the same tokens."""
-        shared, tokens, layers = self.shared, prompts.tokens, prompts.hidden_layers
-        width = tokens.shape[1]
-        limits = [width] * tokens.shape[0] if prompts.counts is None else list(prompts.counts)
-        rows = [ids[:n] for ids, n in zip(tokens.tolist(), limits, strict=True)]
-        hidden: Hidden | None = None
+        """Begin a batch; below the owner, join the batch that it has begun with the same texts."""
+        tokens, layers, owner = prompts.tokens, prompts.hidden_layers, self.owner
+        rows, width = tokens.shape
+        counts = [width] * rows if prompts.counts is None else list(prompts.counts)
         if self.rank == 0:
-            early, shared.early = shared.early, None
-            if early is None or not _agree(early, rows):
-                hidden = shared.begin(prompts, limits, rows)
-                done = limits
-            else:  # the owner has read for a member that began first
-                done = [min(len(e), n) for e, n in zip(early, limits, strict=True)]
-            if shared.record is not None:
-                shared.record = rows
+            self.forget(rows)
+            longest = max(counts, default=0)
+            cache = self.level.fresh(rows, max(prompts.capacity, longest))
+            for member in self.members:
+                member.level.adopt(cache)
+            cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
+            hidden: Hidden = self.level.append(tokens[:, :longest], counts, layers)
         else:
-            record = shared.record
-            empty = any(rows) and not any(record or ())
-            joins = shared.queued and not self.ready and len(rows) == len(shared.owner.lengths)
-            if not joins and (
-                record is None or empty or not _within(record, rows, self.level.vocab_size)
-            ):
-                shared.begin(prompts._replace(hidden_layers=()), limits, rows)
-                record = rows
-            shared.early = None if record is None else [list(row) for row in record]
-            self.lengths = [0] * len(rows)
-            done = [min(h, n) for h, n in zip(self.held(), limits, strict=True)]
-        self.level.cache.rows.make_room(prompts.capacity)  # it grows once, with the next pass
-        wanted = layers if hidden is None else ()
-        rest = self._read_rest(tokens, [0] * len(rows), limits, done, wanted)
-        hidden = rest if hidden is None else hidden
-        self.ready, self.moves = True, len(shared.selected)
-        if all(member.ready for member in shared.members):
-            shared.record = None
+            if not owner.ready or len(owner.lengths) != rows:
+                raise RuntimeError(
+                    f"{self.level.name}: expected prefill of {owner.level.name}, whose cache it "
+                    f"shares, with {rows} rows first"
+                )
+            self.level.cache.rows.make_room(prompts.capacity)
+            hidden = self._read_rest(tokens, counts, layers)
+        self.lengths = counts
+        self.ready = True
         return self.level.padded_states(hidden, layers, tokens) if layers else None
 
     def admit(self, lengths: Sequence[int], rows: Sequence[int] | None) -> None:
         """Set the lengths of rows that have joined the cache; call the owner first."""
-        shared = self.shared
         if rows is None:
             rows = range(len(lengths))
             if self.rank == 0:
-                shared.forget(0)
+                self.forget(0)
         if self.rank == 0:
             new = sum(row >= len(self.lengths) for row in rows)
-            for member in shared.members:
+            for member in self.members:
                 member.level.adopt(self.level.cache)
                 member.lengths = [*member.lengths, *[0] * new]
-            shared.record = shared.early = None
         joined = dict(zip(rows, lengths, strict=True))
         self.lengths = [joined.get(row, length) for row, length in enumerate(self.lengths)]
-        self.ready, self.moves = True, len(shared.selected)
+        self.ready = True
 
-    def _note(self, tokens: Tensor, counts: Sequence[int]) -> None:
-        if self.rank == 0 and self.shared.record is not None:
-            for row, ids, n in zip(self.shared.record, tokens.tolist(), counts, strict=True):
-                row += ids[:n]
-
-    def _read_rest(
-        self,
-        tokens: Tensor,
-        begin: list[int],
-        limits: list[int],
-        done: list[int],
-        layers: tuple[int, ...],
-    ) -> Hidden:
-        """Extend the rows to `limits` tokens, of which `done` are in the cache; `tokens` start at
-        `begin`. Hidden states are of this level: for them it also reads tokens that another level
-        has read."""
-        at = begin if layers else done
-        rest = [n - d for n, d in zip(limits, at, strict=True)]
-        hidden: Hidden = {}
-        if any(rest):
-            start, end = torch.tensor(begin), torch.tensor(done)
-            again = max(map(int.__sub__, done, at)) if self.rank else 0
-            self.level.cache.rows.place(RowCounts(at))
-            shifted = _shift(tokens, torch.tensor(at) - start, max(rest))
-            with _put_back(self.level.cache, start, end, again):
-                hidden = self.level.append(shifted, rest, layers)
-        self.lengths = list(limits)
+    def _read_rest(self, tokens: Tensor, counts: list[int], layers: tuple[int, ...]) -> Hidden:
+        """Read ``counts[b]`` of `tokens` into row b, without tokens that a level above has read;
+        for hidden states, which are of this level, all tokens."""
+        done = [min(held, count) for held, count in zip(self.held(), counts, strict=True)]
+        at = [0] * len(done) if layers else done
+        rest = [count - begin for count, begin in zip(counts, at, strict=True)]
+        if not any(rest):
+            return {}
+        self.level.cache.rows.place(RowCounts(at))
+        start, end = torch.tensor(at), torch.tensor(done)
+        with _put_back(self.level.cache, start, end, int((end - start).max())):
+            hidden: Hidden = self.level.append(_shift(tokens, start, max(rest)), rest, layers)
         return hidden
 
     def forward(self, block: InputBlock) -> LevelOutput:
@@ -346,7 +256,6 @@ class Member:
         if blind:
             torch.add(start, counts, out=have)
             return out
-        self._note(tokens, rest)
         self.lengths = (start + counts).tolist()
         return out
 
@@ -365,9 +274,6 @@ class Member:
                 free = torch.stack(behind).all(0).to(path.device)
                 path = path.where(free[:, None], -1)
         self.level.cache.keep_path(begin, path, lengths)
-        if self.rank == 0 and self.shared.record is not None:  # never with lengths on the device
-            for row, at, nodes in zip(self.shared.record, begin, path.tolist(), strict=True):
-                row[at:] = [row[at + node] for node in nodes if node >= 0]
         return self.rollback(lengths)
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
@@ -378,14 +284,14 @@ class Member:
             torch.minimum(have, kept.on(have.device), out=have)
             return kept
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
-        if self.rank == 0:
-            for texts in (self.shared.record, self.shared.early):
-                for row, n in zip(texts or (), lengths, strict=False):
-                    del row[n:]
         return kept
 
     def select(self, rows: Sequence[int]) -> None:
-        self.shared.select(self, list(rows))
+        """Select rows of all members with the owner's call."""
+        if self.rank == 0 and list(rows) != list(range(len(self.lengths))):
+            self.level.cache.select(rows)
+            for member in self.members:
+                member.lengths = [member.lengths[row] for row in rows]
 
 
 @contextmanager
@@ -412,21 +318,6 @@ def _put_back(cache: Any, start: Tensor, end: Tensor, width: int) -> Iterator[No
     finally:
         for (x, index, after), values in zip(states(), before, strict=True):
             x.scatter_(2, index, torch.where(saved.to(x.device), values, after))
-
-
-def _agree(early: list[list[int]], rows: list[list[int]]) -> bool:
-    # Up to the shorter of both rows.
-    return len(early) == len(rows) and all(
-        a[: len(b)] == b[: len(a)] for a, b in zip(early, rows, strict=True)
-    )
-
-
-def _within(record: list[list[int]], rows: list[list[int]], vocab_size: int) -> bool:
-    # Rows have 0 for ids that the level does not know.
-    known = [[token if token < vocab_size else 0 for token in past] for past in record]
-    return len(known) == len(rows) and all(
-        row[: len(past)] == past for past, row in zip(known, rows, strict=True)
-    )
 
 
 def _alike(level: Any, other: Any, layers: Sequence[int]) -> bool:

@@ -32,7 +32,7 @@ from ..sampling import Sampling, processed_scores
 from ..stats import LevelStats, Stats, merge
 from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
-from .theory import Acceptance, Floats, Proposals, batches, replays
+from .theory import Acceptance, Floats, Proposals, batches
 
 WINDOWS = (1, 3, 7, 14)  # of the lowest level in timed chains
 MOST = 16  # tokens of a draft
@@ -134,12 +134,6 @@ class Part:
     def trees(self) -> bool:
         """Whether it drafts trees: their verification is timed apart from that of blocks."""
         return not self.model and bool(getattr(self._capabilities, "trees", False))
-
-    @property
-    def replays(self) -> int:
-        """Maximum number of tokens that it reads again within the pass after a rejection; 0: its
-        state can be truncated."""
-        return batched(self.thing).capabilities.replays if self.model else 0
 
     @property
     def reads_states(self) -> bool:
@@ -282,14 +276,13 @@ class Setting(NamedTuple):
 
 class Call(NamedTuple):
     """A measured call: tokens of its longest prompt, seconds, statistics, (tokens, seconds) of each
-    round, new tokens of each prompt, and tokens that each level read again."""
+    round, and new tokens of each prompt."""
 
     longest: int
     seconds: float
     stats: Stats
     rounds: list[tuple[int, float]]
     texts: list[list[int]]
-    replayed: list[int]
 
 
 @dataclass(frozen=True)
@@ -346,7 +339,6 @@ class Runner:
         """Run a call; after `limit` seconds only its first `LEAST` rounds still begin."""
         groups = self.groups
         prompts = groups[turn % len(groups)]
-        before = _replayed(chain)
         began = time.perf_counter()
         batch = chain.batch(prompts, **{**self.request.options(turn), **options})
         stats, tokens, seconds = batch.stats, 0, 0.0
@@ -359,12 +351,7 @@ class Runner:
         spent = time.perf_counter() - began
         pairs = zip(batch.rows, prompts, strict=True)
         texts = [list(row.tokens[len(prompt) :]) for row, prompt in pairs]
-        replayed = [now - then for now, then in zip(_replayed(chain), before, strict=True)]
-        return Call(max(map(len, prompts)), spent, stats, rounds, texts, replayed)
-
-
-def _replayed(chain: Chain) -> list[int]:
-    return [int(getattr(part, "num_replayed", 0)) for part in chain.engine.parts]
+        return Call(max(map(len, prompts)), spent, stats, rounds, texts)
 
 
 def merged(calls: Sequence[Call]) -> Stats:
@@ -458,8 +445,6 @@ class Measured:
             of the tree; 0 tokens: plain decoding.
         draft: seconds by element and tokens.
         prefill: seconds by element and tokens of a call's longest prompt.
-        replays: `Part.replays` by element. The tokens of its verifications include tokens that it
-            read again.
         outside: seconds per step outside the levels.
         trials: trials by the elements of a chain.
         spent: seconds of all measurements.
@@ -476,7 +461,6 @@ class Measured:
     verify: dict[_Pair, Times] = field(default_factory=dict)
     draft: dict[int, Times] = field(default_factory=dict)
     prefill: dict[int, Times] = field(default_factory=dict)
-    replays: dict[int, int] = field(default_factory=dict)
     outside: float = 0.0
     trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
     spent: float = 0.0
@@ -536,11 +520,7 @@ class MeasuredSeconds:
         # (A level that verifies only trees has no other timed pass.)
         trees = trees and (pending > 0 or (pair[0], 0) not in verify)
         times = verify[pair if trees else (pair[0], 0)]
-        most = self.measured.replays.get(pair[0], 0)
-        if most == 0 or pending == 0:
-            return times.at(pending) + self.measured.outside
-        again, passes = replays(self.measured.rate(*pair), pending, most)
-        return times.at(pending + again) + passes * times.at(1) + self.measured.outside
+        return times.at(pending) + self.measured.outside
 
     def draft(self, tokens: int) -> float:
         return self.measured.draft[self.parts[-1]].at(tokens) + self.measured.outside
@@ -611,7 +591,6 @@ def measure(
         [len(prompt) for prompt, _ in pairs],
         request.batch,
     )
-    measured.replays = {n: part.replays for n, part in enumerate(parts) if part.replays}
     seen = _enter_times(measured, parts, settings, ran)
     for n, part in enumerate(parts):
         drafts = any(setting.parts[-1] == n != 0 for setting in settings)
@@ -651,8 +630,7 @@ def _enter_times(
                 continue
             lowest = at == len(chain) - 2
             tree = chain[-1] if lowest and parts[chain[-1]].trees else 0
-            again = sum(call.replayed[at] for call in calls)
-            tokens = round((level.num_draft_tokens + again) / level.num_verifications)
+            tokens = round(level.num_draft_tokens / level.num_verifications)
             verify[part, tree].append(
                 (setting.windows[-1] if tree else tokens, level.seconds, count)
             )

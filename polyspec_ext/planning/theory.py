@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,10 @@ from .._C import RoundShape, schedule_due
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+_Key = TypeVar("_Key")
 TINY = 1e-14  # probability below which states are left out
 _UNLIKELY = 1e-9  # expected rows of a round of a batch below which it is left out
 _ENDLESS = 2**40  # tokens
-_CYCLES = 256  # verifications of a mean
 
 
 # ---- times and acceptances -----------------------------------------------------------------------
@@ -60,32 +60,6 @@ class ConstantSeconds:
 
     def draft(self, tokens: int) -> float:
         return tokens * self.seconds[-1]
-
-
-@functools.lru_cache(maxsize=4096)
-def replays(acceptance: float, pending: int, most: int) -> tuple[float, float]:
-    """Return the mean tokens that a level with checkpoints reads again per verification, and its
-    mean additional passes.
-
-    After a rejection the level returns to its state before the pass, and reads the kept tokens of
-    the pass again with the next block; more than `most` tokens in an additional pass before it.
-
-    Args:
-        acceptance: acceptance of a token, if the tokens before it in the block are accepted.
-        pending: tokens of each verification.
-    """
-    size = most + pending + 1
-    chances = np.zeros((size, size))  # transitions of the tokens that a pass reads again
-    for again in range(size):
-        begin = again if again <= most else 0
-        for accepted in range(pending):
-            chances[again, begin + accepted + 1] += acceptance**accepted * (1 - acceptance)
-        chances[again, 0] += acceptance**pending
-    law, mean = np.eye(size)[0], np.zeros(size)
-    for _ in range(_CYCLES):
-        mean += law / _CYCLES
-        law = law @ chances
-    return float(mean @ np.arange(size)), float(mean[most + 1 :].sum())
 
 
 class Proposals(NamedTuple):
@@ -137,10 +111,7 @@ class Steps(NamedTuple):
     """A step of `level` in a round that begins at each position P of the texts."""
 
     level: int
-    chance: Floats  # [P] probability that the step is taken
-    seconds: Floats  # [P] expected
-    verified: Floats  # [P] expected tokens; of a draft, tokens of a tail
-    sizes: dict[int, Floats]  # [P] probability by number of tokens; for batches only
+    sizes: dict[int, Floats]  # [P] probability of the step by number of tokens
 
 
 Outcomes = dict[int, Floats]  # [P] probability by tokens handed up
@@ -162,11 +133,9 @@ class RoundModel:
         rounds: Sequence[int],
         acceptance: Acceptance,
         seconds: PassSeconds,
-        batch: int,
         tail: int,
     ) -> None:
         self.windows, self.rounds, self.seconds = windows, rounds, seconds
-        self.batch = batch
         self.levels = len(windows) + 1
         self.accept, self.proposals = acceptance.levels, acceptance.proposals
         # As in the state rows, a tail has no more tokens than a draft.
@@ -175,6 +144,7 @@ class RoundModel:
         self.remaining = acceptance.remaining
         self.room = acceptance.remaining if acceptance.room is None else acceptance.room
         self.places = 1 if self.remaining is None else len(self.remaining)
+        self.tail_tokens: Floats = np.zeros(self.places)  # [P] expected, after `block(1)`
         self.due = functools.cache(self._due)
         self.rows = functools.cache(self._rows)
         self.block = functools.cache(self._block)
@@ -230,25 +200,20 @@ class RoundModel:
         else:
             ready = self._gather(level, log)
         outcomes: Outcomes = {}
-        total, spent, verified = (np.zeros(self.places) for _ in range(3))
         sizes: dict[int, Floats] = {}
         for (pending, of_tail), chance in ready.items():
-            if self.batch > 1:
-                sizes[pending] = sizes.get(pending, 0.0) + chance
-            total = total + chance
-            spent = spent + chance * self.seconds.verify(level, pending)
-            verified = verified + chance * pending
+            _add(sizes, pending, chance)
             reach = chance
             for j in range(pending + 1):
                 passed = np.zeros(self.places)
                 if j < pending:
                     passed = reach * self._accepts(level, j, pending - of_tail)
                 for emitted, ends in self._emitted(j, reach - passed):
-                    outcomes[emitted] = outcomes.get(emitted, 0.0) + ends
+                    _add(outcomes, emitted, ends)
                 reach = passed
                 if reach.max() <= TINY:
                     break
-        log[()] = Steps(level, total, spent, verified, sizes)
+        log[()] = Steps(level, sizes)
         return outcomes, log
 
     def _emitted(self, accepted: int, chance: Floats) -> Iterator[tuple[int, Floats]]:
@@ -302,11 +267,9 @@ class RoundModel:
             if tokens > 0:
                 # Rows with an incomplete window draft their next block in the same step.
                 path = (blocks, *[0] * (self.levels - 1 - level))
-                spent = here * self.seconds.draft(tokens)
-                sizes = {tokens: here} if self.batch > 1 else {}
-                _log_steps(log, path, Steps(self.levels, here, spent, here * of_tail, sizes))
-            key = pending + count, of_tail
-            ready[key] = ready.get(key, 0.0) + here
+                _add(log.setdefault(path, Steps(self.levels, {})).sizes, tokens, here)
+                self.tail_tokens = self.tail_tokens + here * of_tail
+            _add(ready, (pending + count, of_tail), here)
 
     def _gather(self, level: int, log: Log) -> _Ready:
         states: dict[int, Floats] = {0: np.ones(self.places)}  # by tokens pending
@@ -320,39 +283,25 @@ class RoundModel:
                 if done.max() > TINY and level == 1 and self.tail:
                     self._draft(level, log, ready, done, pending, blocks, self.tail)
                 elif done.max() > TINY:
-                    ready[pending, 0] = ready.get((pending, 0), 0.0) + done
+                    _add(ready, (pending, 0), done)
                 going = probability * ~full
                 if going.max() <= TINY:
                     continue
                 outcomes, inner = self.block(level + 1)
-                for place, step in inner.items():
-                    chance, spent, verified = (
-                        going * self.ahead(values, pending) for values in step[1:4]
-                    )
-                    sizes = {
-                        size: going * self.ahead(values, pending)
-                        for size, values in step.sizes.items()
-                    }
-                    _log_steps(
-                        log, (blocks, *place), Steps(step.level, chance, spent, verified, sizes)
-                    )
+                for path, step in inner.items():
+                    sizes = log.setdefault((blocks, *path), Steps(step.level, {})).sizes
+                    for size, chance in step.sizes.items():
+                        _add(sizes, size, going * self.ahead(chance, pending))
                 for emitted, chance in outcomes.items():
                     after = going * self.ahead(chance, pending)
                     if after.max() > TINY:
-                        more[pending + emitted] = more.get(pending + emitted, 0.0) + after
+                        _add(more, pending + emitted, after)
             states, blocks = more, blocks + 1
         return ready
 
 
-def _log_steps(log: Log, path: tuple[int, ...], step: Steps) -> None:
-    old = log.get(path)
-    if old is not None:
-        chance, spent, verified = (a + b for a, b in zip(step[1:4], old[1:4], strict=True))
-        sizes = dict(old.sizes)
-        for size, more in step.sizes.items():
-            sizes[size] = sizes.get(size, 0.0) + more
-        step = Steps(step.level, chance, spent, verified, sizes)
-    log[path] = step
+def _add(sums: dict[_Key, Floats], key: _Key, chance: Floats) -> None:
+    sums[key] = sums[key] + chance if key in sums else chance
 
 
 # ---- whole texts ---------------------------------------------------------------------------------
@@ -459,7 +408,7 @@ def expectation(
         raise ValueError(
             f"acceptance: expected that of a tail as well, given none, for tail {tail}"
         )
-    chain = RoundModel(windows, (*rounds, 0), acceptance, seconds, batch, tail)
+    chain = RoundModel(windows, (*rounds, 0), acceptance, seconds, tail)
     outcomes, log = chain.block(1)
     begins = starts(chain.remaining)
     visits = _visits(chain, outcomes, begins)
@@ -473,11 +422,14 @@ def expectation(
     for emitted, chance in outcomes.items():
         tokens += emitted * by_text(chance)
     steps, spent = np.zeros((2, len(begins), count + 1))
-    verified = np.zeros(count + 1)  # the last: tokens of tails
+    verified = np.zeros(count + 1)
     for step in log.values():
-        steps[:, step.level - 1] += by_text(step.chance)
-        spent[:, step.level - 1] += by_text(step.seconds)
-        verified[step.level - 1] += float(weight @ step.verified) / total
+        for size, chance in step.sizes.items():
+            times = by_text(chance)
+            steps[:, step.level - 1] += times
+            spent[:, step.level - 1] += times * chain.cost(step.level, size)
+            verified[step.level - 1] += float(times.sum()) * size / total
+    of_tail = float(weight @ chain.tail_tokens) / total
     shared = steps
     if batch > 1:
         rows = batches(len(begins), batch)
@@ -486,7 +438,7 @@ def expectation(
         together = [_together(chain, log, visits, [texts[n] for n in row]) for row in rows]
         shared, spent = (np.array(each) for each in zip(*together, strict=True))
         done, tokens, steps = (values[rows].sum(1) for values in (done, tokens, steps))
-    return Expectation(done, tokens, steps, shared, spent, verified[:-1], float(verified[-1]))
+    return Expectation(done, tokens, steps, shared, spent, verified[:-1], of_tail)
 
 
 def batches(texts: int, batch: int) -> Ints:

@@ -19,20 +19,21 @@ from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
-from . import kept
-from .calibration import Hessians, token_ids
+from .calibration import Hessians, token_ids, with_feedback
 from .weights import (
+    FILE,
     INPUTS_8_BITS,
     Int4Linear,
     Int4Weights,
     head_of,
     quantisable,
+    read_weights,
     round_to_nearest,
     sample_of,
     to_8_bits,
     weights_of,
-    with_feedback,
     with_weights,
+    write_weights,
 )
 
 __all__ = ["load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
@@ -258,7 +259,7 @@ def save_w4(copy: Any, folder: str | Path) -> None:
     if place.exists() and not place.is_dir():
         raise ValueError(f"folder: expected a directory, given {str(place)!r}, which is a file")
     place.mkdir(parents=True, exist_ok=True)
-    kept.write(place / kept.FILE, weights_of(copy), copy.sampled_weights)
+    write_weights(place / FILE, weights_of(copy), copy.sampled_weights)
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
@@ -279,11 +280,11 @@ def load_w4(model: Any, folder: str | Path) -> Any:
     """
     arguments.model("model", model)
     place = arguments.path("folder", folder)
-    if not (place / kept.FILE).is_file():
+    if not (place / FILE).is_file():
         what = "is a file" if place.is_file() else "has none"
-        raise FileNotFoundError(f"folder: expected {kept.FILE} in {place}, which {what}")
-    place /= kept.FILE
-    found = kept.read(place)
+        raise FileNotFoundError(f"folder: expected {FILE} in {place}, which {what}")
+    place /= FILE
+    found = read_weights(place)
     layers = quantisable(model, found.group, head_of(model) in found.shapes)
     if found.shapes.keys() != layers.keys():
         other = min(found.shapes.keys() ^ layers.keys())

@@ -1,4 +1,5 @@
-"""Hessians of the squared errors of a model's linear layers, from their inputs on texts."""
+"""Hessians of the squared errors of a model's linear layers, from their inputs on texts, and
+rounding of weights by them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from .. import arguments, processor, progress
 from ..levels import tokenizer_at
 from ..levels.models import decoder_layers
+from ..ops import int4
+from .weights import Int4Weights, joined
 
 _MEMORY = 2 << 30
 _ROWS = 1024  # minimum inputs per addition, which reads and writes a whole sum
@@ -190,3 +193,67 @@ def _spans(
         room -= size
         spans[-1] = at + 1, {**spans[-1][1], **found}
     return spans or [(0, dict(layers))]
+
+
+# ---- rounding with feedback ----------------------------------------------------------------------
+
+DAMPING = 0.01  # added to the Hessian's diagonal, as a share of its mean
+_AT_ONCE = 1 << 14  # rows with errors in memory at once
+
+
+def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
+    """Round ``weight [N, K]`` column by column, and compensate each rounding error in the later
+    columns that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1).
+    Groups of the largest inputs come first, while most columns are left to compensate their errors.
+
+    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, and column j of ``E L`` has
+    no error before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for
+    column j, and no inverse of H is needed.
+
+    Args:
+        hessian: H, ``[K, K]`` float32, symmetric: the inputs' ``X^T X`` up to a factor.
+    """
+    importance = hessian.diagonal().cpu().view(-1, group)
+    order = importance.sum(1).argsort()
+    places = order.to(hessian.device)
+    by_group = hessian.view(len(order), group, len(order), group)
+    damped = torch.empty_like(hessian)
+    for own, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
+        torch.index_select(by_group[own], 1, places, out=rows)
+    damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
+    factor = torch.linalg.cholesky(damped, upper=True).mT
+    importance = importance[order].flatten()
+    given = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
+    made = joined([_fed_back(rows, importance, factor, group) for rows in given.split(_AT_ONCE)])
+    back = order.argsort()
+    values = made.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
+    return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
+
+
+def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) -> Int4Weights:
+    """Round some rows, which do not depend on each other (`with_feedback`)."""
+    given = weight.float()
+    owed = torch.zeros_like(given)  # E L, of the errors so far
+    unit = torch.eye(group, device=given.device)
+    made = []
+    for begin in reversed(range(0, given.shape[1], group)):
+        own = slice(begin, begin + group)
+        # Row j: compensation of an error of column j in the columns before it.
+        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
+        rest = given[:, own] + owed[:, own] @ feedback
+        # The range of a group is the range of its compensated weights.
+        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
+        scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
+        columns = rest.T.contiguous()
+        rounded = torch.empty_like(columns, dtype=torch.uint8)
+        for j in reversed(range(group)):
+            rounded[j] = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
+            value = (rounded[j] - 8.0) * scale + zero
+            error = (columns[j] - value) / feedback[j, j]
+            columns[:j].addr_(feedback[j, :j], error, alpha=-1)
+            columns[j] = value
+        made.append((rounded.T.cpu(), scales, zeros))
+        errors = given[:, own] - columns.T
+        with processor.bfloat16_factors():  # 8 bits of an error suffice
+            owed[:, :begin].addmm_(errors, factor[own, :begin])
+    return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))

@@ -1,5 +1,5 @@
-"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA, and copies
-of models that use the layers.
+"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA, copies
+of models that use the layers, and the file of a copy, `int4.safetensors`.
 
 Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
 inputs (polyspec/int4.hpp).
@@ -7,17 +7,22 @@ inputs (polyspec/int4.hpp).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .. import processor
+from ..files import replacing
 from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
 from ..ops import decoder, int4
 from ..ops.decoder import Matrix
+from ..ops.int4 import GROUPS
 
 SAMPLE = 32  # weights of a layer, to recognise its model
 
@@ -172,7 +177,6 @@ def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
 
 
 INPUTS_8_BITS = 32  # inputs with a common scale
-DAMPING = 0.01  # added to the Hessian's diagonal, as a share of its mean
 _ROWS = 1 << 14  # rows with errors in memory at once
 
 
@@ -198,59 +202,159 @@ def to_8_bits(weight: Tensor) -> Tensor:
     return torch.cat(made)
 
 
-def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
-    """Round ``weight [N, K]`` column by column, and compensate each rounding error in the later
-    columns that are correlated with it (GPTQ, Frantar et al. 2023, arXiv 2210.17323, algorithm 1).
-    Groups of the largest inputs come first, while most columns are left to compensate their errors.
+# ---- files ---------------------------------------------------------------------------------------
 
-    With ``H = L L^T``, L lower triangular, errors E cost ``|E L|^2``, and column j of ``E L`` has
-    no error before j. So, from the last column to the first, ``w_j + (E L)_j / L_jj`` is best for
-    column j, and no inverse of H is needed.
+# A layer has four tensors: `values`, two to a byte, the even input in the low nibble; `scales` and
+# `zeros` of its groups; and a `sample` of the model's weights, to recognise the model. The file's
+# metadata has a CRC-32 of every tensor with its name, so that a damaged file is refused.
+FILE, FORMAT = "int4.safetensors", "polyspec-int4-4"
 
-    Args:
-        hessian: H, ``[K, K]`` float32, symmetric: the inputs' ``X^T X`` up to a factor.
+_GROUPS = {str(group): group for group in GROUPS}  # by text in the file's metadata
+# Bytes: of the header's length field; at most, of the header's text common to all layers, and of
+# its text about a tensor but for the layer's name.
+_LENGTH, _HEADER, _ENTRY = 8, 128, 192
+_DTYPES = {"values": "U8", "scales": "BF16", "zeros": "BF16", "sample": "F32"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Contents of a file.
+
+    Attributes:
+        group: inputs with a common scale and zero.
+        shapes, samples: by the layer's name in the model.
     """
-    importance = hessian.diagonal().cpu().view(-1, group)
-    order = importance.sum(1).argsort()
-    places = order.to(hessian.device)
-    by_group = hessian.view(len(order), group, len(order), group)
-    damped = torch.empty_like(hessian)
-    for own, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
-        torch.index_select(by_group[own], 1, places, out=rows)
-    damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
-    factor = torch.linalg.cholesky(damped, upper=True).mT
-    importance = importance[order].flatten()
-    given = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
-    made = joined([_fed_back(rows, importance, factor, group) for rows in given.split(_ROWS)])
-    back = order.argsort()
-    values = made.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
-    return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
+
+    group: int
+    shapes: dict[str, tuple[int, int]]
+    samples: dict[str, Tensor]
+    _parts: dict[str, tuple[Tensor, ...]]  # values, scales and zeros as in the file
+
+    def take(self, name: str) -> Int4Weights:
+        """Remove and return the weights of a layer."""
+        pairs, scales, zeros = self._parts.pop(name)
+        values = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
+        return Int4Weights(values, scales.float(), zeros.float())
 
 
-def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) -> Int4Weights:
-    """Round some rows, which do not depend on each other (`with_feedback`)."""
-    given = weight.float()
-    owed = torch.zeros_like(given)  # E L, of the errors so far
-    unit = torch.eye(group, device=given.device)
-    made = []
-    for begin in reversed(range(0, given.shape[1], group)):
-        own = slice(begin, begin + group)
-        # Row j: compensation of an error of column j in the columns before it.
-        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
-        rest = given[:, own] + owed[:, own] @ feedback
-        # The range of a group is the range of its compensated weights.
-        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
-        scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
-        columns = rest.T.contiguous()
-        rounded = torch.empty_like(columns, dtype=torch.uint8)
-        for j in reversed(range(group)):
-            rounded[j] = ((columns[j] - zero) / scale + 8).round_().clamp_(0, 15)
-            value = (rounded[j] - 8.0) * scale + zero
-            error = (columns[j] - value) / feedback[j, j]
-            columns[:j].addr_(feedback[j, :j], error, alpha=-1)
-            columns[j] = value
-        made.append((rounded.T.cpu(), scales, zeros))
-        errors = given[:, own] - columns.T
-        with processor.bfloat16_factors():  # 8 bits of an error suffice
-            owed[:, :begin].addmm_(errors, factor[own, :begin])
-    return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))
+def write_weights(
+    place: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
+) -> None:
+    """Write the weights of the layers in `samples`, at least one, all with the same group size.
+    They are taken and written layer by layer: together, a byte for each value, they would be half
+    the model's size (the writer of the safetensors package needs all of them at once). The file
+    appears when it is complete: other processes may write or read it meanwhile."""
+    # Offsets are known after the last tensor: the header is padded with spaces.
+    room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
+    header: dict[str, Any] = {}
+    sums: dict[str, str] = {}
+    begin = group = 0
+    with replacing(place) as whole, whole.open("wb") as file:
+        file.seek(_LENGTH + room)
+        for name, own in weights:
+            group = own.group
+            pairs = own.values[:, ::2] | own.values[:, 1::2] << 4
+            parts = pairs, own.scales.bfloat16(), own.zeros.bfloat16(), samples[name]
+            for (part, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
+                content = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                sums[f"{name}.{part}"] = _sum(f"{name}.{part}", content)
+                size = file.write(content)
+                header[f"{name}.{part}"] = {
+                    "dtype": kind,
+                    "shape": list(tensor.shape),
+                    "data_offsets": [begin, begin + size],
+                }
+                begin += size
+        every = "".join(sums[key] for key in sorted(sums))
+        header["__metadata__"] = {"format": FORMAT, "group": str(group), "crc32": every}
+        file.seek(0)
+        file.write(room.to_bytes(_LENGTH, "little"))
+        file.write(json.dumps(header).ljust(room).encode())
+
+
+def _sum(name: str, content: Any) -> str:
+    return f"{zlib.crc32(content, zlib.crc32(name.encode())):08x}"
+
+
+def read_weights(place: Path) -> Kept:
+    """Read a file of `write_weights`. ValueError: the file is damaged, has other contents, or
+    numbers that are not finite; names the field."""
+    try:
+        with safe_open(place, "pt") as file:
+            return _read(file, f"folder: {place}")
+    except SafetensorError as error:
+        raise ValueError(f"folder: expected a safetensors file {place}: {error}") from error
+    except OSError as error:
+        raise OSError(f"folder: expected a readable file {place}: {error}") from error
+
+
+def _read(file: Any, name: str) -> Kept:
+    about = file.metadata() or {}
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{name}: expected the format {FORMAT}, given {about.get('format')}")
+    group = _GROUPS.get(str(about.get("group")))
+    if group is None:
+        raise ValueError(
+            f"{name}: group: expected one of {', '.join(_GROUPS)}, given {about.get('group')!r:.40}"
+        )
+    # Only the header, so that unsuitable tensors are not read.
+    shapes: dict[str, dict[str, list[int]]] = {}
+    for key in file.keys():  # noqa: SIM118
+        layer, _, part = key.rpartition(".")
+        kind, given = _DTYPES.get(part), file.get_slice(key)
+        if kind is None:
+            raise ValueError(f"{name}: expected tensors named {', '.join(_DTYPES)}, given {key!r}")
+        if given.get_dtype() != kind:
+            raise ValueError(f"{name}: {key}: expected {kind}, given {given.get_dtype()}")
+        shapes.setdefault(layer, {})[part] = given.get_shape()
+    if not shapes:
+        raise ValueError(f"{name}: expected the tensors of at least 1 layer, given none")
+    keys, told = sorted(file.keys()), str(about.get("crc32"))
+    if len(told) != 8 * len(keys):
+        raise ValueError(f"{name}: crc32: expected {8 * len(keys)} digits, given {len(told)}")
+    sums = {key: told[8 * i : 8 * i + 8] for i, key in enumerate(keys)}
+    found = Kept(group, {}, {}, {})
+    for layer, own in shapes.items():
+        _require_shapes(own, group, f"{name}: {layer}")
+        read = {part: file.get_tensor(f"{layer}.{part}") for part in _DTYPES}
+        for part, tensor in read.items():
+            key = f"{layer}.{part}"
+            given_sum = _sum(key, tensor.view(torch.uint8).numpy().data)
+            if given_sum != sums[key]:
+                raise ValueError(
+                    f"{name}: {key}: expected the CRC-32 {sums[key]}, given {given_sum}: the file "
+                    "is damaged"
+                )
+        _require_finite(read, f"{name}: {layer}")
+        outputs, half = own["values"]
+        found.shapes[layer], found.samples[layer] = (outputs, 2 * half), read.pop("sample")
+        found._parts[layer] = tuple(read.values())
+    return found
+
+
+def _require_shapes(given: Mapping[str, list[int]], group: int, name: str) -> None:
+    missing = next((part for part in _DTYPES if part not in given), None)
+    if missing is not None:
+        raise ValueError(f"{name}.{missing}: expected a tensor of this name, given none")
+    values = given["values"]
+    if len(values) != 2 or values[0] < 1 or values[1] < 1 or 2 * values[1] % group:
+        raise ValueError(
+            f"{name}.values: expected shape [N, K / 2] with N >= 1 and K a multiple of {group}, "
+            f"given {values}"
+        )
+    groups = [values[0], 2 * values[1] // group]
+    for part, shape in (("scales", groups), ("zeros", groups), ("sample", [SAMPLE])):
+        if given[part] != shape:
+            raise ValueError(f"{name}.{part}: expected shape {shape}, given {given[part]}")
+
+
+def _require_finite(read: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights that are not finite: they lie between zero - 8 scale and zero + 7 scale."""
+    reach = read["scales"].float() * 8
+    for part, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):
+        beyond = read[part][~torch.isfinite(farthest)]
+        if beyond.numel():
+            raise ValueError(
+                f"{name}.{part}: expected numbers that make finite weights, given "
+                f"{float(beyond[0])}"
+            )

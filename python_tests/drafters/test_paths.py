@@ -19,7 +19,7 @@ from toy_trees import StayingTrees, TreeEnumerator, TreeLevel
 import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.drafters import DraftBlock, DraftModel, RowBuffer
-from polyspec_ext.drafters.paths import PathDraws
+from polyspec_ext.drafters.trees import PathDraws
 from polyspec_ext.runtime.plan import Operators
 
 PROMPT = [0, 1]

@@ -22,7 +22,6 @@ from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization import calibration
-from polyspec_ext.quantization import kept as kept_file
 from polyspec_ext.quantization import weights as int4_weights
 from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
 
@@ -95,10 +94,10 @@ def test_feedback_loses_less_than_rounding() -> None:
     x = torch.randn(600, 128, generator=random) @ mixing
     hessian = x.T @ x
     rounded = int4_weights.round_to_nearest(weight, 32)
-    fed_back = int4_weights.with_feedback(weight, hessian, 32)
+    fed_back = calibration.with_feedback(weight, hessian, 32)
     assert loss(weight, fed_back, hessian) < 0.5 * loss(weight, rounded, hessian)
     # Inputs that do not correlate give nothing to feed back.
-    plain = int4_weights.with_feedback(weight, torch.eye(128), 32)
+    plain = calibration.with_feedback(weight, torch.eye(128), 32)
     assert plain.values.equal(rounded.values)
     assert plain.scales.equal(rounded.scales)
     for made in (rounded, fed_back):
@@ -115,10 +114,10 @@ def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
         [1.0, 4.0, 0.5, 2.0]
     ).repeat_interleave(32)
     hessian = x.T @ x
-    made = int4_weights.with_feedback(weight, hessian, 32)
+    made = calibration.with_feedback(weight, hessian, 32)
     order = torch.tensor([2, 0, 3, 1])
     columns = torch.arange(128).view(4, 32)[order].flatten()
-    other = int4_weights.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
+    other = calibration.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
     assert other.values.equal(made.values[:, columns])
     assert other.scales.equal(made.scales[:, order])
     assert other.zeros.equal(made.zeros[:, order])
@@ -129,7 +128,7 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
     weight = torch.randn(8, 64, generator=random)
     x = torch.randn(100, 64, generator=random)
     x[:, 10:40] = 0
-    made = int4_weights.with_feedback(weight, x.T @ x, 32)
+    made = calibration.with_feedback(weight, x.T @ x, 32)
     assert torch.isfinite(dequantised(made)).all()
     assert (weight - dequantised(made)).abs().max() < 1
     constant = int4_weights.round_to_nearest(torch.full((2, 32), 0.5), 32)
@@ -328,7 +327,7 @@ def test_layers_are_unpacked_and_kept_one_after_the_other(tmp_path: Path) -> Non
             yield name, own
 
     place = tmp_path / "int4.safetensors"
-    kept_file.write(place, weights(), copy.sampled_weights)
+    int4_weights.write_weights(place, weights(), copy.sampled_weights)
     assert load_file(place).keys() == {
         f"{name}.{part}"
         for name, _ in int4_weights.weights_of(copy)
@@ -351,15 +350,15 @@ def test_two_that_keep_one_copy_leave_a_whole_file(tmp_path: Path) -> None:
     def weights() -> Iterator[tuple[str, Int4Weights]]:
         yield from layers[:-1]
         with pytest.raises(KeyboardInterrupt):
-            kept_file.write(place, stopped(), samples)
+            int4_weights.write_weights(place, stopped(), samples)
         yield layers[-1]
 
-    kept_file.write(place, weights(), samples)
-    found = kept_file.read(place)
+    int4_weights.write_weights(place, weights(), samples)
+    found = int4_weights.read_weights(place)
     assert all(found.take(name).values.equal(own.values) for name, own in layers)
     with pytest.raises(KeyboardInterrupt):
-        kept_file.write(place, stopped(), samples)
-    assert kept_file.read(place).shapes == found.shapes
+        int4_weights.write_weights(place, stopped(), samples)
+    assert int4_weights.read_weights(place).shapes == found.shapes
     assert [file.name for file in tmp_path.iterdir()] == [place.name]
 
 

@@ -15,8 +15,7 @@ import mtp_heads
 import numpy as np
 import pytest
 import torch
-from model_families import model_of
-from toy import FixedDrafter, ToyLevel, distribution
+from toy import ToyLevel, distribution
 from toy_rows import Rows
 from toy_trees import TreeDrafter, TreeLevel
 
@@ -25,8 +24,7 @@ from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels import IdMap
 from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
-from polyspec_ext.levels.stateful import StatefulLevel
-from polyspec_ext.planning import measure, planner, search
+from polyspec_ext.planning import measure, planner
 from polyspec_ext.planning.measure import Part, Request, Setting
 from polyspec_ext.stats import LevelStats
 
@@ -72,12 +70,12 @@ def levels(clock: Clock) -> list[Any]:
 
 
 def ran_again(
-    plan: ps.Plan, some: Sequence[search.Candidate], prompts: Sequence[Sequence[int]], repeats: int
-) -> list[search.Candidate]:
+    plan: ps.Plan, some: Sequence[planner.Candidate], prompts: Sequence[Sequence[int]], repeats: int
+) -> list[planner.Candidate]:
     """With what they take, as `verify` runs them."""
     rows = measure.representative(prompts, plan.request.batch)
     runner = measure.Runner(plan.parts, rows[: len(plan.measured.prompts)], plan.request)
-    return search.with_rates(some, runner, repeats)
+    return planner.with_rates(some, runner, repeats)
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -259,12 +257,12 @@ def test_windows_are_the_best_of_all(clock: Clock) -> None:
     parts = [Part(level, level.name, True) for level in (target, middle, small)]
     found = measure.measure(parts, PROMPTS, Request(60), limit=1e9)
     for chain in ((0, 1), (0, 2), (0, 1, 2)):
-        setting = search.best_setting(found, chain)
-        best = search.predict(found, setting).tokens_per_second
+        setting = planner.best_setting(found, chain)
+        best = planner.predict(found, setting).tokens_per_second
         for size, inner in itertools.product((1, 3, 5, 8, 12), (1, 2, 4)):
             other = (size, inner)[: len(setting.windows)]
             bound = tuple(-(-a // (b + 1)) for a, b in itertools.pairwise(other))
-            rival = search.predict(found, Setting(chain, other, bound)).tokens_per_second
+            rival = planner.predict(found, Setting(chain, other, bound)).tokens_per_second
             assert rival <= best * 1.005
 
 
@@ -289,8 +287,8 @@ def test_a_window_above_may_be_longer_than_any_draft(clock: Clock) -> None:
         for name, seconds, noise in (("target", 0.3, 0.0), ("copy", 0.02, 0.0), ("small", 0.004, 1))
     ]
     found = measure.measure(parts, PROMPTS, Request(150), limit=1e9)
-    windows = search.best_setting(found, (0, 1, 2), tails=False).windows
-    assert windows[0] > search.MOST >= windows[1]
+    windows = planner.best_setting(found, (0, 1, 2), tails=False).windows
+    assert windows[0] > planner.MOST >= windows[1]
 
 
 def tailed(clock: Clock, middle: float = 0.07) -> list[Any]:
@@ -310,7 +308,7 @@ def test_tails_are_predicted_as_they_run(clock: Clock, kind: str) -> None:
     plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
     (three,) = [one for one in plan.candidates if len(one.parts) == 3]
     some = [
-        search.candidate(plan.measured, plan.parts, Setting(three.parts, (4, 3), (0,), tail))
+        planner.candidate(plan.measured, plan.parts, Setting(three.parts, (4, 3), (0,), tail))
         for tail in range(4)
     ]
     ran = ran_again(plan, some, PROMPTS, 1)
@@ -327,12 +325,12 @@ def test_a_tail_is_chosen_where_it_pays(clock: Clock) -> None:
     (three,) = [one for one in plan.candidates if len(one.parts) == 3]
     found = plan.measured
     rates = [
-        search.predict(found, three.setting._replace(tail=tail)).tokens_per_second
+        planner.predict(found, three.setting._replace(tail=tail)).tokens_per_second
         for tail in range(three.windows[-1] + 1)
     ]
     assert three.tail == max(range(len(rates)), key=rates.__getitem__) > 0
     assert three.predicted_decode_tokens_per_second == pytest.approx(max(rates))
-    assert search.best_setting(found, three.parts, tails=False).tail == 0
+    assert planner.best_setting(found, three.parts, tails=False).tail == 0
     assert plan.chain(three).tail == three.tail
     windows = ",".join(map(str, three.windows))
     assert f"window {windows} tail {three.tail} rounds" in str(plan)
@@ -572,7 +570,7 @@ def test_a_copy_verifies_trees_as_trees(clock: Clock) -> None:
     plan = ps.plan(given, prompts, 40, seconds=1e9, trials=0)
     assert [part.name for part in plan.parts] == ["target", "copy", "small", "tree"]
     untried = replace(plan.measured, trials={})
-    three = search.candidate(untried, plan.parts, Setting((0, 1, 3), (6, 2), (2,)))
+    three = planner.candidate(untried, plan.parts, Setting((0, 1, 3), (6, 2), (2,)))
     (ran,) = ran_again(plan, [three], prompts, 1)
     assert three.length == pytest.approx(ran.measured_length, rel=0.1)
     assert ran.error == pytest.approx(0, abs=0.1)
@@ -592,7 +590,7 @@ def test_a_deep_tree_is_narrow(clock: Clock) -> None:
     given = [SlowTreeLevel(clock), Budget(clock, (1,))]
     plan = ps.plan(given, prompts, 160, 1.0, seconds=1e9)
     some = [
-        search.candidate(plan.measured, plan.parts, Setting((0, 1), (window,)))
+        planner.candidate(plan.measured, plan.parts, Setting((0, 1), (window,)))
         for window in (1, 2, 6)
     ]
     for one in ran_again(plan, some, prompts, 1):
@@ -618,45 +616,11 @@ def test_acceptance_of_trees_by_window() -> None:
     assert (one.counts.max(), four.counts.max()) == (1, 4)
 
 
-def test_what_is_read_again_is_priced_by_what_is_accepted() -> None:
-    """Whatever drafter stood below the level while its passes were timed."""
-    times = measure.Times({m: 1 + 0.1 * m for m in range(40)})
-    accept = {(0, 1): np.full(8, 0.9), (0, 2): np.full(8, 0.2)}
-    found = measure.Measured(
-        np.arange(8, 0, -1), accept=accept, verify={(0, 0): times}, replays={0: 8}
-    )
-    plain = replace(found, replays={})
-    for lower, rejected in ((1, [0.1, 0.09]), (2, [0.8, 0.16])):
-        seconds = measure.MeasuredSeconds(found, (0, lower))
-        assert seconds.verify(1, 0) == 1
-        # Of two tokens: one or two stay of a rejected block, and are read again with the next.
-        least = 2 + sum(kept * chance for kept, chance in zip((1, 2), rejected, strict=True))
-        assert seconds.verify(1, 2) > 1 + 0.1 * least
-        assert measure.MeasuredSeconds(plain, (0, lower)).verify(1, 2) == pytest.approx(1.2)
-    dear, cheap = (measure.MeasuredSeconds(found, (0, n)).verify(1, 2) for n in (2, 1))
-    assert dear > cheap + 0.3
-
-
-def test_what_a_call_reads_again_is_counted() -> None:
-    model = model_of("lfm2")
-    levels = [StatefulLevel(model, name=f"{n}", advance=n != 0) for n in range(2)]
-    wrong = FixedDrafter(lambda tokens, k: [7] * k)
-    parts = [Part(thing, str(n), n < 2) for n, thing in enumerate([*levels, wrong])]
-    assert [part.replays for part in parts] == [8, 0, 0]
-    runner = measure.Runner(parts, PROMPTS[:1], Request(max_new_tokens=12))
-    for upper, expected in ((0, True), (1, False)):
-        chain = Setting((upper, 2), (3,)).chain(parts)
-        before = levels[upper].num_replayed
-        call = runner.call(chain, 0, float("inf"))
-        assert call.replayed == [levels[upper].num_replayed - before, 0]
-        assert (call.replayed[0] > 0) == expected
-
-
 def test_a_head_drafts_below_the_target_it_reads(clock: Clock) -> None:
     target, middle, copy = (Part(SlowTreeLevel(clock, str(n)), str(n), True) for n in range(3))
     copy.thing.reads_apart = False
     head = Part(SlowTreeDrafter(clock, (2,)), "head", False)
-    found = list(search.chains([target, copy, middle, head]))
+    found = list(planner.chains([target, copy, middle, head]))
     assert (0, 3) in found
     assert (0, 1, 3) in found
     assert (0, 2, 3) not in found
@@ -678,7 +642,7 @@ def test_a_draft_with_fewer_ids_may_be_anywhere_and_is_measured_by_them(clock: C
     given = [target, Trimmed(clock, "trimmed", 0.01, 0.0), small, middle, "prompt-lookup"]
     plan = ps.plan(given, PROMPTS, 60, seconds=1e9)
     assert [part.name for part in plan.parts[:4]] == ["target", "middle", "trimmed", "small"]
-    assert {(0, 1, 2), (0, 2, 3), (0, 2, 4)} < set(search.chains(plan.parts))
+    assert {(0, 1, 2), (0, 2, 3), (0, 2, 4)} < set(planner.chains(plan.parts))
     accepted = plan.measured.accept[0, 2]
     assert set(accepted.tolist()) == {0.0, 1.0}  # as its distribution is the target's
     some = [one for one in plan.candidates if one.parts in ((0, 2), (0, 2, 3), (0, 2, 4))]
@@ -739,7 +703,7 @@ def test_chains_have_at_most_four_levels(clock: Clock) -> None:
     """The windows of longer ones would take minutes to choose."""
     models = [Part(level, f"{n}", True) for n in range(5) for level in levels(clock)[:1]]
     lookup = Part(ps.SuffixMatch(), "suffix", False)
-    found = list(search.chains([*models, lookup]))
+    found = list(planner.chains([*models, lookup]))
     assert max(map(len, found)) == 4
     assert (0, 1, 2, 3) in found
     assert (0, 1, 2, 5) in found
@@ -856,7 +820,7 @@ def test_the_uncertainty_is_that_of_the_trial(clock: Clock) -> None:
     assert plan.plain.uncertainty == pytest.approx(2 * spread / rounds**0.5, rel=0.3)
     # Of the texts' spread, and of steps, where nothing was tried.
     untried = replace(plan.measured, trials={})
-    one = search.candidate(untried, plan.parts, Setting((0,)))
+    one = planner.candidate(untried, plan.parts, Setting((0,)))
     assert one.uncertainty != pytest.approx(plan.plain.uncertainty, rel=1e-6)
     steady = ps.plan([Slow(clock, "target", 0.1, 0.0)], PROMPTS, 20, seconds=1e9)
     assert steady.plain.uncertainty < 1e-3
@@ -880,13 +844,13 @@ def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.Monkey
 
     def with_a_tail(
         measured: measure.Measured,
-        found: Sequence[search.Candidate],
+        found: Sequence[planner.Candidate],
         runner: measure.Runner,
         *_: Any,
-    ) -> list[search.Candidate]:
+    ) -> list[planner.Candidate]:
         others = [one for one in found if len(one.parts) < 3]
         return [
-            search.candidate(measured, runner.parts, Setting((0, 1, 2), (4, 2), (0,), 2)),
+            planner.candidate(measured, runner.parts, Setting((0, 1, 2), (4, 2), (0,), 2)),
             *others,
         ]
 

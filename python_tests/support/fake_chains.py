@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import polyspec_ext as ps
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.drafters.features import FeatureCache
-from polyspec_ext.levels import fused, hugging_face
+from polyspec_ext.levels import fused, hugging_face, models
 from polyspec_ext.levels.products import stacked_bias
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 from polyspec_ext.runtime import engine
@@ -112,9 +112,9 @@ def launches(fuses: bool = True, zeros: bool = False) -> Iterator[fake_cuda.Laun
 
     replaced = {
         (hugging_face, "Probe"): _Untried,
-        (hugging_face, "Unchanged"): _Untried,
-        (hugging_face, "packed"): runs,
-        (hugging_face, "unpacked"): runs,
+        (models, "Unchanged"): _Untried,
+        (models, "packed"): runs,
+        (models, "unpacked"): runs,
         (engine, "Clock"): _HostClock,
         (torch.Tensor, "pin_memory"): lambda self: self,
         (FakeTensor, "data_ptr"): lambda self: self.untyped_storage()._cdata,
