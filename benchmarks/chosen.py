@@ -288,22 +288,6 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``shapes`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "shapes", __doc__, report_of, markdown)
-    sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
-    options.share(sub, "--device")
-    for name, kind, default, metavar, what in (
-        ("--layers", options.COUNT, None, "N", "make so many of the layers"),
-        ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
-         "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
-        ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
-        ("--repeats", options.COUNT, 7, "N", "turns"),
-        ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
-    ):  # fmt: skip
-        options.add(sub, name, kind, default, metavar, what)
-
-
 def _pair(text: str) -> tuple[float, float]:
     try:
         outer, inner = map(float, text.split(":"))
@@ -314,3 +298,15 @@ def _pair(text: str) -> tuple[float, float]:
             f"expected two numbers in (0, 1) with a colon between, given {text!r}"
         )
     return outer, inner
+
+
+OPTIONS = (
+    ("--shape", tuple(SHAPES), "llama2-7b", None, "of the target"),
+    "--device",
+    ("--layers", options.COUNT, None, "N", "make so many of the layers"),
+    ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
+     "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
+    ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
+    ("--repeats", options.COUNT, 7, "N", "turns"),
+    ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
+)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import output
 from benchmarks import questions as asked
-from benchmarks.engines import add_llama, llama_cpp
+from benchmarks.engines import LLAMA_OPTIONS, llama_cpp
 from benchmarks.measuring import Contender, chain_call, generate_call, measure, verdict
 from benchmarks.methods import load_level
 from polyspec_ext import columns, processor, progress, tiny
@@ -41,26 +41,22 @@ class Models(NamedTuple):
     engines: dict[str, str]
 
 
-def add_command(commands: Any) -> None:
-    """Add ``demo`` to the subcommands of a parser."""
-    what = "plain decoding, two levels and three levels side by side"
-    sub = commands.add_parser("demo", help=what)
-    what = "a directory, id or GGUF file, or 'w4:MODEL', its 4-bit copy (default: shipped models)"
-    sub.add_argument("--target", metavar="MODEL", help=what)
-    what = "the same, or as 'suffix' or an EAGLE head (default: prompt lookup)"
-    sub.add_argument("--draft", metavar="MODEL", help=what)
-    options.add_old_draft(sub)
-    add_llama(sub)
-    for name, what in (
-        ("--prompts", "questions (default: the first 6 of the shipped models, else 3)"),
-        ("--max-new-tokens", "(default: 128 of the shipped models, else 48)"),
-    ):
-        sub.add_argument(name, type=options.COUNT, metavar="N", help=what)
-    options.add_count(sub, "--repeats", 3, "runs per question")
-    options.add(sub, "--seconds", options.number(0), 75, "S", "after which no repeat begins")
-    options.share(sub, "--temperature", "--seed", "--threads")
-    options.add_flag(sub, "--json", "one JSON object instead of tables")
-    sub.set_defaults(run=run, raw=False, system=None)
+OPTIONS = (
+    ("--target", None, None, "MODEL", "a directory, id or GGUF file, or 'w4:MODEL', its 4-bit copy "
+     "(default: shipped models)"),
+    ("--draft", None, None, "MODEL", "the same, or as 'suffix' or an EAGLE head (default: prompt "
+     "lookup)"),
+    *LLAMA_OPTIONS,
+    ("--prompts", options.COUNT, None, "N", "questions (default: the first 6 of the shipped models,"
+     " else 3)"),
+    ("--max-new-tokens", options.COUNT, None, "N", "(default: 128 of the shipped models, else 48)"),
+    ("--repeats", options.COUNT, 3, "N", "runs per question"),
+    ("--seconds", options.number(0), 75, "S", "after which no repeat begins"),
+    "--temperature",
+    "--seed",
+    "--threads",
+    ("--json", "one JSON object instead of tables"),
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

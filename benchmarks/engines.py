@@ -150,17 +150,12 @@ class Vllm:
         return call
 
 
-def add_llama(group: Any) -> None:
-    """Add ``--gguf`` and ``--llama``."""
-    what = (
-        "target and draft as llama.cpp has them, which answers in turns: plain, by its own rule, "
-        "and with settings by which logits do not depend on the rows of a pass plain and in a "
-        "chain of ours"
-    )
-    words: dict[str, Any] = {"type": options.words, "default": [], "metavar": "FILE[,FILE]"}
-    group.add_argument("--gguf", help=what, **words)
-    what = "polyspec_llama, of make llama"
-    group.add_argument("--llama", type=options.file, metavar="PROGRAM", help=what)
+LLAMA_OPTIONS: tuple[Any, ...] = (
+    ("--gguf", options.words, [], "FILE[,FILE]", "target and draft as llama.cpp has them, which "
+     "answers in turns: plain, by its own rule, and with settings by which logits do not depend on "
+     "the rows of a pass plain and in a chain of ours"),
+    ("--llama", options.file, None, "PROGRAM", "polyspec_llama, of make llama"),
+)  # fmt: skip
 
 
 def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:

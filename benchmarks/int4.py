@@ -172,11 +172,10 @@ def _shape(text: str) -> tuple[int, int]:
     return outputs, inputs
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``int4`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "int4", __doc__, report_of, markdown)
-    options.share(sub, "--device")
-    options.add_count(sub, "--repeats", 15, "turns")
-    options.add(sub, "--tokens", options.COUNTS, [1, 2, 4, 6, 8, 12, 16], "M,...")
-    shapes = [(4096, 4096), (1024, 2560), (5120, 1024)]
-    options.add(sub, "--shapes", options.listed(_shape), shapes, "NxK,...", "outputs x inputs")
+OPTIONS = (
+    "--device",
+    ("--repeats", options.COUNT, 15, "N", "turns"),
+    ("--tokens", options.COUNTS, [1, 2, 4, 6, 8, 12, 16], "M,...", ""),
+    ("--shapes", options.listed(_shape), [(4096, 4096), (1024, 2560), (5120, 1024)], "NxK,...",
+     "outputs x inputs"),
+)  # fmt: skip

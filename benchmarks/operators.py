@@ -302,19 +302,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["name"], median, quartiles, *numbers, times, "graph" if row["graph"] else ""]
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``kernels`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "kernels", __doc__, report_of, markdown)
-    options.share(sub, "--device", "--seed")
-    for name, kind, default, metavar, what in (
-        ("--operators", options.words, None, "NAME,...", "of all"),
-        ("--batch", options.COUNTS, [1], "B,...", "requests"),
-        ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
-        ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),
-        ("--dtype", options.words, None, "NAME,...", ", ".join(DTYPES)),
-        ("--acceptance", options.SHARES, [0.7], "A,...", "per draft token"),
-        ("--filters", options.words, ["none", "top_k=50+top_p=.9"], "F,...", "joined by +"),
-        ("--repeats", options.COUNT, 60, "N", "turns per case"),
-    ):  # fmt: skip
-        options.add(sub, name, kind, default, metavar, what)
-    options.add_flag(sub, "--no-compile", "no torch.compile'd peers")
+OPTIONS = (
+    "--device",
+    "--seed",
+    ("--operators", options.words, None, "NAME,...", "of all"),
+    ("--batch", options.COUNTS, [1], "B,...", "requests"),
+    ("--draft-len", options.COUNTS, [10], "K,...", "draft tokens"),
+    ("--vocab", options.listed(options.integer(2)), [128256], "V,...", ""),
+    ("--dtype", options.words, None, "NAME,...", ", ".join(DTYPES)),
+    ("--acceptance", options.SHARES, [0.7], "A,...", "per draft token"),
+    ("--filters", options.words, ["none", "top_k=50+top_p=.9"], "F,...", "joined by +"),
+    ("--repeats", options.COUNT, 60, "N", "turns per case"),
+    ("--no-compile", "no torch.compile'd peers"),
+)

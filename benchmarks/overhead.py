@@ -325,11 +325,10 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``overhead`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "overhead", __doc__, report_of, markdown)
-    options.share(sub, "--device")
-    options.add(sub, "--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...")
-    options.add(sub, "--batch", options.COUNTS, [1, 8, 32], "B,...")
-    options.add_count(sub, "--turns", 20)
-    options.add(sub, "--temperature", options.number(0), 1.0, "T")
+OPTIONS = (
+    "--device",
+    ("--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...", ""),
+    ("--batch", options.COUNTS, [1, 8, 32], "B,...", ""),
+    ("--turns", options.COUNT, 20, "N", ""),
+    ("--temperature", options.number(0), 1.0, "T", ""),
+)

@@ -1,4 +1,9 @@
-"""``benchmarks paper``: Spec-Bench's questions, answered by every method in turns, and a report."""
+"""Questions, as Spec-Bench's, answered by every method in turns, and a report.
+
+Plain decoding, transformers' generation and chains of two to four levels answer questions, each
+after its own earlier answers. A line per turn goes to a folder; a run that was killed goes on when
+it is called again. Other engines have their forms of the target and of one draft.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks import measuring, methods, output, questions, record, timing
-from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
+from benchmarks.engines import LLAMA_OPTIONS, OpenVino, Vllm, llama_cpp
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
+from benchmarks.output import REPEATED
 from benchmarks.questions import Conversation, Prompt, Question
 from benchmarks.record import Turn
 from benchmarks.shapes import SHAPES, weight_bytes
@@ -51,104 +57,65 @@ _SETTINGS = (
 # ---- options -------------------------------------------------------------------------------------
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``paper`` and ``report`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "paper",
-        help="questions, as Spec-Bench's, answered by every method in turns",
-        description="Plain decoding, transformers' generation and chains of two to four levels "
-        "answer questions, as Spec-Bench's, in turns, each after its own earlier answers. A line "
-        "per turn goes to a folder; a run that was killed goes on when it is called again. Other "
-        "engines have their forms of the target and of one draft.",
-    )
-    options.add(sub, "--output", Path, Path("build/paper"), "DIR", "the run's folder")
-    words: dict[str, Any] = {"type": options.words}
-    several: dict[str, Any] = {"action": "append", "default": []}
-    for name, metavar, more, what in (
-        ("--questions", "FILE", {"type": _questions}, "JSON lines with \"turns\", \"prompt\", "
-         "\"question\" or \"instruction\", or gsm8k for its test split where that lies beside the "
-         "repository (default: Spec-Bench's where it lies there, else a few that come along)"),
-        ("--template", "NAME", {}, "auto, chat (the tokenizer's), vicuna, tiny (of the shipped "
-         "models) or plain (default: what suits the models)"),
-        ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
-        ("--draft", "NAME=MODEL", several, "a draft model, by its name in --methods; may be "
-         "repeated, the dearest first"),
-        ("--eagle2", "HEAD", {}, "EAGLE-1 or EAGLE-2 head, directory or id"),
-        ("--eagle3", "HEAD", {}, "EAGLE-3 head, directory or id"),
-        ("--hydra", "HEAD", {}, "directory with hydra_lm_head.pt"),
-        ("--dtype", "TYPE", {}, "of the models (default: each checkpoint's, but on the CPU float32 "
-         "unless it is bfloat16, packed, and the processor multiplies that; of the shipped ones "
-         "there float32)"),
-        ("--openvino", "DIR[,DIR]", {**words, "default": []}, "models as OpenVINO has them "
-         "(methods openvino, openvino-assisted)"),
-        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
-         "package, as make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
-        ("--methods", "KEY,...", words, "plain, plain-captured, generate, assisted:NAME, planned, "
-         "levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and these "
-         "with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: "
-         "some of each)"),
-        ("--method", "NAME=FILE.py:FUNCTION", several, "a method of yours: its function takes the "
-         "target's model and tokenizer, and gives a function of a request (prompts, "
-         "max_new_tokens, temperature, seeds) that returns the new tokens of each prompt; may be "
-         "repeated"),
-    ):  # fmt: skip
-        sub.add_argument(name, metavar=metavar, help=what, **more)
-    what = "the paper's target and its EAGLE-2 head"
-    sub.add_argument("--preset", choices=tuple(methods.PRESETS), help=what)
-    add_llama(sub)
-    for name, default, what in (
-        ("--per-task", 10, "questions of each of the six tasks"),
-        ("--repeats", 1, "of every question, the methods in turns"),
-        ("--batch", 1, "questions that a call answers, at most"),
-        ("--max-new-tokens", 64, "of a turn"),
-        ("--warm-up", 1, "times that each method answers the first turn before"),
-    ):
-        options.add_count(sub, name, default, what)
-    size = sub.add_mutually_exclusive_group()
-    options.add_count(size, "--times", 1, "how much the shipped target is grown")
-    what = "grow it to the width and depth of this published model instead"
-    size.add_argument("--shape", choices=tuple(SHAPES), help=what)
-    what = "without tables and figures, which `report DIR` makes later"
-    options.add_flag(sub, "--no-report", what)
-    what = "that the planner may measure to find windows; 0: windows as they are shipped"
-    options.add(sub, "--plan-seconds", options.COUNT_OR_NONE, 30, "S", what)
-    options.share(sub, "--temperature", "--seed", "--device", "--threads")
-    sub.set_defaults(run=run)
-    sub = kinds.add_parser(
-        "report",
-        help="the papers' tables and figures from saved runs",
-        description="Write tables and figures of saved runs of `paper`, beside what the papers "
-        "print: Markdown, CSV, JSON and PNG. Several runs are side by side; nothing of one enters "
-        "another's numbers. Print the overall table.",
-    )
-    sub.add_argument("runs", type=options.folder, nargs="+", metavar="RUN", help="folder of a run")
-    what = "(default: the folder of the run, where it is one)"
-    sub.add_argument("--output", metavar="DIR", help=what)
-    sub.set_defaults(run=report)
-
-
 def _questions(text: str) -> Path:
     return questions.GSM8K if text == "gsm8k" else options.file(text)
 
 
+OPTIONS: tuple[Any, ...] = (
+    ("--output", Path, Path("build/paper"), "DIR", "the run's folder"),
+    ("--questions", _questions, None, "FILE", "JSON lines with \"turns\", \"prompt\", \"question\" "
+     "or \"instruction\", or gsm8k for its test split where that lies beside the repository "
+     "(default: Spec-Bench's where it lies there, else a few that come along)"),
+    ("--template", None, None, "NAME", "auto, chat (the tokenizer's), vicuna, tiny (of the shipped "
+     "models) or plain (default: what suits the models)"),
+    ("--preset", tuple(methods.PRESETS), None, None, "the paper's target and its EAGLE-2 head"),
+    ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
+    ("--draft", REPEATED, [], "NAME=MODEL", "a draft model, by its name in --methods; may be "
+     "repeated, the dearest first"),
+    ("--eagle2", None, None, "HEAD", "EAGLE-1 or EAGLE-2 head, directory or id"),
+    ("--eagle3", None, None, "HEAD", "EAGLE-3 head, directory or id"),
+    ("--openvino", options.words, [], "DIR[,DIR]", "models as OpenVINO has them (methods openvino, "
+     "openvino-assisted)"),
+    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
+     "make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
+    *LLAMA_OPTIONS,
+    ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
+     "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
+     "these with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) "
+     "(default: some of each)"),
+    ("--method", REPEATED, [], "NAME=FILE.py:FUNCTION", "a method of yours: its function takes the "
+     "target's model and tokenizer, and gives a function of a request (prompts, max_new_tokens, "
+     "temperature, seeds) that returns the new tokens of each prompt; may be repeated"),
+    ("--per-task", options.COUNT, 10, "N", "questions of each of the six tasks"),
+    ("--repeats", options.COUNT, 1, "N", "of every question, the methods in turns"),
+    ("--batch", options.COUNT, 1, "N", "questions that a call answers, at most"),
+    ("--max-new-tokens", options.COUNT, 64, "N", "of a turn"),
+    ("--warm-up", options.COUNT, 1, "N", "times that each method answers the first turn before"),
+    ("--times", options.COUNT, 1, "N", "how much the shipped target is grown"),
+    ("--shape", tuple(SHAPES), None, None, "grow it to the width and depth of this published model "
+     "instead"),
+    ("--no-report", "without tables and figures, which `report DIR` makes later"),
+    ("--plan-seconds", options.COUNT_OR_NONE, 30, "S", "that the planner may measure to find "
+     "windows; 0: windows as they are shipped"),
+    "--temperature", "--seed", "--device", "--threads",
+)  # fmt: skip
+
+
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     """Return the models of the options, and their template."""
-    dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
-    if not isinstance(dtype, torch.dtype | None):
-        raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
-    functions = methods.read_functions(args.method)
-    more: dict[str, Any] = {"device": args.device, "dtype": dtype, "functions": functions}
+    more: dict[str, Any] = {"device": args.device}
+    more["functions"] = methods.read_functions(args.method)
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
         if drafts or heads or args.openvino or args.gguf or args.vllm:
-            names = "--draft, --eagle2, --eagle3, --hydra, --openvino, --gguf, --vllm"
+            names = "--draft, --eagle2, --eagle3, --openvino, --gguf, --vllm"
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
             growth = methods.growth_to(args.shape, args.device)
         if args.device != "cpu":
-            more["dtype"] = dtype or torch.bfloat16
+            more["dtype"] = torch.bfloat16
         return methods.shipped(growth, **more), "tiny"
     if args.times != 1 or args.shape is not None:
         raise ValueError("--times, --shape: expected with the shipped models only")
@@ -161,11 +128,9 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         raise ValueError(
             f"--openvino: expected a target and perhaps a draft, given {len(args.openvino)}"
         )
-    # Hydra heads have no config.json beside them.
-    hub = [name for name in heads if name != methods.HYDRA]
-    target, *found = methods.require([target, *drafts.values(), *(heads[name] for name in hub)])
+    target, *found = methods.require([target, *drafts.values(), *heads.values()])
     drafts = dict(zip(drafts, found, strict=False))
-    heads |= zip(hub, found[len(drafts) :], strict=True)
+    heads = dict(zip(heads, found[len(drafts) :], strict=True))
     openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
     vllm = [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
     engines: list[Any] = [*openvino, *vllm, *llama_cpp(args.gguf, args.llama)]
@@ -581,7 +546,11 @@ def _require_pandas() -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write the report of saved runs."""
+    """Write the papers' tables and figures from saved runs.
+
+    They are beside what the papers print, as Markdown, CSV, JSON and PNG. Several runs are side by
+    side; nothing of one enters another's numbers. The overall table is printed.
+    """
     _require_pandas()
     from benchmarks import report as tables  # imports pandas, needed here only
 
@@ -594,3 +563,9 @@ def report(args: argparse.Namespace) -> int:
         output.show("\n".join([f"# {one.label}", "", *tables.overall(one).markdown()]))
     print(f"{len(written)} files in {folder}: report.md, report.json, CSV, PNG")
     return 0
+
+
+REPORT_OPTIONS = (
+    ("runs", {"type": options.folder, "nargs": "+"}, None, "RUN", "folder of a run"),
+    ("--output", None, None, "DIR", "(default: the folder of the run, where it is one)"),
+)

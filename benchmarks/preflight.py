@@ -217,13 +217,13 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join([title, "", f"{output.conditions(report)}.", "", *table])
 
 
-def _status(report: dict[str, Any]) -> int:
+def status(report: dict[str, Any]) -> int:
+    """Return 1 if a part failed."""
     return int(any("error" in numbers for numbers in report["parts"].values()))
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``preflight`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "preflight", __doc__, report_of, markdown, _status)
-    options.share(sub, "--device")
-    options.add_count(sub, "--repeats", 20, "turns")
-    sub.add_argument("--compile", choices=("none", "all"), default="all", help="(default: all)")
+OPTIONS = (
+    "--device",
+    ("--repeats", options.COUNT, 20, "N", "turns"),
+    ("--compile", ("none", "all"), "all", None, ""),
+)

@@ -24,7 +24,7 @@ TASK_NAMES = {
     OTHER: "Other",
     OVERALL: "Overall",
 }
-POLYBASIC, FOUR_LEVELS, EAGLE_2, HYDRA = "polybasic", "four levels", "EAGLE-2", "Hydra"
+POLYBASIC, FOUR_LEVELS, EAGLE_2 = "polybasic", "four levels", "EAGLE-2"
 
 
 class Result(NamedTuple):
@@ -120,8 +120,6 @@ def system_of(method: Mapping[str, Any]) -> str | None:
     if method["kind"] not in ("chain", "eagle"):
         return None
     _, *middle, last = (str(name).lower() for name in method["levels"])
-    if "hydra" in last:
-        return None if middle else HYDRA
     if _letters(last) not in ("eagle", "eagle2") or not method.get("tree"):
         return None
     if not middle:

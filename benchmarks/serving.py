@@ -87,43 +87,34 @@ def percentiles(values: Sequence[float]) -> list[float] | None:
 # ---- options -------------------------------------------------------------------------------------
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``serving`` to the kinds of benchmarks."""
-    sub = output.add_command(
-        kinds, "serving", __doc__, report_of, markdown, lambda report: int(report["differs"])
-    )
-    words: dict[str, Any] = {"type": options.words, "default": []}
-    for name, metavar, more, what in (
-        ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
-        ("--draft", "MODEL", {"action": "append"}, "the same, or prompt-lookup, suffix or ngram; "
-         "may be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
-        ("--window", "K,...", {"type": options.COUNTS}, "of the chain (default: of `Chain`)"),
-        ("--questions", "FILE", {"type": options.file}, "as of `paper`"),
-        ("--methods", "KEY,...", words, f"of {', '.join(METHODS)} (default: all but alone)"),
-        ("--gguf", "FILE[,FILE]", words, "target and draft for llama.cpp's server; without a draft "
-         "its own speculation is --spec-default"),
-        ("--llama-server", "PROGRAM", {"type": options.file}, "of make llama-server"),
-        ("--llama-flags", "TEXT", {"default": ""}, "more flags of its speculation"),
-        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
-         "package, as make test-vllm makes it. All engines start at once"),
-        ("--conversations", "N", {"type": options.COUNT, "nargs": "?", "const": 16},
-         f"instead N conversations (16) of {_TURNS} turns through {_SLOTS} slots, with and without "
-         "the prefix cache"),
-    ):  # fmt: skip
-        sub.add_argument(name, metavar=metavar, help=what, **more)
-    sub.add_argument("--policy", choices=tuple(policies.POLICIES), default="joint")
-    options.add(sub, "--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time")
-    options.add(sub, "--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...")
-    for name, default, what in (
-        ("--prompts", 64, "questions"),
-        ("--per-client", 2, "questions that each client asks, of these"),
-        ("--max-new-tokens", 64, "of an answer"),
-        ("--max-prompt-tokens", 256, "the middle of longer ones is left out"),
-        ("--repeats", 5, "of every load at most"),
-    ):
-        options.add_count(sub, name, default, what)
-    options.add(sub, "--seconds", options.number(0), 600.0, "S", "after which no load begins anew")
-    options.share(sub, "--seed")
+_TALKS = {"type": options.COUNT, "nargs": "?", "const": 16}
+OPTIONS: tuple[Any, ...] = (
+    ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
+    ("--draft", output.REPEATED, [], "MODEL", "the same, or prompt-lookup, suffix or ngram; may "
+     "be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
+    ("--window", options.COUNTS, None, "K,...", "of the chain (default: of `Chain`)"),
+    ("--policy", tuple(policies.POLICIES), "joint", None, ""),
+    ("--questions", options.file, None, "FILE", "as of `paper`"),
+    ("--methods", options.words, [], "KEY,...", f"of {', '.join(METHODS)} (default: all but "
+     "alone)"),
+    ("--gguf", options.words, [], "FILE[,FILE]", "target and draft for llama.cpp's server; without "
+     "a draft its own speculation is --spec-default"),
+    ("--llama-server", options.file, None, "PROGRAM", "of make llama-server"),
+    ("--llama-flags", None, "", "TEXT", "more flags of its speculation"),
+    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
+     "make test-vllm makes it. All engines start at once"),
+    ("--conversations", _TALKS, None, "N", f"instead N conversations (16) of {_TURNS} turns "
+     f"through {_SLOTS} slots, with and without the prefix cache"),
+    ("--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time"),
+    ("--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...", ""),
+    ("--prompts", options.COUNT, 64, "N", "questions"),
+    ("--per-client", options.COUNT, 2, "N", "questions that each client asks, of these"),
+    ("--max-new-tokens", options.COUNT, 64, "N", "of an answer"),
+    ("--max-prompt-tokens", options.COUNT, 256, "N", "the middle of longer ones is left out"),
+    ("--repeats", options.COUNT, 5, "N", "of every load at most"),
+    ("--seconds", options.number(0), 600.0, "S", "after which no load begins anew"),
+    "--seed",
+)  # fmt: skip
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -374,6 +365,11 @@ def _spread(values: Iterable[float]) -> dict[str, float] | None:
     if not (every := list(values)):
         return None
     return {"median": statistics.median(every), "low": min(every), "high": max(every)}
+
+
+def status(report: Mapping[str, Any]) -> int:
+    """Return 1 if a method of ours failed, or its greedy texts differ from plain decoding's."""
+    return int(report["differs"])
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,15 +18,13 @@ from polyspec_ext import ops
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, parser = tmp_path / "report.json", argparse.ArgumentParser()
-    sub = output.add_command(
-        parser.add_subparsers(),
-        "rows",
-        "Count rows.",
-        lambda args: {"rows": args.rows},
-        lambda report: f"# {report['rows']}",
-        lambda report: len(report["rows"]),
+    module = SimpleNamespace(
+        OPTIONS=[("--rows", {"type": int, "nargs": "+"}, None, None, "")],
+        report_of=lambda args: {"rows": args.rows},
+        markdown=lambda report: f"# {report['rows']}",
+        status=lambda report: len(report["rows"]),
     )
-    sub.add_argument("--rows", type=int, nargs="+")
+    output.add_report(parser.add_subparsers(), "rows", module)
     words = ["rows", "--rows", "1", "2", "--json-file", str(file), *["--json"] * as_json]
     args = parser.parse_args(words)
     assert args.run(args) == 2
