@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from polyspec_ext.cli import options
 from polyspec_ext.cli.entry import help_of, run_command
@@ -23,12 +24,12 @@ from . import (
     serving,
 )  # fmt: skip
 
-REPORTS = {
+REPORTS: dict[str, Any] = {
+    "demo": demo,
     "preflight": preflight, "model": model, "kernels": operators, "overhead": overhead,
     "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving,
 }  # fmt: skip
 COMMANDS = {
-    "demo": (demo.__doc__, demo.OPTIONS, demo.run),
     "paper": (paper.__doc__, paper.OPTIONS, paper.run),
     "report": (paper.report.__doc__, paper.REPORT_OPTIONS, paper.report),
 }

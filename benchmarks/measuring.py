@@ -26,6 +26,7 @@ from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
 Clock = Callable[[], float]
+Texts = Mapping[int, list[int]] | Sequence[list[int]]  # by the number of the prompt
 
 
 # ---- calls ---------------------------------------------------------------------------------------
@@ -269,11 +270,11 @@ class Verdict:
 def verdict(
     model: Any,
     prompts: Sequence[list[int]],
-    plain: Mapping[int, list[int]],
-    texts: Mapping[int, list[int]],
+    plain: Texts,
+    texts: Texts,
     temperature: float,
 ) -> Verdict:
-    """Compare texts, by prompt number, with plain decoding's texts, or with the distribution of the
+    """Compare texts with plain decoding's texts, or with the distribution of the
     target in transformers."""
     if temperature == 0:
         found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]

@@ -211,23 +211,23 @@ def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[l
     return counts
 
 
-def measure_case(
-    case: Case, args: argparse.Namespace, copy_gbs: float, tick: Callable[[], object]
-) -> dict[str, Any]:
+def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[str, Any]:
     """Measure a case; return its entry of the report."""
     feed = make(case, args.device, args.seed)
     ours = timing.Contender("polyspec", call_of(case.operator, feed))
     masked = timing.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
     others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
-    clock = timing.Clock(args.device)
     every = [ours, masked, *others]
-    done, failures = timing.measure(every, args.repeats, clock, feed.load, tick)
-    if ours.name in failures:
-        raise PolyspecError(f"{case} does not run: {failures[ours.name]}")
+    for one in timing.turns(every, args.repeats, timing.Clock(args.device), feed.load):
+        if one is ours and one.error is not None:
+            raise PolyspecError(f"{case} does not run: {one.error}")
     counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
     useful = statistics.fmean(bytes_of(case, turn) for turn in counts)
     rows = []
-    for one in done:
+    for one in every:
+        if one.error is not None:
+            notes.append(f"{one.name}: {one.error}")
+            continue
         times = timing.summary(one.seconds)
         gbs = useful / times["median"] * 1e-3
         rows.append(
@@ -248,7 +248,7 @@ def measure_case(
         "mean_accepted": statistics.fmean(itertools.chain(*counts)) if case.draft_len else None,
         "bytes": useful,
         "rows": rows,
-        "notes": notes + [f"{name}: {reason}" for name, reason in failures.items()],
+        "notes": notes,
     }
 
 
@@ -263,12 +263,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     report["settings"]["clock"] = timing.Clock(args.device).kind
     copy_gbs = report["copy_gbs"] = timing.copy_bandwidth(args.device)
     report |= {"complete": False, "cases": []}
-    with progress.bar(total=len(cases) * args.repeats, unit="turn", smoothing=0.05) as bar:
-        for case in cases:
-            bar.set_description(str(case))
-            report["cases"].append(measure_case(case, args, copy_gbs, bar.update))
-            report["complete"] = len(report["cases"]) == len(cases)
-            output.save(args, report)
+    for case in progress.bar(cases, unit="case"):
+        report["cases"].append(measure_case(case, args, copy_gbs))
+        report["complete"] = len(report["cases"]) == len(cases)
+        output.save(args, report)
     return report
 
 

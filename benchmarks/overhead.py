@@ -68,12 +68,12 @@ def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[...
 @contextmanager
 def installed(meters: Meters, device: str) -> Iterator[None]:
     """Time the compiled code of the operators, and copies to and from a CUDA device."""
-    owners: list[tuple[Any, str, str]] = [(unchecked, "_draw", "operators")]
-    owners += [(unchecked, "_verify", "operators")]
-    if device == "cuda":
-        owners += [(torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")]
     with ExitStack() as stack:
-        for owner, name, kind in owners:
+        for owner, name, kind in (
+            (unchecked, "_draw", "operators"),
+            (unchecked, "_verify", "operators"),
+            *((torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")),
+        )[: None if device == "cuda" else 2]:
             call = metered(meters, kind, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, call))
         yield
@@ -132,26 +132,23 @@ class Case:
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
         self.rounds = 0  # counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
-        names = [f"level {i + 1}" for i in range(levels)]
-        made: list[Any] = []
-        if device == "cuda" or graphs is not None:
-            tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds commit
-            options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
-            for name in names:
+        captured = device == "cuda" or graphs is not None
+        tokens = (turns + 1) * PER_TURN * (window[0] + 1) if captured else MANY
+        options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
+        if not captured:
+            calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
+            options = {"graphs": False, "operators": Operators(*calls)}
+        random, made = torch.Generator().manual_seed(levels), []
+        for name in (f"level {i + 1}" for i in range(levels)):
+            if captured:
                 model = random_model(SMALL, torch.float32, device)
                 model.config.max_position_embeddings = 64 + tokens
                 made.append(HuggingFaceLevel(model, name=name))
-        else:
-            tokens, random = MANY, torch.Generator().manual_seed(levels)
-            functions = (
-                metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify)
-            )
-            options = {"graphs": False, "operators": Operators(*functions)}
-            for name in names:
-                logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
-                level: Any = InstantLevel(name, logits)
-                level.forward = metered(meters, "forwards", level.forward)
-                made.append(level)
+                continue
+            logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
+            level: Any = InstantLevel(name, logits)
+            level.forward = metered(meters, "forwards", level.forward)
+            made.append(level)
         self.chain = ps.Chain(made, window, **options)
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
         self.running: Any = self.chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
@@ -161,23 +158,21 @@ class Case:
         *verifying, drafting = self.running.stats.levels
         graphs = self.chain.engine.graphs
 
-        def passes() -> int:
-            return sum(level.num_forward_passes for level in verifying)
-
-        def not_replayed() -> int:
-            if graphs is None:
-                return 0
+        def work() -> tuple[int, int]:
+            """Return the passes, and the steps without a replay, so far."""
+            passes = sum(level.num_forward_passes for level in verifying)
             done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
-            return int(done) - graphs.num_replays
+            return passes, 0 if graphs is None else done - graphs.num_replays
 
         for _ in range(PER_TURN):
-            before, steps, rounds = dict(self.meters), not_replayed(), passes()
+            before, (rounds, steps) = dict(self.meters), work()
             began = time.perf_counter()
             self.running.advance()
             total = time.perf_counter() - began
-            if not_replayed() != steps:
+            passes, others = work()
+            if others != steps:
                 continue
-            rounds = passes() - rounds
+            rounds = passes - rounds
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
             took["checks"] = took.pop("functions") - took["operators"]
             took["ours"] = total - took["forwards"] - took["operators"] - took["waiting"]
@@ -301,11 +296,12 @@ def markdown(report: dict[str, Any]) -> str:
     rows = []
     for row in report["cases"]:
         ours, checks, operators = (row[f"{kind}_us"] for kind in ("ours", "checks", "operators"))
-        medians = [f"{times['median']:.0f}" for times in (ours, checks, operators)]
-        quartiles = f"{ours['q25']:.0f} to {ours['q75']:.0f}"
-        about = [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
-        passes = f"{row['drafter_passes_per_round']:.1f}"
-        rows.append([*about, medians[0], quartiles, *medians[1:], passes])
+        rows.append(
+            [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
+            + [f"{ours['median']:.0f}", f"{ours['q25']:.0f} to {ours['q75']:.0f}"]
+            + [f"{times['median']:.0f}" for times in (checks, operators)]
+            + [f"{row['drafter_passes_per_round']:.1f}"]
+        )
     heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     lines = [
         f"# Overhead of the chain, {report['device']}",

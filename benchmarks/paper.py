@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import measuring, methods, output, questions, record, timing
-from benchmarks.engines import LLAMA_OPTIONS, OpenVino, Vllm, llama_cpp
+from benchmarks.engines import LLAMA_OPTIONS, OpenVino, llama_cpp
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
@@ -66,8 +66,6 @@ OPTIONS: tuple[Any, ...] = (
     ("--questions", _questions, None, "FILE", "JSON lines with \"turns\", \"prompt\", \"question\" "
      "or \"instruction\", or gsm8k for its test split where that lies beside the repository "
      "(default: Spec-Bench's where it lies there, else a few that come along)"),
-    ("--template", None, None, "NAME", "auto, chat (the tokenizer's), vicuna, tiny (of the shipped "
-     "models) or plain (default: what suits the models)"),
     ("--preset", tuple(methods.PRESETS), None, None, "the paper's target and its EAGLE-2 head"),
     ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
     ("--draft", REPEATED, [], "NAME=MODEL", "a draft model, by its name in --methods; may be "
@@ -76,8 +74,6 @@ OPTIONS: tuple[Any, ...] = (
     ("--eagle3", None, None, "HEAD", "EAGLE-3 head, directory or id"),
     ("--openvino", options.words, [], "DIR[,DIR]", "models as OpenVINO has them (methods openvino, "
      "openvino-assisted)"),
-    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
-     "make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
     *LLAMA_OPTIONS,
     ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
      "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
@@ -108,8 +104,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
-        if drafts or heads or args.openvino or args.gguf or args.vllm:
-            names = "--draft, --eagle2, --eagle3, --openvino, --gguf, --vllm"
+        if drafts or heads or args.openvino or args.gguf:
+            names = "--draft, --eagle2, --eagle3, --openvino, --gguf"
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
@@ -132,8 +128,7 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = dict(zip(drafts, found, strict=False))
     heads = dict(zip(heads, found[len(drafts) :], strict=True))
     openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
-    vllm = [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
-    engines: list[Any] = [*openvino, *vllm, *llama_cpp(args.gguf, args.llama)]
+    engines: list[Any] = [*openvino, *llama_cpp(args.gguf, args.llama)]
     return Models(target, drafts, heads, tree, engines=engines, **more), template
 
 
@@ -189,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         levels = [models.level, *(models.draft(name) for name in used if name != W4)]
         lengths = [level.max_length for level in levels if level.max_length is not None]
         room = min(lengths, default=1 << 30) - args.max_new_tokens
-        conversation = Conversation(models.tokenizer, args.template or template, room)
+        conversation = Conversation(models.tokenizer, template, room)
     with spent(seconds, "W4 copy"):
         if W4 in used:
             models.draft(W4)

@@ -64,12 +64,12 @@ class Preflight:
 
     def microseconds(self, call: Callable[[], Any]) -> float:
         """Return the median microseconds of a call, in a replayed graph on CUDA."""
-        timed, failures = timing.measure([timing.Contender("call", call)], self.repeats, self.clock)
-        if failures:
-            raise RuntimeError(failures["call"])
-        if self.device == "cuda" and not timed[0].captured:
+        (timed, *_) = timing.turns([timing.Contender("call", call)], self.repeats, self.clock)
+        if timed.error is not None:
+            raise RuntimeError(timed.error)
+        if self.device == "cuda" and not timed.captured:
             raise RuntimeError("the call cannot be captured")
-        return 1e6 * statistics.median(timed[0].seconds)
+        return 1e6 * statistics.median(timed.seconds)
 
     def randn(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, device=self.device).bfloat16()
@@ -200,7 +200,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             parts[name] = preflight.numbers(name)
         except Exception as error:  # the next part may succeed
             traceback.print_exc()
-            parts[name] = {"error": timing.error_line(error)}
+            parts[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         output.save(args, report)
     return report
 

@@ -105,6 +105,7 @@ class Run:
         name = self.methods[self.baseline]["levels"][0]
         models = {model["name"].split(" ")[-1]: model for model in reversed(self.facts["models"])}
         self.target: Record = models[name]
+        self.paper = printed.target_of(self.target)  # the papers' name
         self.target_name = str(self.target["place"] or self.target["name"])
         self.temperature = float(self.facts["settings"]["temperature"])
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
@@ -144,7 +145,7 @@ class Run:
         return {
             **self.speedup(method, task=task),
             **bootstrap("length", verified, ["emitted", "verified"], _pooled),
-            **printed.speedup_of(self.target, self.methods[method], task)._asdict(),
+            **printed.speedup_of(self.paper, printed.system_of(self.methods[method]), task),
             "turns": len(both),
         }
 
@@ -442,15 +443,23 @@ def passes(run: Run) -> Table:
 
 def insertions(run: Run) -> Table:
     """Return the insertion test with the run's T and L, then the paper's (Table 1)."""
-    records = []
+    rows = []
     kinds = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
     for after, before in itertools.product(kinds, kinds):
         longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]
         for at in range(1, len(longer) - 1):
             if [*longer[:at], *longer[at + 1 :]] == shorter:
-                records += _inserted(run, before, after, at)
-    if records:
-        records += [_insertion(row, "paper", None) for row in printed.INSERTIONS]
+                rows += _inserted(run, before, after, at)
+    theirs = [one | {"source": "paper"} for one in printed.PRINTED["insertions"]]
+    frame = pd.DataFrame(rows + theirs if rows else ())
+    if rows:
+        verdict = {True: "helps", False: "does not"}.get
+        frame["ratio_above"] = frame.t_new / frame.t_i
+        frame["bound_above"] = frame.new_length * (1 / frame.length - 1 / frame.length_of_new)
+        frame["condition_1"] = (frame.ratio_above < frame.bound_above).map(verdict)
+        frame["exact"] = (
+            (frame.t_new < frame.exact_bound).map(verdict).where(frame.exact_bound.notna())
+        )
     shown = {
         "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
         "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
@@ -463,8 +472,7 @@ def insertions(run: Run) -> Table:
         "model. Lemma 3.1 counts each chain's passes, those of M_new by M_i's tokens; the paper "
         "prints none."
     )
-    title = "Does the model in the middle pay? (Table 1)"
-    return Table("table1", title, note, records, shown)
+    return Table("table1", "Does the model in the middle pay? (Table 1)", note, frame, shown)
 
 
 def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
@@ -475,30 +483,18 @@ def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
     (above, below, *_), (upper, middle, *lower) = old, new
     if not all((upper.verified, middle.verified, above.verified, middle.passes, above.passes)):
         return []
-    row = printed.Insertion(
-        f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
-        above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
-        above.length, run.speedup(before)["speedup"], run.speedup(after)["speedup"],
-    )  # fmt: skip
     # Maximum ms of a pass of M_new without a longer time per token of M_i, over M_i and all levels
     # below: Lemma 3.1 with counted passes instead of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
     most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
-    return [_insertion(row, "measured", most) | run.speedup(after, "gain", before)]
-
-
-def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -> Record:
-    ratio, bound = row.t_new / row.t_i, row.new_length * (1 / row.length - 1 / row.length_of_new)
-    verdicts = ("does not", "helps")
-    return {
-        **row._asdict(),
-        "source": source,
-        "ratio_above": ratio,
-        "bound_above": bound,
-        "condition_1": verdicts[ratio < bound],
-        "exact_bound": exact_bound,
-        "exact": None if exact_bound is None else verdicts[row.t_new < exact_bound],
-    }
+    row = {
+        "case": f"{run.labels[after]} (without: {run.labels[before]})", "source": "measured",
+        "t_i": above.ms, "length_of_new": upper.length, "t_new": middle.ms,
+        "new_length": middle.length, "t_below": below.ms if below.passes else 0.0,
+        "length": above.length, "exact_bound": most,
+        "before": run.speedup(before)["speedup"], "after": run.speedup(after)["speedup"],
+    }  # fmt: skip
+    return [row | run.speedup(after, "gain", before)]
 
 
 def adaptation(run: Run) -> Table:
@@ -510,8 +506,9 @@ def adaptation(run: Run) -> Table:
             continue
         alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
         best = run.fastest([k for k in alike if run.methods[k]["kind"] in _FIXED])
-        paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
-        gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
+        gains = printed.PRINTED["gains"]
+        paper = f"{1 + gains['window']:.3f} ({gains['window_speedup']:.2f} over plain decoding)"
+        gain = gains["eagle"].get(run.paper)
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
         row = {"method": name, "policy": method["policy"], **speedup}
@@ -540,7 +537,7 @@ def variances(run: Run) -> Table:
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
-    low, high = printed.VARIANCES[run.sampling]
+    low, high = printed.PRINTED["variances"][run.sampling]
     shown = {"question": "question_id", "task": "task"}
     shown |= {run.labels[name]: f"{name} .1f" for name in names}
     return Table(
@@ -589,24 +586,20 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
 def larger_targets(runs: Sequence[Run]) -> Table:
     """Return EAGLE-2 and longer chains by target, smallest first (Table 3)."""
     records = [
-        {
-            "target": run.target_name,
-            "millions": 1e-6 * run.target["parameters"],
-            "run": run.label,
-            "temperature": run.temperature,
-            "label": method["label"],
-            **run.compared(name),
-        }
+        {"target": run.target_name, "millions": 1e-6 * run.target["parameters"], "run": run.label}
+        | {"temperature": run.temperature, "label": method["label"], **run.compared(name)}
         for run in sorted(runs, key=lambda run: run.target["parameters"])
         for name, method in run.methods.items()
         if method["kind"] == "eagle" or len(method["levels"]) > 2
     ]
-    seen = {printed.target_of(run.target) for run in runs}
-    for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
-        if target not in seen:
-            numbers = printed.SPEEDUPS[target, system][OVERALL]._asdict()
-            about = {"target": target, "run": "paper", "label": system, "turns": 0}
-            records.append(about | numbers)
+    seen = {run.paper for run in runs}
+    records += [
+        {"target": target, "run": "paper", "label": system, "turns": 0}
+        | printed.speedup_of(target, system, OVERALL)
+        for target in printed.LARGER
+        for system in (printed.EAGLE_2, printed.POLYBASIC)
+        if target not in seen
+    ]
     shown = {
         "target": "target", "parameters, millions": "millions .0f", "run": "run",
         "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
@@ -626,7 +619,7 @@ def as_printed() -> Table:
     note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
     shown = {"target": "target", "system": "system"}
     shown |= {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
-    note += " ".join(printed.INCONSISTENCIES)
+    note += " ".join(printed.PRINTED["inconsistencies"])
     return Table("printed", "What the papers print", note, rows, shown)
 
 
@@ -656,40 +649,39 @@ def load(folders: Sequence[Path]) -> list[Run]:
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write report.md, report.json, a CSV file per table and a PNG file per figure."""
+    sections = []
+    for run in runs:
+        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
+        tables = {table.key: table for table in tables_of(run)}
+        variances = tables["figure4"].records if "figure4" in tables else []
+        drawn = figures.of_run(run, tables["table2"].records, variances)
+        sections.append((run.label, summary(run), tables, drawn, prefix, variances))
+    drawn = figures.of_several([(run, one[-1]) for run, one in zip(runs, sections, strict=True)])
+    several = {table.key: table for table in tables_of_several(runs)}
+    note = "Targets beside each other, and as printed."
+    sections.append(("Between runs, and the papers", note, several, drawn, "", []))
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
     files: dict[str, bytes] = {}
-
-    def add(
-        label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes], prefix: str = ""
-    ) -> Record:
-        first, *others = (table.markdown() for table in tables)
-        lines.extend([f"## {label}", "", note, "", *first])
-        for name in drawn:
-            caption = _CAPTIONS[name.partition("-")[0]]
-            lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
-        lines.extend(itertools.chain(*others))
-        files.update({f"{prefix}{name}.png": data for name, data in drawn.items()})
-        for table in tables:  # full numbers; None is an empty cell
+    entries = []
+    for label, note, tables, drawn, prefix, _ in sections:
+        first, *others = (table.markdown() for table in tables.values())
+        lines += [f"## {label}", "", note, "", *first]
+        for name, data in drawn.items():
+            lines += [f"![{_CAPTIONS[name.partition('-')[0]]}]({prefix}{name}.png)", ""]
+            files[f"{prefix}{name}.png"] = data
+        lines += itertools.chain(*others)
+        for key, table in tables.items():  # full numbers; None is an empty cell
             cells = pd.DataFrame(table.records, dtype=object).to_csv(index=False)
-            files[f"{prefix}{table.key}.csv"] = str(cells).encode()
-        keys = ("title", "note", "records")
-        return {table.key: {key: getattr(table, key) for key in keys} for table in tables}
-
-    whole: Record = {"schema": 2, "command": "bench report", "runs": []}
-    by_query = []
-    for run in runs:
-        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
-        facts = {name: run.facts[name] for name in _FACTS if name in run.facts}
-        tables = tables_of(run)
-        records = {table.key: table.records for table in tables}
-        by_query.append((run, records.get("figure4", [])))
-        drawn = figures.of_run(run, records["table2"], by_query[-1][1])
-        entries = add(run.label, summary(run), tables, drawn, prefix)
-        whole["runs"].append({"label": run.label, **facts, "tables": entries})
-    drawn = figures.of_several(by_query)
-    note = "Targets beside each other, and as printed."
-    whole["several"] = add("Between runs, and the papers", note, tables_of_several(runs), drawn)
+            files[f"{prefix}{key}.csv"] = str(cells).encode()
+        names = ("title", "note", "records")
+        entries.append({k: {n: getattr(one, n) for n in names} for k, one in tables.items()})
+    shown = [
+        {"label": run.label, **{name: run.facts[name] for name in _FACTS if name in run.facts}}
+        | {"tables": entry}
+        for run, entry in zip(runs, entries[:-1], strict=True)
+    ]
+    whole = {"schema": 2, "command": "bench report", "runs": shown, "several": entries[-1]}
     files["report.md"] = "\n".join(lines).encode()
     files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ class Contender:
         graph: try to capture the call as a CUDA graph.
         seconds: seconds of every turn.
         captured: whether replays of a graph were timed.
+        error: of a contender that failed, which takes part no longer.
     """
 
     name: str
@@ -48,6 +49,8 @@ class Contender:
     graph: bool = True
     seconds: list[float] = field(default_factory=list)
     captured: bool = False
+    error: str | None = None
+    run: Call | None = None  # the call, or its replay
 
 
 def summary(seconds: Sequence[float]) -> dict[str, float]:
@@ -74,10 +77,10 @@ def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
 
 
 class Clock:
-    """Measure calls on a device, "cpu" or "cuda"."""
+    """Measure calls on a device, "cpu" or "cuda"; None: calls that return their seconds."""
 
-    def __init__(self, device: str) -> None:
-        self.kind = "events" if device == "cuda" else "wall time"
+    def __init__(self, device: str | None) -> None:
+        self.device, self.kind = device, "events" if device == "cuda" else "wall time"
         self._flush: torch.Tensor | None = None
         if device == "cuda":
             properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -107,6 +110,8 @@ class Clock:
 
     def seconds(self, run: Call) -> float:
         """Return the seconds of a call."""
+        if self.device is None:
+            return float(run())
         if self._flush is None:
             began = time.perf_counter()
             run()
@@ -120,45 +125,33 @@ class Clock:
         return float(started.elapsed_time(ended)) * 1e-3
 
 
-def measure(
+def turns(
     contenders: Sequence[Contender],
     repeats: int,
     clock: Clock,
     load: Callable[[int], None] = lambda turn: None,
-    tick: Callable[[], object] = lambda: None,
-) -> tuple[list[Contender], dict[str, str]]:
-    """Time the contenders in turns.
+    warm_up: int = WARM_UP,
+) -> Iterator[Contender]:
+    """Time the contenders in turns; yield a contender after its call.
 
     Args:
-        load: called with the number of every turn before it.
-        tick: called after every turn.
-
-    Returns:
-        Successful contenders, and error messages of failed contenders by name.
+        load: called with the number of the turn before every call.
+        warm_up: uncounted calls of a contender before its first.
     """
-    failures: dict[str, str] = {}
-    runs: list[tuple[Contender, Call]] = []
-    for contender in contenders:
-        try:
-            load(0)
-            run = clock.prepare(contender)
-            for turn in range(WARM_UP):
-                load(turn)
-                clock.seconds(run)
-            runs.append((contender, run))
-        except Exception as error:  # a peer that fails must not end the run
-            failures[contender.name] = error_line(error)
     for turn in range(repeats):
-        load(turn)
-        for one, run in rotated(runs, turn):
-            one.seconds.append(clock.seconds(run))
-        tick()
-    return [one for one, _ in runs], failures
-
-
-def error_line(error: Exception) -> str:
-    """Return kind and first line of an error."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        for one in rotated([one for one in contenders if one.error is None], turn):
+            try:
+                if one.run is None:
+                    load(0)
+                    one.run = clock.prepare(one)
+                    for number in range(warm_up):
+                        load(number)
+                        clock.seconds(one.run)
+                load(turn)
+                one.seconds.append(clock.seconds(one.run))
+            except Exception as error:  # a peer that fails must not end the run
+                one.error = f"{type(error).__name__}: {error}".splitlines()[0]
+            yield one
 
 
 def copy_bandwidth(device: str) -> float:
@@ -168,5 +161,5 @@ def copy_bandwidth(device: str) -> float:
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     call = partial(torch.neg, out=target) if device == "cuda" else target.copy_
-    ((copy,), _) = measure([Contender("copy", partial(call, source))], 9, Clock(device))
+    (copy, *_) = turns([Contender("copy", partial(call, source))], 9, Clock(device))
     return 2 * size / statistics.median(copy.seconds) * 1e-9

@@ -1,4 +1,4 @@
-"""vLLM in a process of another environment, for the requests of `services`, and its decoding
+"""vLLM in a process of another environment, for the requests of `serving`, and its decoding
 methods: vLLM's, and this package's within vLLM.
 
 Run as a program in that environment, the module answers lines of JSON: a new request, or an empty
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the other environment lacks the imports
-    from benchmarks.services import Arrival, Ask, Load, Service
+    from benchmarks.serving import Arrival, Ask, Load, Service
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
@@ -130,15 +130,6 @@ class VllmEngine:
             self._process.stdin.flush()
         return self._answer()
 
-    def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
-        """Yield the new tokens of a single request as they arrive; `asked`: its prompt, and
-        arguments of vLLM's ``SamplingParams``."""
-        self._ask(key=key, **asked)
-        done = False
-        while not done:
-            for _, tokens, done in self._ask()["arrivals"]:  # noqa: B007 (the last says the end)
-                yield tokens
-
     def close(self) -> None:
         """End the process."""
         self._process.kill()
@@ -148,7 +139,7 @@ class VllmEngine:
     @contextlib.contextmanager
     def service(self, load: Load) -> Iterator[Service]:
         """Serve requests of a load."""
-        from benchmarks.services import Service
+        from benchmarks.serving import Service
 
         def add(ask: Ask) -> str:
             self._ask(

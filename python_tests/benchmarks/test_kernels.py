@@ -130,11 +130,14 @@ def test_turns_rotate_and_failures_are_named() -> None:
         raise RuntimeError("not here\nmore")
 
     made = [timing.Contender(n, note(n)) for n in "abc"] + [timing.Contender("d", broken)]
-    timed, failures = timing.measure(made, 3, timing.Clock("cpu"), loaded.append)
-    assert "".join(order[3 * timing.WARM_UP :]) == "abcbcacab"
-    assert loaded[-3:] == [0, 1, 2]
-    assert [len(one.seconds) for one in timed] == [3, 3, 3]
-    assert failures == {"d": "RuntimeError: not here"}
+    called = [one.name for one in timing.turns(made, 3, timing.Clock("cpu"), loaded.append, 1)]
+    assert "".join(called) == "abcdbcacab"
+    assert "".join(order) == "aabbccbcacab"  # the first calls are not counted
+    assert loaded[-4:] == [1, 2, 2, 2]
+    assert [len(one.seconds) for one in made] == [3, 3, 3, 0]
+    assert made[3].error == "RuntimeError: not here"
+    told = timing.Contender("e", lambda: 7.5)
+    assert [one.seconds for one in timing.turns([told], 1, timing.Clock(None))] == [[7.5]]
 
 
 def test_a_busy_machine_is_named() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import output, serving
 from benchmarks.__main__ import main
-from benchmarks.services import Ask, Client, Load, Service, Trace, served
+from benchmarks.serving import Ask, Client, Load, Service, Trace, served
 
 TINY = ("--max-new-tokens", "8", "--clients", "1,3", "--per-client", "2", "--prompts", "6")
 OTHERS = {serving.TRANSFORMERS, serving.LLAMA, serving.LLAMA_DRAFTS}

@@ -55,10 +55,6 @@ def test_memory_comes_first(
         assert main([*command, "--shape", "llama2-7b"]) == 2
         error = capsys.readouterr().err
         assert re.search(r"free on cpu.*target 13\.\d.*packed weights 1\d\.\d.*8\.0 GB", error)
-    # What passes through the host counts there.
-    free["cpu"] = 2e9
-    with pytest.raises(ValueError, match="free on cpu for 32 layers"):
-        shapes.require_memory(SHAPES["llama2-7b"], "cuda")
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
