@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -118,7 +118,7 @@ class Row:
     output: Any = None
 
     def __post_init__(self) -> None:
-        self.timed = timing.Contender(self.label, self.call)
+        self.timed = measuring.Contender(self.label, self.call)
 
     def call(self) -> float:
         """Generate, keep the result and return the seconds of decoding."""
@@ -219,8 +219,8 @@ def measure(
     done = list[dict[str, Any]]()
     for outer, inner in acceptances:
         rows, some = chains.rows(outer, inner), list[dict[str, Any]]()
-        timed, clock = [row.timed for row in rows], timing.Clock(None)
-        calls = timing.turns(timed, repeats, clock, warm_up=WARM_UP)
+        timed, clock = [row.timed for row in rows], measuring.Clock(None)
+        calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
         for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{outer:g}, {inner:g}"):
             some = [row.report(rows[0]) for row in rows]
             save([*done, *some])
@@ -245,7 +245,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     report = {
         **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
-        "copy_gbs": timing.copy_bandwidth(args.device),
+        "copy_gbs": measuring.copy_bandwidth(args.device),
     }
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
     report["weight_bytes"] = weight_bytes(chains.targets[0].model)

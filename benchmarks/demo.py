@@ -9,13 +9,21 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from benchmarks import output
 from benchmarks import questions as asked
 from benchmarks.engines import LLAMA_OPTIONS, llama_cpp
-from benchmarks.measuring import Contender, chain_call, generate_call, measure, verdict
+from benchmarks.measuring import (
+    Generation,
+    Request,
+    chain_call,
+    generate_call,
+    generations,
+    verdict,
+)
 from benchmarks.methods import load_level
 from polyspec_ext import columns, progress, tiny
 from polyspec_ext.chain import Chain
@@ -79,7 +87,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         labels = {one.key: one.label for one in engine.variants}
         for one in engine.variants:
             decode = engine.decoder(one.key, frozenset(target.eos_token_ids))
-            entries.append(Contender(one.label, decode, plain=labels[one.plain]))
+            entries.append(Generation(one.label, decode, plain=labels[one.plain]))
             about[one.label] = f"{engine.version}; {engine.flags(one.key)}"
     repeats, interrupted = _measure(entries, prompts, args)
     table = {
@@ -121,18 +129,18 @@ def chains_of(target: str, draft: str | None) -> tuple[dict[str, HuggingFaceLeve
     return levels, chains
 
 
-def contenders(target: HuggingFaceLevel, chains: list[Chain]) -> list[Contender]:
+def contenders(target: HuggingFaceLevel, chains: list[Chain]) -> list[Generation]:
     """Return plain decoding of a target in several ways, and chains."""
     generate = partial(generate_call, target.model, frozenset(target.eos_token_ids))
     plain = partial(chain_call, Chain([target]))
-    entries = [Contender(PLAIN, plain), Contender(GENERATE, generate)]
+    entries = [Generation(PLAIN, plain), Generation(GENERATE, generate)]
     with contextlib.suppress(ValueError):  # where nothing can be packed
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         how = ", packed" if other.pack else ", weights as torch keeps them"
-        entries.append(Contender(PLAIN + how, partial(chain_call, Chain([other]))))
-    return entries + [
-        Contender(_label(chain), partial(chain_call, chain), list(chain.window)) for chain in chains
-    ]
+        entries.append(Generation(PLAIN + how, partial(chain_call, Chain([other]))))
+    for chain in chains:
+        entries.append(Generation(_label(chain), partial(chain_call, chain), list(chain.window)))
+    return entries
 
 
 def _label(chain: Chain) -> str:
@@ -140,7 +148,7 @@ def _label(chain: Chain) -> str:
 
 
 def _measure(
-    entries: list[Contender], prompts: list[list[int]], args: argparse.Namespace
+    entries: list[Generation], prompts: list[list[int]], args: argparse.Namespace
 ) -> tuple[int, bool]:
     """Measure; return the number of repeats, and whether Ctrl-C ended them. In the first repeat
     Ctrl-C is raised."""
@@ -148,12 +156,19 @@ def _measure(
     progress.phase(
         f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
     )
-    names = ("max_new_tokens", "temperature", "seed", "repeats")
-    settings: dict[str, Any] = {name: getattr(args, name) for name in names}
-    warm_up = args.max_new_tokens if args.target is None else 12
+    repeated = [
+        [
+            Request([prompt], args.max_new_tokens, args.temperature, [args.seed + n * count + at])
+            for at, prompt in enumerate(prompts)
+        ]
+        for n in range(args.repeats)
+    ]
+    warm_up = replace(repeated[0][0], max_new_tokens=12) if args.target else repeated[0][0]
+    for one in entries:
+        one.decode(warm_up)
     began, repeats, interrupted = time.monotonic(), 0, False
     try:
-        for repeats in measure(entries, prompts, **settings, warm_up=warm_up):
+        for repeats in generations(entries, repeated, time.perf_counter):
             if (time.monotonic() - began) * (repeats + 1) / repeats > args.seconds:
                 break
     except KeyboardInterrupt:
@@ -161,18 +176,16 @@ def _measure(
             raise
         interrupted = True
         progress.phase("interrupted: what was finished is kept")
-    for one in entries:  # without a partial repeat
-        one.calls = [call for call in one.calls if call.repeat < repeats]
     return repeats, interrupted
 
 
 def rows_of(
-    entries: list[Contender], prompts: list[list[int]], target: Any, temperature: float
+    entries: list[Generation], prompts: list[list[int]], target: Any, temperature: float
 ) -> dict[str, Any]:
     """Return a row for each contender, plain decoding first; ratios are over the fastest."""
     by_label = {one.label: one for one in entries}
     alone = [one for one in entries if not one.window and one.plain is None]
-    fastest = max(alone, key=Contender.rate)
+    fastest = max(alone, key=Generation.rate)
     decoding = max(one.stats.tokens_per_second for one in alone if one.stats is not None)
     rows = []
     for one in entries:
@@ -180,7 +193,8 @@ def rows_of(
             found = verdict(target, prompts, entries[0].texts, one.texts, temperature)
             lossless, words = found.lossless, str(found)
         else:  # another engine, with another form of the target
-            same = sum(one.texts[n] == by_label[one.plain].texts[n] for n in one.texts)
+            pairs = zip(one.texts, by_label[one.plain].texts, strict=True)
+            same = sum(text == plain for text, plain in pairs)
             words = "-" if temperature else f"{same} of {len(one.texts)} of its own"
             lossless = None
         rate, stats = one.rate(), one.stats

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, in_huge_pages
@@ -82,10 +82,10 @@ def measure(
     keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in made}
     activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     passes = [
-        timing.Contender(label, partial(_all_of, made[name], activations[count]))
+        measuring.Contender(label, partial(_all_of, made[name], activations[count]))
         for label, (name, count) in keys.items()
     ]
-    for one in timing.turns(passes, repeats, timing.Clock(device)):
+    for one in measuring.turns(passes, repeats, measuring.Clock(device)):
         if one.error is not None:
             raise PolyspecError(f"{one.name}: {one.error}")
     found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in made}
@@ -103,7 +103,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         **output.header("int4", 1, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
-        "copy_gbs": timing.copy_bandwidth(args.device),
+        "copy_gbs": measuring.copy_bandwidth(args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
                 outputs, inputs, args.tokens, args.repeats, args.device

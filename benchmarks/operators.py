@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, peers, timing
+from benchmarks import measuring, output, peers
 from benchmarks.peers import Block, Filters
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -214,11 +214,11 @@ def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[l
 def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[str, Any]:
     """Measure a case; return its entry of the report."""
     feed = make(case, args.device, args.seed)
-    ours = timing.Contender("polyspec", call_of(case.operator, feed))
-    masked = timing.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
+    ours = measuring.Contender("polyspec", call_of(case.operator, feed))
+    masked = measuring.Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
     others, notes = peers.contenders(case.operator, feed, compiled=not args.no_compile)
     every = [ours, masked, *others]
-    for one in timing.turns(every, args.repeats, timing.Clock(args.device), feed.load):
+    for one in measuring.turns(every, args.repeats, measuring.Clock(args.device), feed.load):
         if one is ours and one.error is not None:
             raise PolyspecError(f"{case} does not run: {one.error}")
     counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
@@ -228,7 +228,7 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
         if one.error is not None:
             notes.append(f"{one.name}: {one.error}")
             continue
-        times = timing.summary(one.seconds)
+        times = measuring.summary(one.seconds)
         gbs = useful / times["median"] * 1e-3
         rows.append(
             {
@@ -236,7 +236,7 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
                 **{f"{name}_us": value for name, value in times.items()},
                 "gbs": gbs,
                 "percent_of_copy": 100 * gbs / copy_gbs,
-                "ratio": None if one is ours else timing.ratio(one.seconds, ours.seconds),
+                "ratio": None if one is ours else measuring.ratio(one.seconds, ours.seconds),
                 "graph": one.captured,
             }
         )
@@ -260,8 +260,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     cases = cases_of(args)
     torch.manual_seed(args.seed)
     report["settings"] = {"repeats": args.repeats, "seed": args.seed}
-    report["settings"]["clock"] = timing.Clock(args.device).kind
-    copy_gbs = report["copy_gbs"] = timing.copy_bandwidth(args.device)
+    report["settings"]["clock"] = measuring.Clock(args.device).kind
+    copy_gbs = report["copy_gbs"] = measuring.copy_bandwidth(args.device)
     report |= {"complete": False, "cases": []}
     for case in progress.bar(cases, unit="case"):
         report["cases"].append(measure_case(case, args, copy_gbs))

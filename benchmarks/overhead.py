@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import Shape, random_model
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
@@ -92,13 +92,7 @@ class InstantLevel:
     def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         self._next = 0
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, keep: int, *_: Any, **__: Any) -> torch.Tensor:
         start = self._next if self._next + keep <= self._rows.shape[1] else 0
         self._next = start + 1
         return self._rows[:, start : start + keep]
@@ -111,30 +105,20 @@ class InstantLevel:
 
 
 class Case:
-    """A running batch of a chain with `levels` levels and the default windows.
+    """A running batch of a chain with `levels` levels and the default windows, for at most `turns`
+    calls of `turn`."""
 
-    Args:
-        turns: number of calls of `turn`.
-        graphs: replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
-    """
+    # Replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
+    graphs: Graphs | None = None
 
-    def __init__(
-        self,
-        levels: int,
-        batch: int,
-        device: str,
-        temperature: float,
-        meters: Meters,
-        turns: int,
-        graphs: Graphs | None = None,
-    ) -> None:
+    def __init__(self, levels: int, batch: int, device: str, meters: Meters, turns: int) -> None:
         self.levels, self.batch, self.meters = levels, batch, meters
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
         self.rounds = 0  # counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
-        captured = device == "cuda" or graphs is not None
+        captured = device == "cuda" or self.graphs is not None
         tokens = (turns + 1) * PER_TURN * (window[0] + 1) if captured else MANY
-        options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
+        options: dict[str, Any] = {"graphs": self.graphs, "sync_each_step": False}
         if not captured:
             calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
             options = {"graphs": False, "operators": Operators(*calls)}
@@ -151,7 +135,7 @@ class Case:
             made.append(level)
         self.chain = ps.Chain(made, window, **options)
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-        self.running: Any = self.chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
+        self.running: Any = self.chain.batch(prompts, tokens, 1.0, seed=3, eos_token_id=[])
 
     def turn(self) -> None:
         """Call ``advance`` `PER_TURN` times; each ends with a verification by the target."""
@@ -191,33 +175,22 @@ class Case:
             "rounds": self.rounds,
             "drafter_passes_per_round": drafting.num_forward_passes / passes,
             "draft_acceptance_rate": [level.draft_acceptance_rate for level in verifying],
-            **{f"{kind}_us": timing.summary(spent) for kind, spent in self.seconds.items()},
+            **{f"{kind}_us": measuring.summary(spent) for kind, spent in self.seconds.items()},
         }
 
 
-def measure(
-    levels: Sequence[int],
-    batches: Sequence[int],
-    device: str,
-    turns: int,
-    temperature: float,
-    tick: Callable[[], object] = lambda: None,
-    graphs: Graphs | None = None,
-) -> list[Case]:
-    """Measure all cases in turns."""
+def measure(levels: Sequence[int], batches: Sequence[int], device: str, turns: int) -> list[Case]:
+    """Measure all cases in turns, the first of which is not counted."""
     meters = dict.fromkeys(("forwards", "operators", "functions", "waiting"), 0.0)
-    cases = [
-        Case(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
-    ]
+    cases = [Case(n, b, device, meters, 1 + turns) for n in levels for b in batches]
     with installed(meters, device):
         for case in cases:
             case.turn()
             case.seconds.clear()
             case.rounds = 0
-        for number in range(turns):
-            for case in timing.rotated(cases, number):
+        for number in progress.bar(range(turns), desc="overhead", unit="turn", leave=False):
+            for case in measuring.rotated(cases, number):
                 case.turn()
-                tick()
     return cases
 
 
@@ -279,13 +252,11 @@ def calls_of(name: str) -> dict[str, Any]:
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
     output.require_device(args.device)
-    report, turns = output.header("overhead", 3, args.device), args.turns
-    total = turns * len(args.levels) * len(args.batch)
-    with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
-        cases = measure(args.levels, args.batch, args.device, turns, args.temperature, bar.update)
+    report = output.header("overhead", 3, args.device)
+    cases = measure(args.levels, args.batch, args.device, args.turns)
     return {
         **report,
-        "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
+        "settings": {"turns": args.turns, "temperature": 1.0, "vocab": VOCAB},
         "cases": [case.report() for case in cases],
         "calls": [calls_of(name) for name in CALLS] if args.device == "cpu" else [],
     }
@@ -326,5 +297,4 @@ OPTIONS = (
     ("--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...", ""),
     ("--batch", options.COUNTS, [1, 8, 32], "B,...", ""),
     ("--turns", options.COUNT, 20, "N", ""),
-    ("--temperature", options.number(0), 1.0, "T", ""),
 )

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import Contender
+from benchmarks.measuring import Contender
 from polyspec_ext.sampling import Sampling
 
 TRANSFORMERS = "transformers _speculative_sampling"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -49,7 +49,7 @@ class Preflight:
 
     def __init__(self, device: str, repeats: int, compile: bool) -> None:
         self.device, self.repeats, self.compile = device, repeats, compile
-        self.clock, self.shape = timing.Clock(device), SHAPE[device]
+        self.clock, self.shape = measuring.Clock(device), SHAPE[device]
 
     # By decreasing importance.
     PARTS = (
@@ -64,7 +64,7 @@ class Preflight:
 
     def microseconds(self, call: Callable[[], Any]) -> float:
         """Return the median microseconds of a call, in a replayed graph on CUDA."""
-        (timed, *_) = timing.turns([timing.Contender("call", call)], self.repeats, self.clock)
+        (timed, *_) = measuring.turns([measuring.Contender("call", call)], self.repeats, self.clock)
         if timed.error is not None:
             raise RuntimeError(timed.error)
         if self.device == "cuda" and not timed.captured:
@@ -83,7 +83,7 @@ class Preflight:
         return {"missing": missing, **{name: getattr(found, name) for name in names}}
 
     def copy(self) -> dict[str, Any]:
-        return {"gbs": timing.copy_bandwidth(self.device)}
+        return {"gbs": measuring.copy_bandwidth(self.device)}
 
     def node(self) -> dict[str, Any]:
         x = torch.zeros(1, device=self.device)

@@ -25,10 +25,9 @@ import numpy as np
 
 from benchmarks import output, questions
 from benchmarks.engines import LlamaServer
-from benchmarks.measuring import Request, chain_call, verdict
+from benchmarks.measuring import Request, chain_call, rotated, verdict
 from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
-from benchmarks.timing import rotated
 from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
 from polyspec_ext import policies, processor, progress, tiny
 from polyspec_ext.chain import Chain

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as cli
 from benchmarks import output
-from benchmarks.timing import rotated
+from benchmarks.measuring import rotated
 from polyspec_ext import ops
 
 

@@ -470,8 +470,9 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     given = argparse.Namespace(temperature=0.0, batch=1, max_new_tokens=6, plan_seconds=1.0)
     before = read_keys(keys, models)
-    some, prediction = paper.planned(before, models, [[1, 2]], given)
-    after = {one.name: one for one in some}
+    session = paper.Session(given, models, before, [], None)  # type: ignore[arg-type]
+    prediction = paper.plan_windows(session)
+    after = {one.name: one for one in session.made}
     assert [one.name for one in planned] == ["target", "middle", "drafter", "eagle2"]
     assert after["drafter"] == before[1]  # which the planner left out
     assert (after["eagle2"].windows, after["eagle2"].tree) == (
