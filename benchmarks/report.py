@@ -35,6 +35,7 @@ _CAPTIONS = {
     "figure3": "Speedup by task (Figure 3)",
     "figure4": "Variance of the acceptance length by query (Figure 4)",
 }
+_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
@@ -194,21 +195,24 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 class Table:
-    """Rows of numbers and their format.
+    """Rows of numbers. `report.json` has the title, note and columns: by heading, "key format"; no
+    format for words, "%" for a share in per cent.
 
     Args:
-        key: name of files.
         rows: records or a frame; in `records`, for JSON and CSV, NaN and infinities become None.
-        shown: by heading, "key format"; no format for words, "%" for a share in per cent.
+        more: columns at "...", or the last.
+        words: of the title and note.
     """
 
-    def __init__(
-        self, key: str, title: str, note: str, rows: Any, shown: Mapping[str, str]
-    ) -> None:
-        self.key, self.title, self.note = key, title, note
+    def __init__(self, key: str, rows: Any, more: Record | None = None, **words: Any) -> None:
+        self.key, about = key, _TABLES.get(key) or _TABLES["runs"]
+        self.title, self.note = (about[n].format(**words).rstrip() for n in ("title", "note"))
         frame = pd.DataFrame(rows).astype(object).replace([math.inf, -math.inf], None)
         self.records: list[Record] = frame.where(frame.notna(), None).to_dict("records")
-        self._shown = {head: spec.partition(" ") for head, spec in shown.items()}
+        self._shown: dict[str, tuple[str, str, str]] = {}
+        for head, spec in {**about["columns"], "...": ""}.items():
+            added = {head: spec} if spec else more or {}
+            self._shown |= {name: form.partition(" ") for name, form in added.items()}
 
     def lines(self, heads: Collection[str] = ()) -> list[str]:
         """Return the lines of Markdown, of the columns `heads` or of all."""
@@ -265,28 +269,16 @@ def overall(run: Run) -> Table:
         for name, method in run.methods.items()
     ]
     losing = sum((row["speedup"] or 1) < 1 for row in records)
-    note = (
-        f"Speedup over {run.methods[run.baseline]['label']}: new tokens per second of wall time, "
-        "prefill included, over the same turns; the median of repeats, with the 95 % bootstrap "
-        "interval over questions. Mean accepted: tokens per verification of the target. "
-    )
+    lossless = "Tied: texts that part where the target's largest logits are a tie of rounding."
     if run.temperature > 0:
         count = sum(row.get("p_value") is not None for row in records)
-        note += (
+        lossless = (
             f"Lossless: {count} p-values of the texts' likelihood under the target; by chance one "
             f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
         )
-    else:
-        note += "Tied: texts that part where the target's largest logits are a tie of rounding."
-    note += "" if best is None else f" The best two levels: {run.methods[best]['label']}."
-    note += f" Slower than the baseline: {losing} of {len(records) - 1}."
-    shown = {
-        "method": "label", "windows": "windows", "tokens/s": "tokens_per_second .1f",
-        "speedup": "speedup .2f", "over best two levels": "over .2f",
-        "mean accepted": "length .2f", "turns": "turns .0f", "failed": "failed .0f",
-        "lossless": "lossless",
-    }  # fmt: skip
-    return Table("overall", "Overall (Figure 2)", note, run.labelled(records), shown)
+    words = {"baseline": run.labels[run.baseline], "lossless": lossless, "losing": losing}
+    words |= {"best": f" The best two levels: {run.labels[best]}." if best else ""}
+    return Table("overall", run.labelled(records), others=len(records) - 1, **words)
 
 
 def _lossless(run: Run, name: str) -> Record:
@@ -335,10 +327,8 @@ def by_task(run: Run) -> Table:
                 words += f" (paper {paper:.2f} / {numbers['paper_length']:.2f})"
             row[task] = words
         records.append(row)
-    shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
-    title = "Speedup / mean accepted length by task (Table 2)"
-    rows = run.labelled(records)
-    return Table("table2", title, "As above, for each task by itself.", rows, shown)
+    more = {TASK_NAMES[task]: f"{task} .2f" for task in tasks}
+    return Table("table2", run.labelled(records), more)
 
 
 def levels(run: Run) -> Table:
@@ -353,18 +343,8 @@ def levels(run: Run) -> Table:
         gbs=1e-9 * bandwidth,
         of_copy=bandwidth / copy,
     )
-    shown = {
-        "method": "label", "i": "level .0f", "level": "name", "L": "length .2f",
-        "F": "passes_per_token .3f", "T, ms": "ms .2f", "share, %": "share .0%",
-        "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
-    }  # fmt: skip
-    note = (
-        "L: mean acceptance length of the level's verifications; F: its passes per new token; T: "
-        "milliseconds of a pass; share: of the decode time. GB/s: bytes of weights over T, and in "
-        f"per cent of the run's copy bandwidth ({1e-9 * copy:.1f} GB/s, read and written). "
-    )
-    note += " ".join(output.contradiction(frame.of_copy.dropna()))
-    return Table("levels", "Levels: L, F and T", note.rstrip(), frame, shown)
+    warning = " ".join(output.contradiction(frame.of_copy.dropna()))
+    return Table("levels", frame, copy=1e-9 * copy, contradiction=warning)
 
 
 def decoding(run: Run) -> Table:
@@ -394,21 +374,7 @@ def decoding(run: Run) -> Table:
     )
     speedups = [run.speedup(name, "decode_speedup", by="decode_seconds") for name in sums.index]
     frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
-    shown = {
-        "method": "label", "prefill, ms/turn": "prefill_ms .1f",
-        "prompt tokens/s": "prefill_tokens_per_second .0f", "prefill share, %": "prefill_share .0%",
-        "decode tokens/s": "decode_tokens_per_second .1f", "decode speedup": "decode_speedup .2f",
-        "engine, %": "engine_share .0%", "planner, tokens/s": "predicted_tokens_per_second .1f",
-        "over measured": "predicted_over_measured .2f", "Lemma 3.1, ms/token": "lemma_ms .3f",
-        "sum of F T, ms/token": "passes_ms .3f", "decode, ms/token": "decode_ms .3f",
-    }  # fmt: skip
-    note = (
-        "Decode: wall time less prefill. Engine: the share of it outside the levels' passes. "
-        "Planner: its prediction from measured passes and acceptances. Lemma 3.1 has the run's L, "
-        "T and beta, and leaves out what a middle level emits and the target rejects."
-    )
-    title = "Prefill, decoding and predictions"
-    return Table("decoding", title, note, run.labelled(frame), shown)
+    return Table("decoding", run.labelled(frame))
 
 
 def _lemma(by_level: Sequence[Any]) -> float:
@@ -429,16 +395,8 @@ def passes(run: Run) -> Table:
     frame["gbs"] = frame.weight_mb / frame.ms_1
     frame["of_copy"] = 1e9 * frame.gbs / facts["copy_bandwidth_bytes_per_second"]
     frame["overlap"] = frame.name.map(facts["overlap"])
-    shown = {
-        "model": "name", **{output.token_count(width): f"ms_{width} .2f" for width in seconds},
-        "weights, MB": "weight_mb .1f", "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
-        "E[1 - TV]": "overlap .3f",
-    }  # fmt: skip
-    note = (
-        "Milliseconds by number of tokens; GB/s of the weights in a pass of one token. E[1 - TV]: "
-        "overlap of a model's distribution with the target's, at temperature 1."
-    )
-    return Table("passes", "Passes of the models by themselves", note, frame, shown)
+    more = {output.token_count(width): f"ms_{width} .2f" for width in seconds}
+    return Table("passes", frame, more)
 
 
 def insertions(run: Run) -> Table:
@@ -460,19 +418,7 @@ def insertions(run: Run) -> Table:
         frame["exact"] = (
             (frame.t_new < frame.exact_bound).map(verdict).where(frame.exact_bound.notna())
         )
-    shown = {
-        "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
-        "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
-        "L_i": "length .2f", "T_new/T_i": "ratio_above .3f", "bound (1)": "bound_above .3f",
-        "(1)": "condition_1", "Lemma 3.1": "exact", "speedup before": "before .2f",
-        "after": "after .2f", "after / before": "gain .2f",
-    }  # fmt: skip
-    note = (
-        "Theorem 3.2 (1): T_new/T_i < L_new (1/L_i - 1/L_{i-new}), L_i and T_i without the new "
-        "model. Lemma 3.1 counts each chain's passes, those of M_new by M_i's tokens; the paper "
-        "prints none."
-    )
-    return Table("table1", "Does the model in the middle pay? (Table 1)", note, frame, shown)
+    return Table("table1", frame)
 
 
 def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
@@ -517,15 +463,7 @@ def adaptation(run: Run) -> Table:
             row |= {"best_fixed": run.labels[best], "best_fixed_speedup": speed}
             row |= run.speedup(name, "gain", best)
         records.append({**row, "paper": paper})
-    shown = {
-        "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
-        "its speedup": "best_fixed_speedup .2f", "gain": "gain .3f", "paper": "paper",
-    }  # fmt: skip
-    note = (
-        "Gain: tokens per second over those of the fastest fixed windows of the same levels, over "
-        "the same turns. The paper's gains are over its best fixed window, on its models."
-    )
-    return Table("adaptation", "Adaptive windows", note, run.labelled(records), shown)
+    return Table("adaptation", run.labelled(records))
 
 
 def variances(run: Run) -> Table:
@@ -538,25 +476,17 @@ def variances(run: Run) -> Table:
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
     low, high = printed.PRINTED["variances"][run.sampling]
-    shown = {"question": "question_id", "task": "task"}
-    shown |= {run.labels[name]: f"{name} .1f" for name in names}
-    return Table(
-        "figure4",
-        f"Variance of the acceptance length by query, {run.sampling} (Figure 4)",
-        "Over all verifications by the target of a question's turns. The paper's, of its chain of "
-        f"three levels, lie mostly between {low:g} and {high:g}.",
-        frame.rename_axis("question_id").reset_index() if names else (),
-        shown,
-    )
+    more = {run.labels[name]: f"{name} .1f" for name in names}
+    words = {"sampling": run.sampling, "low": low, "high": high}
+    rows = frame.rename_axis("question_id").reset_index() if names else ()
+    return Table("figure4", rows, more, **words)
 
 
 def failures(run: Run) -> Table:
     """Return numbers of failed turns by error."""
     failed = run.lines[run.lines.status != record.OK]
     counts = failed.groupby(["method", "error"], sort=False).size().rename("turns").reset_index()
-    note = "They are in no number; what a method is compared with leaves out the same turns."
-    shown = {"method": "label", "turns": "turns .0f", "error": "error"}
-    return Table("failures", "Failed turns", note, run.labelled(counts), shown)
+    return Table("failures", run.labelled(counts))
 
 
 def tables_of(run: Run) -> list[Table]:
@@ -575,12 +505,9 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
         for at, run in enumerate(runs, 1)
         for method in run.methods.values()
     ).rename(columns={"name": "method"})
-    shown = {"method": "label", "windows": "windows"}
-    shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
-    title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
-    note = "The same models, settings and kind of machine; every run over its own baseline."
     rows = rows.groupby(["method", "label", "windows"], sort=False, as_index=False).first()
-    return Table(f"runs{number}", title, note, rows, shown)
+    more = {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
+    return Table(f"runs{number}", rows, more, labels=", ".join(run.label for run in runs))
 
 
 def larger_targets(runs: Sequence[Run]) -> Table:
@@ -600,13 +527,7 @@ def larger_targets(runs: Sequence[Run]) -> Table:
         for system in (printed.EAGLE_2, printed.POLYBASIC)
         if target not in seen
     ]
-    shown = {
-        "target": "target", "parameters, millions": "millions .0f", "run": "run",
-        "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
-        "mean accepted": "length .2f", "turns": "turns .0f",
-    }  # fmt: skip
-    note = "Each over the baseline of its own run."
-    return Table("table3", "By target (Table 3)", note, records, shown)
+    return Table("table3", records)
 
 
 def as_printed() -> Table:
@@ -616,11 +537,8 @@ def as_printed() -> Table:
         | {task: "{:.2f} / {:.2f}".format(*result) for task, result in results.items()}
         for (target, system), results in printed.SPEEDUPS.items()
     ]
-    note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
-    shown = {"target": "target", "system": "system"}
-    shown |= {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
-    note += " ".join(printed.PRINTED["inconsistencies"])
-    return Table("printed", "What the papers print", note, rows, shown)
+    more = {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
+    return Table("printed", rows, more, known=" ".join(printed.PRINTED["inconsistencies"]))
 
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:
