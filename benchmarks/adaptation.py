@@ -8,8 +8,8 @@ position, by whether the middle's argmax is the target's and whether the drafter
 After a token of the middle that the target rejects, the drafter follows the middle's continuation,
 which is recorded too.
 
-Numbers are about the texts at odd positions of a set, which are held out. Policies' defaults and
-the fixed windows of earlier searches come from the other half, which `--half tuning` shows.
+Numbers are about the texts at odd positions of a set, the held-out half. Policies' defaults and the
+fixed windows of earlier searches come from the other half (`--half tuning`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ POLICIES: dict[str, type[Adaptive]] = {
 }
 
 
-# ---- traces ----
+# ---- traces --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
     return Text(prompt, new, below, between, inner, branches)
 
 
-# ---- replays ----
+# ---- replays -------------------------------------------------------------------------------------
 
 
 Costs = list[list[float]]  # [level][n]: seconds of a pass over n tokens

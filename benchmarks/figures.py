@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import printed
-from .printed import OVERALL
+from .questions import OVERALL, TASK_NAMES
 
 # By number of levels; plain decoding and other engines are grey.
 _COLOURS = {2: "#3b75af", 3: "#d1762c", 4: "#4a8c4f"}
@@ -70,7 +69,7 @@ def _speedups(
         axis.plot(frame[f"{task}_paper_speedup"].astype(float), places, "D", color="#111111")
         axis.set_yticks(places, frame.label)
         axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":")
-        axis.set_title(printed.TASK_NAMES[task], fontsize=9)
+        axis.set_title(TASK_NAMES[task], fontsize=9)
     axes[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share the axis.)
     for axis in axes[len(tasks) :]:
         axis.remove()
@@ -86,9 +85,8 @@ def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
     figure = Figure((1 + 6 * len(shown), 3.6), layout="constrained")
     axes = figure.subplots(1, len(shown), squeeze=False)
     for (run, records), axis in zip(shown, axes.flat, strict=True):
-        if printed.target_of(run.target) is not None:
-            band = printed.PRINTED["variances"][run.sampling]
-            axis.axhspan(*band, color="#e8e2d0", label="the paper's, mostly", zorder=0)
+        if run.paper is not None:
+            axis.axhspan(*run.variances, color="#e8e2d0", label="the paper's, mostly", zorder=0)
         # The panel has room for a few lines: methods with the most levels first.
         names = [name for name in run.methods if name in records[0]]
         most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]

@@ -24,7 +24,7 @@ Product = Callable[[torch.Tensor], object]
 
 def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product]]:
     """Return products by name, as many with separate weights as fill `COLD`."""
-    random, aten = torch.Generator().manual_seed(0), torch.ops.aten
+    random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // GROUP)
     scales, zeros = torch.rand(form, generator=random), torch.randn(form, generator=random)
@@ -35,7 +35,9 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         tiles, both = torch_form(weights)
         kinds["polyspec"] = lambda: CudaInt4Linear(weights).product
         own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
-        kinds["torch int4"] = lambda: partial(aten._weight_int4pack_mm, mat2=tiles.clone(), **own)
+        kinds["torch int4"] = lambda: partial(
+            torch.ops.aten._weight_int4pack_mm, mat2=tiles.clone(), **own
+        )
     else:
         packed = int4.pack(values, scales, zeros, GROUP)
         layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
@@ -44,9 +46,9 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         kinds["polyspec"] = lambda: partial(int4.product, packed=in_huge_pages(packed), **sizes)
         both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
         own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
-        pack = partial(aten._convert_weight_to_int4pack_for_cpu, values.int(), 1)
+        pack = partial(torch.ops.aten._convert_weight_to_int4pack_for_cpu, values.int(), 1)
         if outputs % 16 == 0:
-            theirs = aten._weight_int4pack_mm_for_cpu
+            theirs = torch.ops.aten._weight_int4pack_mm_for_cpu
             kinds["torch int4"] = lambda: partial(theirs, mat2=pack(), **own)
         if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             kinds["oneDNN bfloat16, packed"] = partial(OneDnnLinear, [layer])

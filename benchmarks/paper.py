@@ -1,7 +1,7 @@
 """Questions, as Spec-Bench's, answered by every method in turns, and a report.
 
 Plain decoding, transformers' generation and chains of two to four levels answer questions, each
-after its own earlier answers. A line per turn goes to a folder; a run that was killed goes on when
+after its earlier answers. A line per turn goes to a folder; a run that was killed goes on when
 it is called again. Other engines have their forms of the target and of one draft.
 """
 
@@ -446,7 +446,7 @@ class Runner:
                 self._writer.add(self._done[key])
 
     def _prompt(self, one: Question, turn: int, name: str, repeat: int) -> Prompt | None:
-        """Return the prompt of a turn after a method's own answers; None: a turn before failed."""
+        # After the method's answers; None: a turn before failed.
         texts = [self._done[one.question_id, n, name, repeat]["tokens"] for n in range(turn)]
         if None in texts:
             return None
@@ -536,7 +536,7 @@ def _require_pandas() -> None:
 def report(args: argparse.Namespace) -> int:
     """Write the papers' tables and figures from saved runs.
 
-    They are beside what the papers print, as Markdown, CSV, JSON and PNG. Several runs are side by
+    They are beside the papers' numbers, as Markdown, CSV, JSON and PNG. Several runs are side by
     side; nothing of one enters another's numbers. The overall table is printed.
     """
     _require_pandas()

@@ -19,6 +19,9 @@ _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 GSM8K, SPEC_BENCH = _DATA / "gsm8k_test.jsonl", _DATA / "spec_bench_question.jsonl"
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math", "rag")
 OTHER = "other"  # task of questions without a category of Spec-Bench's
+OVERALL = "overall"
+_NAMES = ("MT-bench", "Translation", "Summarisation", "QA", "Math", "RAG", "Other", "Overall")
+TASK_NAMES = dict(zip((*TASKS, OTHER, OVERALL), _NAMES, strict=True))
 _MT_BENCH = (
     "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
 )  # fmt: skip

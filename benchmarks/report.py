@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from . import figures, output, printed, record
+from . import figures, output, record
 from .measuring import largest_tie
-from .printed import OVERALL, TASK_NAMES
-from .questions import OTHER, TASKS
+from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
@@ -35,7 +34,15 @@ _CAPTIONS = {
     "figure3": "Speedup by task (Figure 3)",
     "figure4": "Variance of the acceptance length by query (Figure 4)",
 }
-_TABLES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+# Titles, notes and columns of tables; the numbers that the papers print.
+_TABLES, PAPERS = (
+    json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("report.json", "papers.json")
+)
+# By target and system, and task: speedup over plain decoding, accepted tokens per pass.
+SPEEDUPS = {(target, system): by_task for target, system, by_task in PAPERS["speedups"]}
+POLYBASIC, FOUR_LEVELS, EAGLE_2 = "polybasic", "four levels", "EAGLE-2"
+LARGER = ("Vicuna-13B", "LLaMA2-70B")  # Table 3
 Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
@@ -78,6 +85,40 @@ def _pooled(sums: Floats) -> Floats:
     return np.asarray(sums[..., 0].sum(1) / sums[..., 1].sum(1), np.float64)
 
 
+# ---- what the papers print -----------------------------------------------------------------------
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def target_of(model: Mapping[str, Any]) -> str | None:
+    """Return the paper's name of a model, by its path, id or name, or None."""
+    name = str(model.get("place") or model["name"]).rstrip("/").rpartition("/")[2]
+    plain = _letters(name).removeprefix("meta")
+    return next((target for target, _ in SPEEDUPS if plain.startswith(_letters(target))), None)
+
+
+def system_of(method: Mapping[str, Any]) -> str | None:
+    """Return the papers' system that equals a method of ``run.json``, or None."""
+    if method["kind"] not in ("chain", "eagle") or not method.get("tree"):
+        return None
+    _, *middle, last = (str(name).lower() for name in method["levels"])
+    if _letters(last) not in ("eagle", "eagle2"):
+        return None
+    named = not middle or any("w4" in name for name in middle)
+    return {0: EAGLE_2, 1: POLYBASIC, 2: FOUR_LEVELS}.get(len(middle)) if named else None
+
+
+def speedup_of(target: str | None, system: str | None, task: str) -> dict[str, float | None]:
+    """Return the paper's speedup and mean accepted length, each None if not printed."""
+    found = SPEEDUPS.get((target or "", system or ""), {}).get(task, (None, None))
+    return dict(zip(("paper_speedup", "paper_length"), found, strict=True))
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
 class Run:
     """A saved run; `label` is its name beside other runs."""
 
@@ -106,10 +147,11 @@ class Run:
         name = self.methods[self.baseline]["levels"][0]
         models = {model["name"].split(" ")[-1]: model for model in reversed(self.facts["models"])}
         self.target: Record = models[name]
-        self.paper = printed.target_of(self.target)  # the papers' name
+        self.paper = target_of(self.target)  # the papers' name
         self.target_name = str(self.target["place"] or self.target["name"])
         self.temperature = float(self.facts["settings"]["temperature"])
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
+        self.variances = PAPERS["variances"][self.sampling]  # the paper's, mostly
 
     def levels_of(self, method: str) -> list[Any]:
         """Return the sums of each level, target first; empty for other engines."""
@@ -146,7 +188,7 @@ class Run:
         return {
             **self.speedup(method, task=task),
             **bootstrap("length", verified, ["emitted", "verified"], _pooled),
-            **printed.speedup_of(self.paper, printed.system_of(self.methods[method]), task),
+            **speedup_of(self.paper, system_of(self.methods[method]), task),
             "turns": len(both),
         }
 
@@ -408,7 +450,7 @@ def insertions(run: Run) -> Table:
         for at in range(1, len(longer) - 1):
             if [*longer[:at], *longer[at + 1 :]] == shorter:
                 rows += _inserted(run, before, after, at)
-    theirs = [one | {"source": "paper"} for one in printed.PRINTED["insertions"]]
+    theirs = [one | {"source": "paper"} for one in PAPERS["insertions"]]
     frame = pd.DataFrame(rows + theirs if rows else ())
     if rows:
         verdict = {True: "helps", False: "does not"}.get
@@ -452,7 +494,7 @@ def adaptation(run: Run) -> Table:
             continue
         alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
         best = run.fastest([k for k in alike if run.methods[k]["kind"] in _FIXED])
-        gains = printed.PRINTED["gains"]
+        gains = PAPERS["gains"]
         paper = f"{1 + gains['window']:.3f} ({gains['window_speedup']:.2f} over plain decoding)"
         gain = gains["eagle"].get(run.paper)
         if gain is not None and "eagle" in method["levels"][-1].lower():
@@ -475,7 +517,7 @@ def variances(run: Run) -> Table:
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
-    low, high = printed.PRINTED["variances"][run.sampling]
+    low, high = run.variances
     more = {run.labels[name]: f"{name} .1f" for name in names}
     words = {"sampling": run.sampling, "low": low, "high": high}
     rows = frame.rename_axis("question_id").reset_index() if names else ()
@@ -522,9 +564,9 @@ def larger_targets(runs: Sequence[Run]) -> Table:
     seen = {run.paper for run in runs}
     records += [
         {"target": target, "run": "paper", "label": system, "turns": 0}
-        | printed.speedup_of(target, system, OVERALL)
-        for target in printed.LARGER
-        for system in (printed.EAGLE_2, printed.POLYBASIC)
+        | speedup_of(target, system, OVERALL)
+        for target in LARGER
+        for system in (EAGLE_2, POLYBASIC)
         if target not in seen
     ]
     return Table("table3", records)
@@ -535,10 +577,10 @@ def as_printed() -> Table:
     rows = [
         {"target": target, "system": system}
         | {task: "{:.2f} / {:.2f}".format(*result) for task, result in results.items()}
-        for (target, system), results in printed.SPEEDUPS.items()
+        for (target, system), results in SPEEDUPS.items()
     ]
     more = {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
-    return Table("printed", rows, more, known=" ".join(printed.PRINTED["inconsistencies"]))
+    return Table("printed", rows, more, known=" ".join(PAPERS["inconsistencies"]))
 
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:

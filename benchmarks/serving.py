@@ -372,20 +372,15 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     talk = Conversation(tokenizer_at(original(place)), template, room)
     with contextlib.ExitStack() as stack:
         servers: list[LlamaServer] = []
-        if args.conversations is not None:
-            chain = Chain(levels, args.window)
-            options: dict[str, Any] = {"slots": _SLOTS}
-            made = [
-                Method("cached", "prefix cache", partial(by_server, chain, **options)),
-                Method(PLAIN, "without", partial(by_server, chain, **options, cache_tokens=0)),
-            ]
-            loads = [Load(args.conversations, t, args.max_new_tokens) for t in args.temperatures]
-        else:
+        if args.conversations is None:
             made = _methods(args, levels, stack, servers)
-            loads = [
-                Load(clients, temperature, args.max_new_tokens)
-                for temperature, clients in itertools.product(args.temperatures, args.clients)
-            ]
+        else:
+            open_ = partial(by_server, Chain(levels, args.window), slots=_SLOTS)
+            made = [Method("cached", "prefix cache", open_)]
+            made.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
+        counts = args.clients if args.conversations is None else [args.conversations]
+        pairs = itertools.product(args.temperatures, counts)
+        loads = [Load(count, heat, args.max_new_tokens) for heat, count in pairs]
         cells = [Cell(method, load) for load in loads for method in made]
         _measure(args, cells, talk)
     rows, differs = _rows(cells, target)
@@ -547,16 +542,14 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
             judged = verdict(target.model, prompts, texts, own, load.temperature)
             same, differs = str(judged), differs or not judged.lossless
         elif pairs and load.temperature == 0:
-            equal = sum(_cut(text, ends) == _cut(trace.tokens, ends) for text, trace in pairs)
+            texts = [[t for t in text if t not in ends] for text, _ in pairs]
+            own = [[t for t in trace.tokens if t not in ends] for _, trace in pairs]
+            equal = sum(a == b for a, b in zip(texts, own, strict=True))
             same = f"{equal} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
         differs = differs or (method.ours and cell.error is not None)
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
         rows.append(cell.row(base, same))
     return rows, differs
-
-
-def _cut(tokens: Sequence[int], ends: set[int]) -> list[int]:
-    return [token for token in tokens if token not in ends]
 
 
 def status(report: Mapping[str, Any]) -> int:
