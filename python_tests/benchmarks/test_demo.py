@@ -171,23 +171,6 @@ def test_models_of_ones_own(
         assert rows[f"{words}: {label}"]["lossless"]
 
 
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        (["--draft", DRAFTER], "--draft, --gguf: expected a --target"),
-        (["--target", TARGET, "--prompts", "25"], "--prompts: expected at most 24, given 25"),
-        (["--target", "nowhere/at/all"], "--target: expected a model id, the directory"),
-        (["--target", TARGET, "--gguf", "x.gguf"], "--gguf: expected --llama PROGRAM"),
-    ],
-)
-def test_options_that_do_not_go_together(
-    words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = call(capsys, "demo", *words)
-    assert status == 2
-    assert wrong in err
-
-
 @pytest.mark.parametrize(("names", "status"), [(("small", "large", "least"), 0), (("one",), 2)])
 def test_make_takes_models_that_are_there(
     names: tuple[str, ...], status: int, tmp_path: Path
