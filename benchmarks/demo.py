@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import output
 from benchmarks import questions as asked
-from benchmarks.engines import LLAMA_OPTIONS, llama_cpp
+from benchmarks.engines import LLAMA_OPTIONS, engines_of
 from benchmarks.measuring import (
     Generation,
     Request,
@@ -62,7 +62,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     # Number of questions for two minutes.
     questions = questions[: args.prompts or (6 if shipped else 3)]
     args.max_new_tokens = args.max_new_tokens or (128 if shipped else 48)
-    engines = llama_cpp(args.gguf, args.llama)  # errors come before minutes of loading
+    engines = engines_of(args.gguf, args.llama)  # errors come before minutes of loading
     progress.phase("loading the models, and timing how they run fastest here")
     tokenizer = tokenizer_of(args)
     levels, chains = shipped_chains() if shipped else chains_of(args.target, args.draft)

@@ -110,15 +110,17 @@ LLAMA_OPTIONS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
-    """Return the engine of ``--gguf`` and ``--llama``; empty without a file."""
-    if not files:
-        return []
-    if len(files) > 2:
-        raise ValueError(f"--gguf: expected a target and perhaps a draft, given {len(files)}")
-    if program is None:
+def engines_of(
+    gguf: Sequence[str], program: Path | None, openvino: Sequence[str] = ()
+) -> list[Any]:
+    """Return the engines of ``--gguf`` and ``--llama``, and of ``--openvino``."""
+    for name, places in (("--openvino", openvino), ("--gguf", gguf)):
+        if len(places) > 2:
+            raise ValueError(f"{name}: expected a target and perhaps a draft, given {len(places)}")
+    if gguf and program is None:
         raise ValueError("--gguf: expected --llama PROGRAM with it, which make llama builds")
-    return [LlamaCpp(program, *map(Path, files))]
+    found: list[Any] = [OpenVino(*map(Path, openvino))] if openvino else []
+    return found + ([LlamaCpp(program, *map(Path, gguf))] if program and gguf else [])
 
 
 class LlamaCpp:

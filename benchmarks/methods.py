@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
@@ -259,9 +259,7 @@ def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
 def growth_to(name: str, device: str) -> dict[str, int]:
     """Return the growth of the shipped target to a published model's width and depth."""
     require_memory(SHAPES[name], torch.device(device).type)
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(tiny.path(TARGET))
-        return growth_of(SHAPES[name], AutoModelForCausalLM.from_config(config))
+    return growth_of(SHAPES[name], AutoConfig.from_pretrained(tiny.path(TARGET)))
 
 
 def packed(model: Any, **options: Any) -> HuggingFaceLevel:

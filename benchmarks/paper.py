@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import measuring, methods, output, questions, record
-from benchmarks.engines import LLAMA_OPTIONS, OpenVino, llama_cpp
+from benchmarks.engines import LLAMA_OPTIONS, engines_of
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
@@ -118,15 +118,10 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         model, head, template, total_tokens = methods.PRESETS[args.preset]
         tree = DynamicTree(total_tokens=total_tokens)
         target, heads = target or model, {methods.EAGLE2: head, **heads}
-    if len(args.openvino) > 2:
-        raise ValueError(
-            f"--openvino: expected a target and perhaps a draft, given {len(args.openvino)}"
-        )
     target, *found = methods.require([target, *drafts.values(), *heads.values()])
     drafts = dict(zip(drafts, found, strict=False))
     heads = dict(zip(heads, found[len(drafts) :], strict=True))
-    openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
-    engines: list[Any] = [*openvino, *llama_cpp(args.gguf, args.llama)]
+    engines = engines_of(args.gguf, args.llama, args.openvino)
     return Models(target, drafts, heads, tree, engines=engines, **more), template
 
 

@@ -78,23 +78,21 @@ def config_of(shape: Shape) -> Any:
     )
 
 
-def growth_of(shape: Shape, model: Any) -> dict[str, int]:
+def growth_of(shape: Shape, config: Any) -> dict[str, int]:
     """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
-    width = model.config.hidden_size
+    width = config.hidden_size
     for name, fits, wanted in (
         ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
         ("kind", shape.kind == "llama", "llama"),
     ):
         if not fits:
-            raise ValueError(
-                f"{shape.name}: {name}: expected {wanted} to grow {width} wide models to, given "
-                f"{getattr(shape, name)}"
-            )
+            wanted = f"expected {wanted} to grow {width} wide models to"
+            raise ValueError(f"{shape.name}: {name}: {wanted}, given {getattr(shape, name)}")
     return {
         "times": shape.hidden // width,
         "layers": shape.layers,
         "intermediate_size": shape.inner,
-        "key_value_heads": shape.kv_heads * shape.head_dim // model.config.head_dim,
+        "key_value_heads": shape.kv_heads * shape.head_dim // config.head_dim,
     }
 
 

@@ -498,7 +498,7 @@ def test_a_target_of_a_published_width_and_depth(
     monkeypatch.setattr(paper, "surroundings", lambda *_: {})
     monkeypatch.setattr(paper, "report", None)  # which nothing asks for
     own = tiny.grown(1)
-    model = tiny.grown(**growth_of(small, own))
+    model = tiny.grown(**growth_of(small, own.config))
     assert model.config.hidden_size == small.hidden
     assert model.config.intermediate_size == small.inner
     assert model.config.num_hidden_layers == small.layers
@@ -515,11 +515,11 @@ def test_a_target_of_a_published_width_and_depth(
         assert found[name]["place"] == f"shipped {name}, grown 2 times"
     monkeypatch.undo()
     with pytest.raises(ValueError, match="hidden: expected a multiple of 256"):
-        growth_of(replace(small, hidden=500), own)
+        growth_of(replace(small, hidden=500), own.config)
     # What the others have to be grown to.
     for shape in SHAPES.values():
         if shape.kind == "llama":
-            growth = growth_of(shape, own)
+            growth = growth_of(shape, own.config)
             assert growth["times"] * 256 == shape.hidden
             heads = 4 * growth["times"]
             assert heads * own.config.head_dim == shape.heads * shape.head_dim
