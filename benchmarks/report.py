@@ -37,7 +37,7 @@ _CAPTIONS = {
 # Titles, notes and columns of tables; the numbers that the papers print.
 _TABLES, PAPERS = (
     json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    for name in ("report.json", "papers.json")
+    for name in ("tables.json", "papers.json")
 )
 # By target and system, and task: speedup over plain decoding, accepted tokens per pass.
 SPEEDUPS = {(target, system): by_task for target, system, by_task in PAPERS["speedups"]}
@@ -237,7 +237,7 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 class Table:
-    """Rows of numbers. `report.json` has the title, note and columns: by heading, "key format"; no
+    """Rows of numbers. `tables.json` has the title, note and columns: by heading, "key format"; no
     format for words, "%" for a share in per cent.
 
     Args:

@@ -437,12 +437,12 @@ def _methods(
         dtype = str(target.model.dtype).removeprefix("torch.")
         drafts = [str(one) for one in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
         common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
-        for way in ways(place, dtype, drafts, args.window, args.policy):
-            if way.key in wanted:
-                engine = VllmEngine(args.vllm, {**common, **way.options})
+        for key, (label, own) in ways(place, dtype, drafts, args.window, args.policy).items():
+            if key in wanted:
+                engine = VllmEngine(args.vllm, common | own)
                 stack.callback(engine.close)
                 servers.append(engine)
-                every.append(Method(way.key, way.label, engine.service, VLLM, ours=False))
+                every.append(Method(key, label, engine.service, VLLM, ours=False))
     return [one for one in every if one.name in wanted]
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the other environment lacks the imports
     from benchmarks.serving import Arrival, Ask, Load, Service
@@ -28,19 +28,13 @@ _PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
     "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-chain", "vllm-policy",
 )  # fmt: skip
-
-
-class Way(NamedTuple):
-    """A decoding method of vLLM."""
-
-    key: str  # in ``--methods``
-    label: str  # for tables
-    options: dict[str, Any]  # arguments of vLLM's ``EngineArgs``
+# Label, and arguments of vLLM's ``EngineArgs``, by method.
+Ways = dict[str, tuple[str, dict[str, Any]]]
 
 
 def ways(
     target: str, dtype: str, drafts: Sequence[str], window: Sequence[int] | None, policy: str
-) -> list[Way]:
+) -> Ways:
     """Return the decoding methods for a target's directory and the levels `drafts` below it, the
     dearest first, with a window per level. vLLM drafts with the first model. `policy` chooses
     windows up to `window`."""
@@ -48,7 +42,7 @@ def ways(
     from polyspec_ext.levels.sources import original
 
     models = [place for place in drafts if place not in WORDS]
-    alone = {"model": target, "dtype": dtype}
+    alone: dict[str, Any] = {"model": target, "dtype": dtype}
 
     def drafted(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
         more = {} if ours is None else {"additional_config": {"polyspec": ours}}
@@ -56,13 +50,12 @@ def ways(
         return {**alone, "speculative_config": {"num_speculative_tokens": most, **drafting}, **more}
 
     ngram = {"method": "ngram", "prompt_lookup_max": 3}
-    found = [Way(VLLM, "vLLM", alone), Way(NGRAM, "vLLM, its ngram", drafted(ngram))]
+    found: Ways = {VLLM: ("vLLM", alone), NGRAM: ("vLLM, its ngram", drafted(ngram))}
     if models:
         draft = {"method": "draft_model", "model": str(original(models[0]))}
-        found.append(Way(DRAFT, "vLLM, its draft model", drafted(draft)))
         drawn = {**draft, "draft_sample_method": "probabilistic"}
-        rule = drafted(drawn, {"rule": "token"})
-        found.append(Way(RULE, "vLLM, its draft model, our rule", rule))
+        found[DRAFT] = "vLLM, its draft model", drafted(draft)
+        found[RULE] = "vLLM, its draft model, our rule", drafted(drawn, {"rule": "token"})
         proposer = {"method": "custom_class", "model": _PROPOSER}
         windows = list(window or [_WINDOW] * len(drafts))
         for key, levels, sizes, more in (
@@ -72,7 +65,7 @@ def ways(
         ):
             label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(more)
             chain = {"levels": levels, "window": sizes, **more}
-            found.append(Way(key, label, drafted(proposer, chain)))
+            found[key] = label, drafted(proposer, chain)
     return found
 
 
