@@ -10,9 +10,10 @@ At temperature 0 every verification accepts with probability `a`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -203,35 +204,23 @@ class ChosenChains:
 
 
 def measure(
-    chains: ChosenChains,
-    acceptances: Sequence[tuple[float, float]],
-    repeats: int,
-    save: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
-    end: float = float("inf"),
-) -> list[dict[str, Any]]:
-    """Measure every chain at every pair of acceptances, in turns. A chain that fails is a row with
-    its error.
-
-    Args:
-        save: called with the report's rows so far, after every call.
-        end: of `time.perf_counter`, after which no call begins.
-    """
-    done = list[dict[str, Any]]()
+    chains: ChosenChains, acceptances: Sequence[tuple[float, float]], repeats: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Measure every chain at every pair of acceptances, in turns; yield the report's rows so far
+    after every call. A chain that fails is a row with its error."""
+    done, some = list[dict[str, Any]](), list[dict[str, Any]]()
     for outer, inner in acceptances:
-        rows, some = chains.rows(outer, inner), list[dict[str, Any]]()
+        rows = chains.rows(outer, inner)
         timed, clock = [row.timed for row in rows], measuring.Clock(None)
         calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
         for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{outer:g}, {inner:g}"):
             some = [row.report(rows[0]) for row in rows]
-            save([*done, *some])
-            if time.perf_counter() > end:
-                break
+            yield [*done, *some]
         done += some
-    return done
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the JSON report, written to ``--json-file`` after every turn."""
+    """Measure; return the JSON report, written to ``--json-file`` after every call."""
     end = time.perf_counter() + (args.seconds or float("inf"))
     output.require_device(args.device)
     shape = SHAPES[args.shape]
@@ -249,11 +238,12 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     }
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
     report["weight_bytes"] = weight_bytes(chains.targets[0].model)
-
-    def save(rows: list[dict[str, Any]]) -> None:
-        output.save(args, {**report, "rows": rows})
-
-    return {**report, "rows": measure(chains, args.acceptance, args.repeats, save, end)}
+    report["rows"] = []
+    for report["rows"] in measure(chains, args.acceptance, args.repeats):
+        output.save(args, report)
+        if time.perf_counter() > end:
+            break
+    return report
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -287,15 +277,12 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def _pair(text: str) -> tuple[float, float]:
-    try:
+    with contextlib.suppress(ValueError):
         outer, inner = map(float, text.split(":"))
-    except ValueError:
-        outer = inner = 0.0
-    if not (0 < outer < 1 and 0 < inner < 1):
-        raise argparse.ArgumentTypeError(
-            f"expected two numbers in (0, 1) with a colon between, given {text!r}"
-        )
-    return outer, inner
+        if 0 < outer < 1 and 0 < inner < 1:
+            return outer, inner
+    wanted = "expected two numbers in (0, 1) with a colon between"
+    raise argparse.ArgumentTypeError(f"{wanted}, given {text!r}")
 
 
 OPTIONS = (

@@ -218,11 +218,7 @@ def chain_call(chain: Chain, request: Request) -> Answer:
 
 
 def generate_call(
-    target: Any,
-    eos: frozenset[int],
-    request: Request,
-    assistant: Any = None,
-    static: bool = False,
+    target: Any, eos: frozenset[int], request: Request, assistant: Any = None, static: bool = False
 ) -> Answer:
     """Answer by transformers' ``generate``, perhaps with a draft model or a static cache, with
     which transformers compiles the passes on CUDA."""
@@ -395,11 +391,7 @@ class Verdict:
 
 
 def verdict(
-    model: Any,
-    prompts: Sequence[list[int]],
-    plain: Texts,
-    texts: Texts,
-    temperature: float,
+    model: Any, prompts: Sequence[list[int]], plain: Texts, texts: Texts, temperature: float
 ) -> Verdict:
     """Compare texts with plain decoding's texts, or with the distribution of the
     target in transformers."""

@@ -81,6 +81,11 @@ def _ratio_of_rates(sums: Floats) -> Floats:
     return np.asarray(np.nanmedian(each[~np.isnan(each).all(1)], axis=1), np.float64)
 
 
+def _rates(both: pd.DataFrame, key: str, by: str = "seconds") -> Record:
+    columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
+    return bootstrap(key, both, columns, _ratio_of_rates)
+
+
 def _pooled(sums: Floats) -> Floats:
     return np.asarray(sums[..., 0].sum(1) / sums[..., 1].sum(1), np.float64)
 
@@ -169,24 +174,16 @@ class Run:
         others = self.turns_of(base or self.baseline)[columns]
         return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
 
-    def speedup(
-        self,
-        method: str,
-        key: str = "speedup",
-        base: str | None = None,
-        task: str = OVERALL,
-        by: str = "seconds",
-    ) -> Record:
+    def speedup(self, method: str, key: str = "speedup", base: str | None = None) -> Record:
         """Return the rate of a method over the rate of `base`, over the same turns, under `key`."""
-        columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
-        return bootstrap(key, self.common(method, base, task), columns, _ratio_of_rates)
+        return _rates(self.common(method, base), key)
 
     def compared(self, method: str, task: str = OVERALL) -> Record:
         """Return speedup and mean accepted length, measured and printed in the paper."""
         both = self.common(method, task=task)
         verified = both[both.verified > 0]
         return {
-            **self.speedup(method, task=task),
+            **_rates(both, "speedup"),
             **bootstrap("length", verified, ["emitted", "verified"], _pooled),
             **speedup_of(self.paper, system_of(self.methods[method]), task),
             "turns": len(both),
@@ -414,7 +411,7 @@ def decoding(run: Run) -> Table:
         },
         sums.index,
     )
-    speedups = [run.speedup(name, "decode_speedup", by="decode_seconds") for name in sums.index]
+    speedups = [_rates(run.common(name), "decode_speedup", "decode_seconds") for name in sums.index]
     frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
     return Table("decoding", run.labelled(frame))
 
