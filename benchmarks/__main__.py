@@ -5,13 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from polyspec_ext.cli import options
 from polyspec_ext.cli.entry import help_of, run_command
 
-from . import adaptation, chosen, demo, int4, model, operators, overhead, paper, preflight, serving
+from . import (
+    adaptation,
+    chosen,
+    demo,
+    int4,
+    model,
+    operators,
+    output,
+    overhead,
+    paper,
+    preflight,
+    serving,
+)  # fmt: skip
 
-KINDS = (demo, preflight, model, operators, overhead, int4, adaptation, paper, chosen, serving)
+REPORTS: dict[str, Any] = {
+    "demo": demo,
+    "preflight": preflight, "model": model, "kernels": operators, "overhead": overhead,
+    "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving,
+}  # fmt: skip
+COMMANDS = {
+    "paper": (paper.__doc__, paper.OPTIONS, paper.run),
+    "report": (paper.report.__doc__, paper.REPORT_OPTIONS, paper.report),
+}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -19,8 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.Parser(prog="python -m benchmarks", description=text)
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="NAME")
-    for kind in KINDS:
-        kind.add_command(kinds)
+    for name, command in COMMANDS.items():
+        output.add_command(kinds, name, *command)
+    for name, module in REPORTS.items():
+        output.add_report(kinds, name, module)
     return parser
 
 

@@ -1,40 +1,57 @@
 """Compare every window policy with the best fixed windows and an oracle, in simulated time.
 
-Traces of the shipped models on several prompt sets are recorded once. Numbers are about held-out
-texts (`replay`): policies' defaults and the fixed windows of earlier searches come from the other
-half, which `--half tuning` shows.
+Traces of the shipped models on several prompt sets are recorded once: the tokens of greedy texts
+that each level would propose. At temperature 0 the target's text does not depend on the chain
+(contract C5), a token is accepted if it is the argmax of the level above, and the draft tokens of
+the middle level are its greedy continuation of the text. So a round is determined, at each
+position, by whether the middle's argmax is the target's and whether the drafter's is the middle's.
+After a token of the middle that the target rejects, the drafter follows the middle's continuation,
+which is recorded too.
+
+Numbers are about the texts at odd positions of a set, the held-out half. Policies' defaults and the
+fixed windows of earlier searches come from the other half (`--half tuning`).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import operator
+import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import output
-from benchmarks.replay import (
-    BRANCH,
-    HELD_OUT,
-    TUNING,
-    Costs,
-    Run,
-    Text,
-    Trace,
-    Traces,
-    oracle,
-    prompt_sets,
-    record,
-    replay,
-)
+import numpy as np
+import torch
+
+from benchmarks import output, questions
 from polyspec_ext import progress, tiny
 from polyspec_ext._C import PolicyKind
+from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
-from polyspec_ext.policies import Adaptive, CachedFsm, Fixed, Joint, Online, RoundReport, StepReport
+from polyspec_ext.levels import load_model
+from polyspec_ext.policies import (
+    Adaptive,
+    CachedFsm,
+    Fixed,
+    Joint,
+    Online,
+    RoundReport,
+    StepReport,
+    WindowPolicy,
+)
+from polyspec_ext.runtime.plan import default_rounds
+from polyspec_ext.scheduler import Scheduler
+from polyspec_ext.tuning import pass_seconds
 
 LENGTH = 128  # new tokens of a recorded text
+BRANCH = 24  # recorded tokens after a rejected token
+TUNING, HELD_OUT = "tuning", "held-out"
+_WIDEST = 64  # tokens of a pass, at most
 CHAINS = (("target", "drafter"), ("target", "middle"), tiny.LEVELS)
 MIXED, CHANGING = "mixed", "changing half-way"
 NOTHING, TURNING = "nothing accepted", "then nothing accepted"
@@ -73,6 +90,219 @@ POLICIES: dict[str, type[Adaptive]] = {
 }
 
 
+# ---- traces --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    """A greedy text, by position of its new tokens."""
+
+    prompt: list[int]
+    tokens: list[int]  # new tokens
+    drafter: list[bool]  # whether the drafter's argmax is the token
+    middle: list[bool]  # whether the middle's argmax is the token
+    inner: list[bool]  # whether the drafter's argmax is the middle's
+    # Where the middle's argmax is not the token: whether the drafter's is the middle's at each of
+    # the next `BRANCH` positions of the middle's continuation.
+    branches: dict[int, list[bool]]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """Texts by prompt set, and seconds of a pass by level and number of tokens."""
+
+    sets: dict[str, list[Text]]
+    seconds: dict[str, dict[int, float]]
+
+    def half(self, name: str) -> dict[str, list[Text]]:
+        """Return the half `TUNING` or `HELD_OUT` of every set."""
+        return {key: texts[name == HELD_OUT :: 2] for key, texts in self.sets.items()}
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Traces:
+        """Read a file of `save`, with numeric keys as integers."""
+
+        def numbered(items: dict[str, Any]) -> dict[Any, Any]:
+            return {int(key) if key.isdigit() else key: value for key, value in items.items()}
+
+        made = json.loads(path.read_text(), object_hook=numbered)
+        sets = {name: [Text(**one) for one in texts] for name, texts in made["sets"].items()}
+        return cls(sets, made["seconds"])
+
+
+def prompt_sets(count: int) -> dict[str, list[list[int]]]:
+    """Return ids of `count` prompts of each set with a file beside the repository, and of random
+    prompts."""
+    data = questions.GSM8K.parent
+    texts: dict[str, list[str]] = {}
+    if questions.GSM8K.exists():
+        texts["gsm8k"] = [
+            tiny.prompt_of(one.turns[0]) for one in questions.read(questions.GSM8K)[:count]
+        ]
+    if (plays := data / "tinyshakespeare.txt").exists():
+        speeches = plays.read_text(encoding="utf-8").split("\n\n")
+        step = max(1, len(speeches) // (count + 1))
+        texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
+    if questions.SPEC_BENCH.exists():
+        rows = questions.read(questions.SPEC_BENCH)
+        texts["spec-bench"] = [one.turns[0] for one in rows[:: max(1, len(rows) // count)][:count]]
+    if not texts:
+        raise ValueError(f"expected a folder with the prompt sets, given {data}")
+    tokenizer, chance = tiny.tokenizer(), random.Random(0)
+    sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
+    sets["random"] = [
+        [0, *(chance.randrange(2, len(tokenizer)) for _ in range(60))] for _ in range(count)
+    ]
+    return sets
+
+
+@torch.inference_mode()
+def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
+    """Record texts of at most `length` new tokens, and pass times of this processor."""
+    with progress.loading(shown=False):
+        models = {name: load_model(tiny.path(name), torch.float32) for name in tiny.LEVELS}
+    texts = {
+        name: [_text(models, prompt, length) for prompt in prompts]
+        for name, prompts in sets.items()
+    }
+    return Traces(texts, measured_seconds())
+
+
+def measured_seconds() -> dict[str, dict[int, float]]:
+    """Measure passes of 1 ... 33 tokens of the shipped levels on this processor."""
+    widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
+    made = tiny.levels(pack=True)
+    times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
+    # A pass could be padded, so a longer time than of a wider pass is a disturbance.
+    least = np.minimum.accumulate([[own[n] for n in widths[::-1]] for own in times], axis=1)
+    rows = (dict(zip(widths, own[::-1].tolist(), strict=True)) for own in least)
+    return dict(zip(made, rows, strict=True))
+
+
+def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
+    def argmax(name: str, row: list[int], first: int) -> list[int]:
+        logits = models[name](input_ids=torch.tensor([row])).logits
+        ids: list[int] = logits[0, first - 1 : -1].argmax(-1).tolist()
+        return ids
+
+    new = Chain([models["target"]]).generate(prompt, length).sequences[0, len(prompt) :].tolist()
+    row, first = [*prompt, *new], len(prompt)
+    middle, drafter = (argmax(name, row, first) for name in ("middle", "drafter"))
+    wrong = [i for i, token in enumerate(new) if middle[i] != token]
+    branches = {}
+    if wrong:
+        begins = [[*row[: first + i], middle[i]] for i in wrong]
+        out = Chain([models["middle"]]).generate(begins, BRANCH, eos_token_id=[])
+        for i, begin, going in zip(wrong, begins, out.sequences.tolist(), strict=True):
+            going = going[: len(begin) + BRANCH]
+            seen = argmax("drafter", going, len(begin))
+            branches[i] = [a == b for a, b in zip(seen, going[len(begin) :], strict=True)]
+    pairs = ((drafter, new), (middle, new), (drafter, middle))
+    below, between, inner = ([a == b for a, b in zip(*pair, strict=True)] for pair in pairs)
+    return Text(prompt, new, below, between, inner, branches)
+
+
+# ---- replays -------------------------------------------------------------------------------------
+
+
+Costs = list[list[float]]  # [level][n]: seconds of a pass over n tokens
+
+
+def costs_of(levels: Sequence[dict[int, float]]) -> Costs:
+    """Return the seconds of the passes of a chain, linearly interpolated between measurements."""
+    widths = range(_WIDEST + 1)
+    return [np.interp(widths, list(own), list(own.values())).tolist() for own in levels]
+
+
+class Trace:
+    """A text in a chain of two levels (the target and a level below) or of all three."""
+
+    def __init__(self, text: Text, levels: Sequence[str]) -> None:
+        self.text, self.size, self.levels = text, len(text.tokens), len(levels)
+        # [p]: accepted tokens of an endless block from p.
+        self.runs = [0] * (self.size + 1)
+        accepts = text.middle if "middle" in levels else text.drafter
+        for p in reversed(range(self.size)):
+            self.runs[p] = self.runs[p + 1] + 1 if accepts[p] else 0
+
+    def round(self, at: int, windows: Sequence[int], costs: Costs) -> tuple[int, list[StepReport]]:
+        """Return the number of tokens that a round from `at` commits, and its steps."""
+        scheduler = _scheduler(tuple(windows))
+        scheduler.start(self.size - at)
+        steps: list[StepReport] = []
+        while scheduler.committed == 0:
+            step = scheduler.next()
+            level, count, accepted = step.level, step.count, 0
+            drafted = level == self.levels
+            if level == 1:
+                accepted = min(count, self.runs[at])
+            elif not drafted:
+                accepted = self._inner(at, scheduler.pending(1), count)
+            # A pass for each draft token; a verification reads the token before as well.
+            seconds = count * costs[-1][1] if drafted else costs[level - 1][count + 1]
+            steps.append(StepReport(level, count, accepted, count, 1, seconds))
+            scheduler.report(level, count if drafted else accepted + 1)
+        return scheduler.committed, steps
+
+    def _inner(self, at: int, offset: int, count: int) -> int:
+        """Return the number of tokens that the middle accepts of `count` after `offset` pending."""
+        wrong = at + self.runs[at]  # where the middle leaves the text
+        for j in range(count):
+            p = at + offset + j
+            if p <= wrong:
+                fits = self.text.inner[p]
+            else:
+                branch = self.text.branches[wrong]
+                fits = branch[(p - wrong - 1) % len(branch)]
+            if not fits:
+                return j
+        return count
+
+
+@functools.lru_cache(maxsize=4096)
+def _scheduler(windows: tuple[int, ...]) -> Scheduler:
+    return Scheduler(windows, [*default_rounds(windows), 0])
+
+
+def replay(
+    traces: Sequence[Trace], costs: Costs, policy: WindowPolicy | None, windows: Sequence[int]
+) -> float:
+    """Return tokens per second of a replay of all texts one after another. policy None: constant
+    windows."""
+    seconds = 0.0
+    for trace in traces:
+        at, committed, now = 0, 0, list(windows)
+        steps: list[StepReport] = []
+        while at < trace.size:
+            if policy is not None:
+                text = [*trace.text.prompt, *trace.text.tokens[:at]]
+                now = list(policy.next(RoundReport(0, now, text, committed, steps)))
+            committed, steps = trace.round(at, now, costs)
+            at += committed
+            seconds += sum(step.seconds for step in steps)
+    return sum(trace.size for trace in traces) / seconds
+
+
+def oracle(traces: Sequence[Trace], costs: Costs, choices: Sequence[Sequence[int]]) -> float:
+    """Return tokens per second with the fastest windows, chosen round by round with knowledge of
+    the texts."""
+    seconds = 0.0
+    for trace in traces:
+        best = [0.0] * (trace.size + 1)
+        for at in reversed(range(trace.size)):
+            rounds = (trace.round(at, windows, costs) for windows in choices)
+            best[at] = min(
+                sum(step.seconds for step in steps) + best[at + committed]
+                for committed, steps in rounds
+            )
+        seconds += best[0]
+    return sum(trace.size for trace in traces) / seconds
+
+
 def all_windows(levels: int) -> list[list[int]]:
     """Return the windows of the search: multiples of whole blocks from below, and 0."""
     if levels == 2:
@@ -87,67 +317,58 @@ def policy_of(name: str, levels: int, **options: Any) -> Adaptive:
     return POLICIES[name](max_windows=LIMITS[levels], **options)
 
 
-def changing(sets: dict[str, list[Text]]) -> list[Text]:
-    """Return half of the language set with the highest acceptance of the drafter, then half of the
-    set with the lowest."""
+def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
+    """Return the sets; `MIXED`, a text of each set in turns; `CHANGING`, half of the language set
+    with the highest acceptance of the drafter, then half of the set with the lowest; and texts with
+    levels that never agree, as by an adversary, from the beginning or half-way."""
 
     def share(name: str) -> float:
         return sum(sum(t.drafter) for t in sets[name]) / sum(len(t.tokens) for t in sets[name])
 
-    spoken = [name for name in sets if name != "random"]
-    best, worst = max(spoken, key=share), min(spoken, key=share)
-    half = len(sets[best]) // 2
-    return [*sets[best][:half], *sets[worst][:half]]
-
-
-def rejected(texts: list[Text]) -> list[Text]:
-    """Return the same texts with levels that never agree, as by an adversary."""
-    never = []
-    for text in texts:
+    def rejected(text: Text) -> Text:
         no = [False] * len(text.tokens)
         branches = {at: [False] * BRANCH for at in range(len(no))}
-        never.append(replace(text, drafter=no, middle=no, inner=no, branches=branches))
-    return never
+        return replace(text, drafter=no, middle=no, inner=no, branches=branches)
 
-
-def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
-    """Return the sets; `MIXED`, a text of each set in turns; `CHANGING`; and texts with levels that
-    never agree, from the beginning or half-way."""
     first = next(iter(sets.values()))
-    never, half = rejected(first), len(first) // 2
+    never, half = [rejected(text) for text in first], len(first) // 2
     mixed = [text for some in zip(*sets.values(), strict=False) for text in some]
+    spoken = [name for name in sets if name != "random"]
+    best, worst = max(spoken, key=share), min(spoken, key=share)
+    middle = len(sets[best]) // 2
     return {
         **sets,
         MIXED: mixed[: max(len(first), len(sets))],
-        CHANGING: changing(sets),
+        CHANGING: [*sets[best][:middle], *sets[worst][:middle]],
         NOTHING: never,
         TURNING: [*first[:half], *never[half:]],
     }
-
-
-def fastest(traces: Sequence[Trace], costs: Costs) -> tuple[list[int], Run]:
-    """Return the fixed windows with the most tokens per second, and their replay."""
-    choices = all_windows(traces[0].levels)
-    runs = [(windows, replay(traces, costs, None, windows)) for windows in choices]
-    return max(runs, key=lambda pair: pair[1].speed)
 
 
 def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list[int]) -> Any:
     """Return the simulated tokens per second of every policy on a set; `others`: the other half of
     the set."""
     levels, middle = traces[0].levels, len(traces) // 2
-    (best, _), (found, _) = fastest(traces, costs), fastest(others, costs)
-    halves = [fastest(part, costs)[1] for part in (traces[:middle], traces[middle:]) if part]
+    choices = all_windows(levels)
+
+    def fastest(some: list[Trace]) -> tuple[float, list[int]]:
+        rates = [(replay(some, costs, None, windows), windows) for windows in choices]
+        return max(rates, key=operator.itemgetter(0))
+
+    halves = [(part, fastest(part)[0]) for part in (traces[:middle], traces[middle:]) if part]
+    sizes = [sum(trace.size for trace in part) for part, _ in halves]
+    seconds = sum(size / rate for size, (_, rate) in zip(sizes, halves, strict=True))
+    (_, best), (_, found) = fastest(traces), fastest(others)
     fixed = {PLAIN: [0] * (levels - 1), SHIPPED: start, FOUND: found, BEST: best}
     rows: dict[str, Any] = {
-        name: {"speed": replay(traces, costs, None, windows).speed, "windows": windows}
+        name: {"speed": replay(traces, costs, None, windows), "windows": windows}
         for name, windows in fixed.items()
     }
-    rows[HALVES] = {"speed": sum(r.tokens for r in halves) / sum(r.seconds for r in halves)}
+    rows[HALVES] = {"speed": sum(sizes) / seconds}
     for name in POLICIES:
-        run = replay(traces, costs, policy_of(name, levels, guard=True), start)
-        rows["as shipped, guarded" if name == "fixed" else name] = {"speed": run.speed}
-    rows["oracle"] = {"speed": oracle(traces, costs, all_windows(levels)).speed}
+        speed = replay(traces, costs, policy_of(name, levels, guard=True), start)
+        rows["as shipped, guarded" if name == "fixed" else name] = {"speed": speed}
+    rows["oracle"] = {"speed": oracle(traces, costs, choices)}
     return rows
 
 
@@ -180,29 +401,25 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
     report = output.header("adaptation", 3)
     report["overhead_us"] = {str(n): overhead(n) for n in (2, 3, 4)}
-    traces, half = _traces(args), args.half
-    other = TUNING if half == HELD_OUT else HELD_OUT
-    sets, others = (prompt_orders(traces.half(name)) for name in (half, other))
+    if args.traces and args.traces.exists():
+        traces = Traces.read(args.traces)
+    else:
+        progress.note("recording the traces, which takes a few minutes")
+        traces = record(prompt_sets(2 * args.prompts), LENGTH)
+        if args.traces:
+            traces.save(args.traces)
+    other = TUNING if args.half == HELD_OUT else HELD_OUT
+    sets, others = (prompt_orders(traces.half(name)) for name in (args.half, other))
     chains: dict[str, Any] = {}
     for chain in CHAINS:
-        costs = Costs([traces.seconds[name] for name in chain])
+        costs = costs_of([traces.seconds[name] for name in chain])
         start = list(tiny.WINDOWS[tuple(chain)])
         own = chains[", ".join(chain)] = {}
         for name, texts in sets.items():
             mine, theirs = ([Trace(t, chain) for t in some] for some in (texts, others[name]))
             tokens = sum(trace.size for trace in mine)
             own[name] = {"tokens": tokens, "policies": compared(mine, theirs, costs, start)}
-    return {**report, "chains": chains, "half": half, "seconds": traces.seconds}
-
-
-def _traces(args: argparse.Namespace) -> Traces:
-    if args.traces and args.traces.exists():
-        return Traces.read(args.traces)
-    progress.note("recording the traces, which takes a few minutes")
-    traces = record(prompt_sets(2 * args.prompts), LENGTH)
-    if args.traces:
-        traces.save(args.traces)
-    return traces
+    return {**report, "chains": chains, "half": args.half, "seconds": traces.seconds}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -218,27 +435,18 @@ def markdown(report: dict[str, Any]) -> str:
     for chain, sets in report["chains"].items():
         half = f"Simulated time, the {report['half']} half of the prompts"
         lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
-        lines += _over(sets, PLAIN)
-        lines += ["", "Over the best fixed windows:", "", *_over(sets, BEST)]
+        own = [results["policies"] for results in sets.values()]
+        over_plain, over_best = (
+            [[row, *(f"{a[row]['speed'] / a[base]['speed']:.3f}" for a in own)] for row in own[0]]
+            for base in (PLAIN, BEST)
+        )
+        lines += output.table(["", *sets], over_plain)
+        lines += ["", "Over the best fixed windows:", "", *output.table(["", *sets], over_best)]
     return "\n".join(lines)
 
 
-def _over(sets: dict[str, Any], base: str) -> list[str]:
-    policies = [results["policies"] for results in sets.values()]
-    return output.table(
-        ["", *sets],
-        (
-            [row, *(f"{each[row]['speed'] / each[base]['speed']:.3f}" for each in policies)]
-            for row in policies[0]
-        ),
-    )
-
-
-def add_command(kinds: Any) -> None:
-    """Add ``adaptation`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "adaptation", __doc__, report_of, markdown)
-    options.add_count(sub, "--prompts", 12, "of each set, in either half")
-    what = "whatever is chosen by looking at numbers is chosen on the one for tuning"
-    sub.add_argument("--half", choices=(HELD_OUT, TUNING), default=HELD_OUT, help=what)
-    what = "read the traces from FILE, or record them there if there is none"
-    sub.add_argument("--traces", type=Path, metavar="FILE", help=what)
+OPTIONS = (
+    ("--prompts", options.COUNT, 12, "N", "of each set, in either half"),
+    ("--half", (HELD_OUT, TUNING), HELD_OUT, None, "chosen by looking at numbers: on tuning"),
+    ("--traces", Path, None, "FILE", "read the traces from FILE, or record them there"),
+)

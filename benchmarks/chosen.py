@@ -10,17 +10,18 @@ At temperature 0 every verification accepts with probability `a`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -107,41 +108,46 @@ class Tables:
 
 @dataclass
 class Row:
-    """A chain at a pair of acceptances; `seconds`: decoding time of each counted call."""
+    """A chain at a pair of acceptances, with `tokens` new tokens of a call."""
 
     label: str
     outer: float
     inner: float
+    tokens: int
     chain: ps.Chain
     acceptance: tuple[float, ...] = ()
-    seconds: list[float] = field(default_factory=list)
     output: Any = None
-    error: str | None = None
 
-    def call(self, tokens: int) -> None:
-        """Generate, and keep the result."""
-        options: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
-        self.output = self.chain.generate([[3] * PROMPT], tokens, **options)
+    def __post_init__(self) -> None:
+        self.timed = measuring.Contender(self.label, self.call)
 
-    def report(self, tokens: int, plain: Row) -> dict[str, Any]:
+    def call(self) -> float:
+        """Generate, keep the result and return the seconds of decoding."""
+        more: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
+        self.output = self.chain.generate([[3] * PROMPT], self.tokens, **more)
+        return float(self.output.stats.decode_seconds)
+
+    def report(self, plain: Row) -> dict[str, Any]:
         """Return the row of the JSON report."""
         row: dict[str, Any] = {name: getattr(self, name) for name in ("label", "outer", "inner")}
-        row |= {"window": list(self.chain.window), "error": self.error}
-        if not self.seconds or self.error is not None:
+        row |= {"window": list(self.chain.window), "error": self.timed.error}
+        seconds, length, expected = self.timed.seconds, 1.0, 1.0
+        if not seconds or self.timed.error is not None:
             return row
-        levels, expected = self.output.stats.levels, 1.0
+        levels = self.output.stats.levels
         if self.acceptance:
-            seconds = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
+            ones = ConstantSeconds([1.0] * (len(self.acceptance) + 1))
             accept = Acceptance.constant(*self.acceptance)
-            expected = expectation(self.chain.window, self.chain.rounds, accept, seconds).length
+            expected = expectation(self.chain.window, self.chain.rounds, accept, ones).length
+            length = levels[0].mean_acceptance_length
         row |= {
-            "ms_per_token": 1e3 * statistics.median(self.seconds) / tokens,
+            "ms_per_token": 1e3 * statistics.median(seconds) / self.tokens,
             "levels": [{"name": one.name, "passes": one.num_forward_passes} for one in levels],
-            "length": levels[0].mean_acceptance_length if self.acceptance else 1.0,
+            "length": length,
             "expected_length": expected,
         }
-        if plain.seconds:
-            pairs = zip(plain.seconds, self.seconds, strict=False)
+        if plain.timed.seconds:
+            pairs = zip(plain.timed.seconds, seconds, strict=False)
             row["x_plain"] = statistics.median(a / b for a, b in pairs)
             row["same_text"] = bool(self.output.sequences.equal(plain.output.sequences))
         return row
@@ -179,61 +185,42 @@ class ChosenChains:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
         rows = []
-        for fused, (target, copy, heads) in enumerate(
-            zip(self.targets, self.copies, self.heads, strict=True)
+        add = partial(Row, outer=outer, inner=inner, tokens=self.tokens)
+        for prefix, target, copy, heads in zip(
+            ("", FUSED), self.targets, self.copies, self.heads, strict=False
         ):
-            prefix = FUSED if fused else ""
-            rows.append(Row(prefix + PLAIN, outer, inner, ps.Chain([target])))
-            if self.device.type == "cuda" and not fused:
-                rows.append(Row(EAGER, outer, inner, ps.Chain([target], graphs=False)))
+            rows.append(add(prefix + PLAIN, chain=ps.Chain([target])))
+            if self.device.type == "cuda" and not prefix:
+                rows.append(add(EAGER, chain=ps.Chain([target], graphs=False)))
             for below, windows in WINDOWS.items():
                 three = len(below) > 1
                 parts = {W4: copy, HEAD: heads[three], DRAFT: self.drafts[three]}
                 acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
+                label = prefix + " <- ".join(("target", *below))
                 for window in windows:
                     chain = ps.Chain([target, *(parts[name] for name in below)], list(window))
-                    label = prefix + " <- ".join(("target", *below))
-                    rows.append(Row(label, outer, inner, chain, acceptance))
+                    rows.append(add(label, chain=chain, acceptance=acceptance))
         return rows
 
 
 def measure(
-    chains: ChosenChains,
-    acceptances: Sequence[tuple[float, float]],
-    repeats: int,
-    save: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
-    end: float = float("inf"),
-) -> list[dict[str, Any]]:
-    """Measure every chain at every pair of acceptances, in turns. A chain that fails is a row with
-    its error.
-
-    Args:
-        save: called with the report's rows so far, after every turn.
-        end: of `time.perf_counter`, after which no turn begins.
-    """
-    done = list[dict[str, Any]]()
+    chains: ChosenChains, acceptances: Sequence[tuple[float, float]], repeats: int
+) -> Iterator[list[dict[str, Any]]]:
+    """Measure every chain at every pair of acceptances, in turns; yield the report's rows so far
+    after every call. A chain that fails is a row with its error."""
+    done, some = list[dict[str, Any]](), list[dict[str, Any]]()
     for outer, inner in acceptances:
         rows = chains.rows(outer, inner)
-        some: list[dict[str, Any]] = []
-        turns = [(turn, row) for turn in range(repeats) for row in timing.rotated(rows, turn)]
-        for turn, row in progress.bar(turns, desc=f"{outer:g}, {inner:g}", leave=False):
-            if row.error is not None or time.perf_counter() > end:
-                continue
-            try:
-                for _ in range(1 if turn else 1 + WARM_UP):
-                    row.call(chains.tokens)
-                row.seconds.append(row.output.stats.decode_seconds)
-            except Exception as error:
-                traceback.print_exc()
-                row.error = timing.error_line(error)
-            some = [one.report(chains.tokens, rows[0]) for one in rows]
-            save([*done, *some])
+        timed, clock = [row.timed for row in rows], measuring.Clock(None)
+        calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
+        for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{outer:g}, {inner:g}"):
+            some = [row.report(rows[0]) for row in rows]
+            yield [*done, *some]
         done += some
-    return done
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure; return the JSON report, written to ``--json-file`` after every turn."""
+    """Measure; return the JSON report, written to ``--json-file`` after every call."""
     end = time.perf_counter() + (args.seconds or float("inf"))
     output.require_device(args.device)
     shape = SHAPES[args.shape]
@@ -247,15 +234,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     report = {
         **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
-        "copy_gbs": timing.copy_bandwidth(args.device),
+        "copy_gbs": measuring.copy_bandwidth(args.device),
     }
     chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
     report["weight_bytes"] = weight_bytes(chains.targets[0].model)
-
-    def save(rows: list[dict[str, Any]]) -> None:
-        output.save(args, {**report, "rows": rows})
-
-    return {**report, "rows": measure(chains, args.acceptance, args.repeats, save, end)}
+    report["rows"] = []
+    for report["rows"] in measure(chains, args.acceptance, args.repeats):
+        output.save(args, report)
+        if time.perf_counter() > end:
+            break
+    return report
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -288,29 +276,22 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``shapes`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "shapes", __doc__, report_of, markdown)
-    sub.add_argument("--shape", choices=tuple(SHAPES), required=True)
-    options.share(sub, "--device")
-    for name, kind, default, metavar, what in (
-        ("--layers", options.COUNT, None, "N", "make so many of the layers"),
-        ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
-         "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
-        ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
-        ("--repeats", options.COUNT, 7, "N", "turns"),
-        ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
-    ):  # fmt: skip
-        options.add(sub, name, kind, default, metavar, what)
-
-
 def _pair(text: str) -> tuple[float, float]:
-    try:
+    with contextlib.suppress(ValueError):
         outer, inner = map(float, text.split(":"))
-    except ValueError:
-        outer = inner = 0.0
-    if not (0 < outer < 1 and 0 < inner < 1):
-        raise argparse.ArgumentTypeError(
-            f"expected two numbers in (0, 1) with a colon between, given {text!r}"
-        )
-    return outer, inner
+        if 0 < outer < 1 and 0 < inner < 1:
+            return outer, inner
+    wanted = "expected two numbers in (0, 1) with a colon between"
+    raise argparse.ArgumentTypeError(f"{wanted}, given {text!r}")
+
+
+OPTIONS = (
+    ("--shape", tuple(SHAPES), "llama2-7b", None, "of the target"),
+    "--device",
+    ("--layers", options.COUNT, None, "N", "make so many of the layers"),
+    ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
+     "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
+    ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
+    ("--repeats", options.COUNT, 7, "N", "turns"),
+    ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
+)  # fmt: skip

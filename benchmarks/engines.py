@@ -1,5 +1,5 @@
-"""Other engines as methods: OpenVINO GenAI in this process, vLLM in a process of another
-environment, and llama.cpp through the program of csrc/examples/llama_cpp.
+"""Other engines as methods: OpenVINO GenAI in this process, and llama.cpp through the program of
+csrc/examples/llama_cpp or its server.
 
 Each engine has a separate form of the target (an OpenVINO IR, a GGUF file), which is another model
 if its weights are rounded differently. So its texts are compared with its plain decoding.
@@ -7,14 +7,13 @@ if its weights are rounded differently. So its texts are compared with its plain
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import http.client
-import itertools
+import importlib.util
 import json
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +22,12 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Answer, Decode, Request
-from benchmarks.vllm_engine import VLLM, VllmEngine, ways
 from polyspec_ext.cli import options
 
 _ASSISTED = "-assisted"  # suffix of an engine's key: its speculation with a draft model
 _WINDOW = 4
-_ROOM = 4096  # tokens of a text in vLLM
 _START_SECONDS = 600.0  # limit for loading a server
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Variant(NamedTuple):
@@ -63,19 +61,14 @@ class OpenVino:
     """OpenVINO GenAI, with directories of exported models; `variants`: decoding methods."""
 
     def __init__(self, target: Path, draft: Path | None = None) -> None:
-        try:
-            import openvino_genai
-        except ImportError:
-            raise ValueError(
-                "--openvino: expected the package openvino-genai, given an environment without it"
-            ) from None
+        if importlib.util.find_spec("openvino_genai") is None:
+            wanted = "expected the package openvino-genai, given an environment without it"
+            raise ValueError(f"--openvino: {wanted}")
         for place in (target, draft):
             if place is not None and not (place / "openvino_model.xml").is_file():
-                raise ValueError(
-                    f"--openvino: expected openvino_model.xml in {place}, given none; "
-                    "optimum-cli export openvino writes it"
-                )
-        self._genai: Any = openvino_genai
+                wanted = f"expected openvino_model.xml in {place}, given none"
+                raise ValueError(f"--openvino: {wanted}; optimum-cli export openvino writes it")
+        self._genai: Any = importlib.import_module("openvino_genai")
         self._target, self._draft = target, draft
         self.variants = _OPENVINO[: 1 if draft is None else None]
 
@@ -109,69 +102,25 @@ class OpenVino:
         return call
 
 
-class Vllm:
-    """vLLM in a process of another environment, with models as directories; `variants`: decoding
-    methods."""
-
-    def __init__(self, python: Path, target: str, drafts: Sequence[str]) -> None:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(target)
-        dtype = str(config.dtype or torch.float32).removeprefix("torch.")
-        levels = [*drafts, "prompt-lookup"] if drafts else []
-        found = ways(target, dtype, levels, None, "joint")
-        self._python, self._ways = python, {way.key: way for way in found}
-        self._room = min(config.max_position_embeddings, _ROOM)
-        self.variants = [Variant(way.key, way.label, way.key != VLLM, VLLM) for way in found]
-
-    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """Start an engine and return its call for a single prompt."""
-        sizes = {"max_num_seqs": 1, "max_model_len": self._room}
-        engine = VllmEngine(self._python, {**sizes, **self._ways[key].options})
-        atexit.register(engine.close)
-        numbers = itertools.count()
-
-        def call(request: Request) -> Answer:
-            (prompt,), (seed,) = request.prompts, request.seeds
-            began = time.perf_counter()
-            first, tokens = None, []
-            for new in engine.stream(
-                str(next(numbers)),
-                prompt=prompt,
-                max_tokens=request.max_new_tokens,
-                temperature=request.temperature,
-                seed=seed % 2**63,
-                stop_token_ids=sorted(eos),
-            ):
-                first = first or time.perf_counter() - began
-                tokens += new
-            return Answer([tokens], prefill_seconds=first)
-
-        return call
+LLAMA_OPTIONS: tuple[Any, ...] = (
+    ("--gguf", options.words, [], "FILE[,FILE]", "target and draft as llama.cpp has them, which "
+     "answers in turns: plain, by its own rule, and with settings by which logits do not depend on "
+     "the rows of a pass plain and in a chain of ours"),
+    ("--llama", options.file, None, "PROGRAM", "polyspec_llama, of make llama"),
+)  # fmt: skip
 
 
-def add_llama(group: Any) -> None:
-    """Add ``--gguf`` and ``--llama``."""
-    what = (
-        "target and draft as llama.cpp has them, which answers in turns: plain, by its own rule, "
-        "and with settings by which logits do not depend on the rows of a pass plain and in a "
-        "chain of ours"
-    )
-    words: dict[str, Any] = {"type": options.words, "default": [], "metavar": "FILE[,FILE]"}
-    group.add_argument("--gguf", help=what, **words)
-    what = "polyspec_llama, of make llama"
-    group.add_argument("--llama", type=options.file, metavar="PROGRAM", help=what)
-
-
-def llama_cpp(files: Sequence[str], program: Path | None) -> list[LlamaCpp]:
-    """Return the engine of ``--gguf`` and ``--llama``; empty without a file."""
-    if not files:
-        return []
-    if len(files) > 2:
-        raise ValueError(f"--gguf: expected a target and perhaps a draft, given {len(files)}")
-    if program is None:
+def engines_of(
+    gguf: Sequence[str], program: Path | None, openvino: Sequence[str] = ()
+) -> list[Any]:
+    """Return the engines of ``--gguf`` and ``--llama``, and of ``--openvino``."""
+    for name, places in (("--openvino", openvino), ("--gguf", gguf)):
+        if len(places) > 2:
+            raise ValueError(f"{name}: expected a target and perhaps a draft, given {len(places)}")
+    if gguf and program is None:
         raise ValueError("--gguf: expected --llama PROGRAM with it, which make llama builds")
-    return [LlamaCpp(program, *map(Path, files))]
+    found: list[Any] = [OpenVino(*map(Path, openvino))] if openvino else []
+    return found + ([LlamaCpp(program, *map(Path, gguf))] if program and gguf else [])
 
 
 class LlamaCpp:
@@ -201,14 +150,10 @@ class LlamaCpp:
 
         def call(request: Request) -> Answer:
             (prompt,) = request.prompts
-            asked = {
-                "--prompt": " ".join(map(str, prompt)),
-                "--tokens": request.max_new_tokens,
-                "--temperature": request.temperature,
-                "--seed": request.seeds[0],
-                "--context": len(prompt) + request.max_new_tokens + 2 * _WINDOW,
-            }
-            words = [str(word) for pair in asked.items() for word in pair]
+            length = len(prompt) + request.max_new_tokens + 2 * _WINDOW
+            words = ["--prompt", " ".join(map(str, prompt)), "--context", str(length)]
+            words += ["--tokens", str(request.max_new_tokens), "--seed", str(request.seeds[0])]
+            words += ["--temperature", str(request.temperature)]
             done = subprocess.run([*command, *words], capture_output=True, text=True)
             if done.returncode != 0:
                 said = " ".join(done.stderr.split())
@@ -228,36 +173,29 @@ class LlamaServer:
     def __init__(self, program: Path, flags: Sequence[str], slots: int, room: int) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        threads = torch.get_num_threads()
-        numbers = {"-np": slots, "-c": slots * room, "-t": threads, "-tb": threads}
-        numbers["--cache-ram"] = 0
-        words = [*flags, *(str(word) for pair in numbers.items() for word in pair)]
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        threads = str(torch.get_num_threads())
+        words = [*flags, "-np", str(slots), "-c", str(slots * room), "-t", threads, "-tb", threads]
+        words += ["--cache-ram", "0"]
         self.command = " ".join([program.name, *(Path(word).name for word in words)])
         said = subprocess.run([program, "--version"], capture_output=True, text=True)
         lines = (said.stderr + said.stdout).splitlines()
         self.version = next((line for line in lines if line.startswith("version:")), "unknown")
-        self._process = subprocess.Popen(
-            [program, *words, "--host", "127.0.0.1", "--port", str(self._port)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command: list[Any] = [program, *words, "--host", "127.0.0.1", "--port", str(port)]
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, **quiet)
         try:
             self._wait()
         except BaseException:
             self.close()
             raise
 
-    def _connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=_START_SECONDS)
-
     def _wait(self) -> None:
         until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError), contextlib.closing(self._connection()) as one:
-                one.request("GET", "/health")
-                if one.getresponse().status == http.client.OK:
-                    return
+            with contextlib.suppress(OSError), _open(f"{self._url}/health", timeout=60):
+                return
             time.sleep(0.2)
         raise RuntimeError(f"{self.command}: expected it to serve, given no answer")
 
@@ -269,22 +207,12 @@ class LlamaServer:
     def stream(self, request: Request) -> Iterator[list[int]]:
         """Yield the new tokens of a prompt as they arrive, without a cache of earlier prompts."""
         (prompt,), (seed,) = request.prompts, request.seeds
-        asked = {
-            "prompt": prompt,
-            "n_predict": request.max_new_tokens,
-            "temperature": request.temperature,
-            "samplers": ["temperature"],
-            "seed": seed % 2**32,
-            "cache_prompt": False,
-            "return_tokens": True,
-            "stream": True,
-        }
-        with contextlib.closing(self._connection()) as one:
-            kind = {"Content-Type": "application/json"}
-            one.request("POST", "/completion", json.dumps(asked), kind)
-            answer = one.getresponse()
-            if answer.status != http.client.OK:
-                raise RuntimeError(f"{self.command}: {answer.status} {answer.read(200)!r}")
+        options = {"temperature": request.temperature, "samplers": ["temperature"]}
+        options |= {"prompt": prompt, "n_predict": request.max_new_tokens, "seed": seed % 2**32}
+        options |= {"cache_prompt": False, "return_tokens": True, "stream": True}
+        asked = urllib.request.Request(f"{self._url}/completion", json.dumps(options).encode())
+        asked.add_header("Content-Type", "application/json")
+        with _open(asked, timeout=_START_SECONDS) as answer:
             for line in answer:
                 if line.startswith(b"data: "):
                     part = json.loads(line[6:])

@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import printed
-from .printed import OVERALL
+from .questions import OVERALL, TASK_NAMES
 
 # By number of levels; plain decoding and other engines are grey.
 _COLOURS = {2: "#3b75af", 3: "#d1762c", 4: "#4a8c4f"}
-_GREY, _PAPER, _BAND = "#8a8f98", "#111111", "#e8e2d0"
 _MOST_LINES = 4  # in a panel of Figure 4
 Records = Sequence[Mapping[str, Any]]
 
@@ -40,6 +38,9 @@ def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
 
 
 def _png(figure: Figure) -> bytes:
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     return file.getvalue()
@@ -54,31 +55,26 @@ def _speedups(
     rows = -(-len(tasks) // columns)
     size = 2.4 + width * columns, 0.6 + rows * (0.6 + height * len(records))
     figure = Figure(size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flat)
     frame, places = pd.DataFrame(records), range(len(records))
-    style = {"elinewidth": 1, "capsize": 2, "ecolor": "#333333"}
-    for task, axis in zip(tasks, axes.flat, strict=False):
-        value, low, high = (
-            frame[f"{task}_speedup{end}"].astype(float) for end in ("", "_low", "_high")
-        )
+    own = [run.methods[name] for name in frame.method]
+    counts = [0 if one["kind"] == "assisted" else len(one["levels"]) for one in own]
+    colours = [_COLOURS.get(min(count, 4), "#8a8f98") for count in counts]
+    for task, axis in zip(tasks, axes, strict=False):
+        names = (f"{task}_speedup", f"{task}_speedup_low", f"{task}_speedup_high")
+        value, low, high = (frame[name].astype(float) for name in names)
         error = np.clip([value - low, high - value], 0, None)
-        own = [run.methods[name] for name in frame.method]
-        counts = [0 if one["kind"] == "assisted" else len(one["levels"]) for one in own]
-        colours = [_COLOURS.get(min(count, 4), _GREY) for count in counts]
-        bars = axis.barh(places, value, 0.7, color=colours, xerr=error, error_kw=style)
+        bars = axis.barh(places, value, 0.7, color=colours, xerr=error, error_kw={"capsize": 2})
         axis.bar_label(bars, fmt="%.2f", label_type="center", fontsize=7, color="white")
-        paper = frame[f"{task}_paper_speedup"].astype(float)
-        axis.plot(paper, places, marker="D", markersize=5, color=_PAPER, linestyle="")
-        axis.set_yticks(places, frame.label, fontsize=8)
+        axis.plot(frame[f"{task}_paper_speedup"].astype(float), places, "D", color="#111111")
+        axis.set_yticks(places, frame.label)
         axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(axis="x", labelsize=8)
-        axis.set_title(printed.TASK_NAMES[task], fontsize=9)
-    axes.flat[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share the axis.)
-    for axis in list(axes.flat)[len(tasks) :]:
-        axis.set_visible(False)
+        axis.set_title(TASK_NAMES[task], fontsize=9)
+    axes[0].set_ylim(len(records) - 0.5, -0.5)  # (All panels share the axis.)
+    for axis in axes[len(tasks) :]:
+        axis.remove()
     figure.supxlabel(
-        f"speedup over {run.methods[run.baseline]['label']}, 95 % interval; blue: two levels, "
+        f"speedup over {run.labels[run.baseline]}, 95 % interval; blue: two levels, "
         "orange: three, green: more; diamonds: the paper's",
         fontsize=8,
     )
@@ -89,22 +85,14 @@ def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
     figure = Figure((1 + 6 * len(shown), 3.6), layout="constrained")
     axes = figure.subplots(1, len(shown), squeeze=False)
     for (run, records), axis in zip(shown, axes.flat, strict=True):
-        if printed.target_of(run.target) is not None:
-            low, high = printed.VARIANCES[run.sampling]
-            axis.axhspan(low, high, color=_BAND, label="the paper's, mostly", zorder=0)
+        if run.paper is not None:
+            axis.axhspan(*run.variances, color="#e8e2d0", label="the paper's, mostly", zorder=0)
         # The panel has room for a few lines: methods with the most levels first.
         names = [name for name in run.methods if name in records[0]]
         most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
-        for name in (name for name in names if name in most):
-            values = pd.DataFrame(records)[name].astype(float)
-            label = run.methods[name]["label"]
-            axis.plot(
-                values.index + 1, values, marker="o", markersize=3, linewidth=0.8, label=label
-            )
+        values = pd.DataFrame(records)[[name for name in names if name in most]].astype(float)
+        axis.plot(values.index + 1, values, ".-", label=[run.labels[name] for name in values])
         axis.set_title(f"{run.label}: {run.sampling}", fontsize=9)
-        axis.set_xlabel("query", fontsize=8)
-        axis.set_ylabel("variance of the acceptance length", fontsize=8)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(xlabel="query", ylabel="variance of the acceptance length")
         axis.legend(fontsize=7, frameon=False)
     return _png(figure)

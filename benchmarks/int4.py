@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
-from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, PackedLinear, in_huge_pages
+from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, in_huge_pages
 from polyspec_ext.ops import int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
@@ -29,25 +29,33 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
     form = (outputs, inputs // GROUP)
     scales, zeros = torch.rand(form, generator=random), torch.randn(form, generator=random)
     weight = torch.randn(outputs, inputs, generator=random).bfloat16().to(device)
-
-    def plain() -> Product:
-        copy = weight.clone()
-        return lambda x: torch.nn.functional.linear(x, copy)
-
+    kinds: dict[str, Callable[[], Product]] = {}
     if device == "cuda":
         weights = Int4Weights(values, scales, zeros).to(device)
-        kinds: dict[str, Callable[[], Product]] = {
-            "polyspec": lambda: CudaInt4Linear(weights).product,
-            "torch int4": partial(_torch_on_cuda, weights),
-        }
+        tiles, both = torch_form(weights)
+        kinds["polyspec"] = lambda: CudaInt4Linear(weights).product
+        own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
+        kinds["torch int4"] = lambda: partial(
+            torch.ops.aten._weight_int4pack_mm, mat2=tiles.clone(), **own
+        )
     else:
-        kinds = _on_cpu(values, scales, zeros, weight)
-    kinds["torch bfloat16"] = plain
-    sizes = {name: (2 if "bfloat16" in name else 0.5) * weight.numel() for name in kinds}
-    return {
-        name: [make() for _ in range(max(1, int(COLD / sizes[name])))]
-        for name, make in kinds.items()
-    }
+        packed = int4.pack(values, scales, zeros, GROUP)
+        layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
+        layer.weight.data.copy_(weight)
+        sizes = {"outputs": outputs, "group": GROUP}
+        kinds["polyspec"] = lambda: partial(int4.product, packed=in_huge_pages(packed), **sizes)
+        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
+        own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
+        pack = partial(torch.ops.aten._convert_weight_to_int4pack_for_cpu, values.int(), 1)
+        if outputs % 16 == 0:
+            theirs = torch.ops.aten._weight_int4pack_mm_for_cpu
+            kinds["torch int4"] = lambda: partial(theirs, mat2=pack(), **own)
+        if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            kinds["oneDNN bfloat16, packed"] = partial(OneDnnLinear, [layer])
+        kinds["polyspec bfloat16"] = partial(DenseLinear, [layer])
+    kinds["torch bfloat16"] = lambda: partial(torch.nn.functional.linear, weight=weight.clone())
+    counts = {n: int(COLD / (weight.numel() * (2 if "bfloat16" in n else 0.5))) for n in kinds}
+    return {name: [make() for _ in range(max(1, counts[name]))] for name, make in kinds.items()}
 
 
 def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,40 +68,6 @@ def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
     together = next(n for n in (8, 4, 2) if values.shape[1] % (16 * n) == 0)
     both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
     return torch.ops.aten._convert_weight_to_int4pack(pairs, together), both
-
-
-def _torch_on_cuda(weights: Int4Weights) -> Product:
-    packed, both = torch_form(weights)
-    return lambda x: torch.ops.aten._weight_int4pack_mm(x, packed, weights.group, both)
-
-
-def _on_cpu(
-    values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, weight: torch.Tensor
-) -> dict[str, Callable[[], Product]]:
-    outputs, inputs = values.shape
-    packed = int4.pack(values, scales, zeros, GROUP)
-
-    def ours() -> Product:
-        copy = in_huge_pages(packed)
-        return lambda x: int4.product(x, copy, outputs, GROUP)
-
-    def theirs() -> Product:
-        copy = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.int(), 1)
-        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
-        return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x, copy, GROUP, both)
-
-    def bfloat16(kind: type[PackedLinear]) -> Product:
-        layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
-        layer.weight.data.copy_(weight)
-        return kind([layer])
-
-    kinds: dict[str, Callable[[], Product]] = {"polyspec": ours}
-    if outputs % 16 == 0:
-        kinds["torch int4"] = theirs
-    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        kinds["oneDNN bfloat16, packed"] = partial(bfloat16, OneDnnLinear)
-    kinds["polyspec bfloat16"] = partial(bfloat16, DenseLinear)
-    return kinds
 
 
 def _all_of(products: list[Product], x: torch.Tensor) -> None:
@@ -110,14 +84,14 @@ def measure(
     keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in made}
     activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     passes = [
-        timing.Contender(label, partial(_all_of, made[name], activations[count]))
+        measuring.Contender(label, partial(_all_of, made[name], activations[count]))
         for label, (name, count) in keys.items()
     ]
-    done, failures = timing.measure(passes, repeats, timing.Clock(device))
-    for label, reason in failures.items():
-        raise PolyspecError(f"{label}: {reason}")
+    for one in measuring.turns(passes, repeats, measuring.Clock(device)):
+        if one.error is not None:
+            raise PolyspecError(f"{one.name}: {one.error}")
     found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in made}
-    for one in done:
+    for one in passes:
         name, count = keys[one.name]
         seconds = statistics.median(one.seconds) / len(made[name])
         bits = 16 if "bfloat16" in name else 4 + 32 / GROUP  # with bfloat16 scales and zeros
@@ -131,7 +105,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     return {
         **output.header("int4", 1, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
-        "copy_gbs": timing.copy_bandwidth(args.device),
+        "copy_gbs": measuring.copy_bandwidth(args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
                 outputs, inputs, args.tokens, args.repeats, args.device
@@ -172,11 +146,10 @@ def _shape(text: str) -> tuple[int, int]:
     return outputs, inputs
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``int4`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "int4", __doc__, report_of, markdown)
-    options.share(sub, "--device")
-    options.add_count(sub, "--repeats", 15, "turns")
-    options.add(sub, "--tokens", options.COUNTS, [1, 2, 4, 6, 8, 12, 16], "M,...")
-    shapes = [(4096, 4096), (1024, 2560), (5120, 1024)]
-    options.add(sub, "--shapes", options.listed(_shape), shapes, "NxK,...", "outputs x inputs")
+OPTIONS = (
+    "--device",
+    ("--repeats", options.COUNT, 15, "N", "turns"),
+    ("--tokens", options.COUNTS, [1, 2, 4, 6, 8, 12, 16], "M,...", ""),
+    ("--shapes", options.listed(_shape), [(4096, 4096), (1024, 2560), (5120, 1024)], "NxK,...",
+     "outputs x inputs"),
+)  # fmt: skip

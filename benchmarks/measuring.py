@@ -1,9 +1,12 @@
-"""Measurement of generations: every method answers every prompt in turns, in a rotating order, so
-that a change in the machine's load affects all methods.
+"""Measurement in turns: every contender once per turn, in a rotating order, so that a change in the
+machine's load or clock affects all of them.
 
-``benchmarks paper`` and the demo share it. Tokens are counted alike, up to and including the EOS,
-over wall time from the prompt to the last token, prefill included. Texts are compared with the
-target's plain decoding.
+Calls: medians, quartiles and ratios with intervals. CPU: wall time. CUDA: events around a replay of
+a captured graph (or the call, if it cannot be captured), after overwriting the L2 cache. The replay
+is queued during the overwriting, so its launch costs the device no time.
+
+Generations: tokens are counted alike, up to and including the EOS, over wall time from the prompt
+to the last token, prefill included. Texts are compared with the target's plain decoding.
 """
 
 from __future__ import annotations
@@ -11,24 +14,173 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from benchmarks.timing import rotated
 from polyspec_ext import progress
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.stats import Stats, merge
 
-Clock = Callable[[], float]
+WARM_UP = 3  # uncounted calls
+MIB = 1 << 20
+T = TypeVar("T")
+Call = Callable[[], Any]
+Now = Callable[[], float]
+Texts = Mapping[int, list[int]] | Sequence[list[int]]  # by the number of the prompt
 
 
-# ---- calls ---------------------------------------------------------------------------------------
+# ---- calls in turns ------------------------------------------------------------------------------
+
+
+def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
+    """Return `things` in the order of a turn, rotated by 1 per turn. The first `first` things come
+    first in every turn, since the others are compared with them."""
+    ahead, others = things[:first], things[first:]
+    shift = turn % max(len(others), 1)
+    return [*ahead, *others[shift:], *others[:shift]]
+
+
+@dataclass
+class Contender:
+    """A call to be measured.
+
+    Attributes:
+        graph: try to capture the call as a CUDA graph.
+        seconds: seconds of every turn.
+        captured: whether replays of a graph were timed.
+        error: of a contender that failed, which takes part no longer.
+    """
+
+    name: str
+    call: Call
+    graph: bool = True
+    seconds: list[float] = field(default_factory=list)
+    captured: bool = False
+    error: str | None = None
+    run: Call | None = None  # the call, or its replay
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """Return microseconds: median, q25, q75 and mean."""
+    micro = 1e6 * np.asarray(seconds)
+    q25, median, q75 = np.quantile(micro, (0.25, 0.5, 0.75)).tolist()
+    return {"median": median, "q25": q25, "q75": q75, "mean": float(micro.mean())}
+
+
+def median_interval(count: int) -> tuple[int, int]:
+    """Return the ranks, from 0, of the order statistics of `count` values that enclose the median
+    with 95 % confidence for any distribution; the extremes where the values are too few."""
+    below = np.cumsum([math.comb(count, n) / 2**count for n in range(count // 2)])
+    rank = max(int((below <= 0.025).sum()) - 1, 0)
+    return rank, count - 1 - rank
+
+
+def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """Return how many times as long the peer takes, turn by turn: the median of the ratios and its
+    95 % interval (low, high)."""
+    ratios = sorted(a / b for a, b in zip(peer, ours, strict=True))
+    low, high = median_interval(len(ratios))
+    return {"median": statistics.median(ratios), "low": ratios[low], "high": ratios[high]}
+
+
+class Clock:
+    """Measure calls on a device, "cpu" or "cuda"; None: calls that return their seconds."""
+
+    def __init__(self, device: str | None) -> None:
+        self.device, self.kind = device, "events" if device == "cuda" else "wall time"
+        self._flush: torch.Tensor | None = None
+        if device == "cuda":
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            # Long enough that the next call is queued before the overwriting ends.
+            size = max(4 * getattr(properties, "L2_cache_size", 64 * MIB), 256 * MIB)
+            self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
+
+    def prepare(self, contender: Contender) -> Call:
+        """Return the replay of a captured call, or the call if it cannot be captured."""
+        if self._flush is None or not contender.graph:
+            return contender.call
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                contender.call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                contender.call()
+        except RuntimeError:  # it synchronises, or allocates outside the pool
+            torch.cuda.synchronize()
+            return contender.call
+        contender.captured = True
+        return graph.replay
+
+    def seconds(self, run: Call) -> float:
+        """Return the seconds of a call."""
+        if self.device is None:
+            return float(run())
+        if self._flush is None:
+            began = time.perf_counter()
+            run()
+            return time.perf_counter() - began
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.add_(1)
+        started.record()
+        run()
+        ended.record()
+        ended.synchronize()
+        return float(started.elapsed_time(ended)) * 1e-3
+
+
+def turns(
+    contenders: Sequence[Contender],
+    repeats: int,
+    clock: Clock,
+    load: Callable[[int], None] = lambda turn: None,
+    warm_up: int = WARM_UP,
+) -> Iterator[Contender]:
+    """Time the contenders in turns; yield a contender after its call.
+
+    Args:
+        load: called with the number of the turn before every call.
+        warm_up: uncounted calls of a contender before its first.
+    """
+    for turn in range(repeats):
+        for one in rotated([one for one in contenders if one.error is None], turn):
+            try:
+                if one.run is None:
+                    load(0)
+                    one.run = clock.prepare(one)
+                    for number in range(warm_up):
+                        load(number)
+                        clock.seconds(one.run)
+                load(turn)
+                one.seconds.append(clock.seconds(one.run))
+            except Exception as error:  # a peer that fails must not end the run
+                one.error = f"{type(error).__name__}: {error}".splitlines()[0]
+            yield one
+
+
+def copy_bandwidth(device: str) -> float:
+    """Return GB/s of a copy between buffers larger than caches, bytes read and written; on CUDA of
+    a kernel, since the copy engines, which ``copy_`` uses in a graph, are slower than products."""
+    size = 1024 * MIB if device == "cuda" else 128 * MIB
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    call = partial(torch.neg, out=target) if device == "cuda" else target.copy_
+    (copy, *_) = turns([Contender("copy", partial(call, source))], 9, Clock(device))
+    return 2 * size / statistics.median(copy.seconds) * 1e-9
+
+
+# ---- generations ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,11 +218,7 @@ def chain_call(chain: Chain, request: Request) -> Answer:
 
 
 def generate_call(
-    target: Any,
-    eos: frozenset[int],
-    request: Request,
-    assistant: Any = None,
-    static: bool = False,
+    target: Any, eos: frozenset[int], request: Request, assistant: Any = None, static: bool = False
 ) -> Answer:
     """Answer by transformers' ``generate``, perhaps with a draft model or a static cache, with
     which transformers compiles the passes on CUDA."""
@@ -107,7 +255,7 @@ def generate_call(
 # ---- turns ---------------------------------------------------------------------------------------
 
 
-def device_clock(device: torch.device) -> Clock:
+def device_clock(device: torch.device) -> Now:
     """Return a wall clock that first waits for all work on the device."""
     if device.type != "cuda":
         return time.perf_counter
@@ -119,7 +267,7 @@ def device_clock(device: torch.device) -> Clock:
     return clock
 
 
-def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float]:
+def timed(decode: Decode, request: Request, clock: Now) -> tuple[Answer, float]:
     """Return an answer and its seconds, by the engine's clock if it reports seconds."""
     began = clock()
     answer = decode(request)
@@ -127,69 +275,45 @@ def timed(decode: Decode, request: Request, clock: Clock) -> tuple[Answer, float
     return answer, spent if answer.seconds is None else answer.seconds
 
 
-class Call(NamedTuple):
-    """A measured call of a contender."""
-
-    repeat: int
-    tokens: int
-    seconds: float
-    stats: Stats | None  # None: another engine's
-
-
 @dataclass
-class Contender:
-    """A generation method and its measurements."""
+class Generation:
+    """A generation method and its measurements in finished repeats."""
 
     label: str
     decode: Decode
     window: Sequence[int] = ()  # of a chain; empty: plain decoding
     plain: str | None = None  # label of the reference texts; None: the first contender
-    calls: list[Call] = field(default_factory=list)
-    texts: dict[int, list[int]] = field(default_factory=dict)  # by prompt, of the last repeat
+    rates: list[float] = field(default_factory=list)  # tokens per second, by repeat
+    calls: list[Stats] = field(default_factory=list)  # of our engine
+    texts: list[list[int]] = field(default_factory=list)  # of the last repeat
 
     @property
     def stats(self) -> Stats | None:
         """Sum over all calls; None for other engines."""
-        every = [call.stats for call in self.calls if call.stats is not None]
-        return merge(every) if every else None
+        return merge(self.calls) if self.calls else None
 
     def rate(self) -> float:
         """Return tokens per second: the median of the repeats."""
-        repeats, tokens, seconds, _ = zip(*self.calls, strict=True)
-        return float(np.median(np.bincount(repeats, tokens) / np.bincount(repeats, seconds)))
+        return statistics.median(self.rates)
 
 
-def measure(
-    contenders: Sequence[Contender],
-    prompts: Sequence[list[int]],
-    *,
-    repeats: int,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    warm_up: int,
-    clock: Clock = time.perf_counter,
+def generations(
+    contenders: Sequence[Generation], repeats: Sequence[Sequence[Request]], clock: Now
 ) -> Iterator[int]:
-    """Measure every contender at every prompt in turns; yield the number of finished repeats. All
-    contenders have the same seeds. A first call of `warm_up` tokens is not counted."""
-
-    def request(number: int, repeat: int, tokens: int) -> Request:
-        seeds = [seed + repeat * len(prompts) + number]
-        return Request([prompts[number]], tokens, temperature, seeds)
-
-    for one in contenders:
-        one.decode(request(0, 0, warm_up))
-    total = repeats * len(prompts) * len(contenders)
+    """Measure every contender at every request in turns; yield the number of finished repeats."""
+    total = sum(map(len, repeats)) * len(contenders)
     with progress.bar(total=total, desc="measuring", leave=False) as bar:
-        for repeat in range(repeats):
-            for number in range(len(prompts)):
-                asked = request(number, repeat, max_new_tokens)
+        for repeat, requests in enumerate(repeats):
+            done: dict[str, list[tuple[Answer, float]]] = {one.label: [] for one in contenders}
+            for number, request in enumerate(requests):
                 for one in rotated(contenders, number + repeat, 1):
-                    answer, seconds = timed(one.decode, asked, clock)
-                    (text,) = answer.texts
-                    one.calls.append(Call(repeat, len(text), seconds, answer.stats))
-                    one.texts[number] = text
+                    done[one.label].append(timed(one.decode, request, clock))
                     bar.update()
+            for one in contenders:
+                answers, seconds = zip(*done[one.label], strict=True)
+                one.texts = [answer.texts[0] for answer in answers]
+                one.rates.append(sum(map(len, one.texts)) / sum(seconds))
+                one.calls += [answer.stats for answer in answers if answer.stats is not None]
             yield repeat + 1
 
 
@@ -267,13 +391,9 @@ class Verdict:
 
 
 def verdict(
-    model: Any,
-    prompts: Sequence[list[int]],
-    plain: Mapping[int, list[int]],
-    texts: Mapping[int, list[int]],
-    temperature: float,
+    model: Any, prompts: Sequence[list[int]], plain: Texts, texts: Texts, temperature: float
 ) -> Verdict:
-    """Compare texts, by prompt number, with plain decoding's texts, or with the distribution of the
+    """Compare texts with plain decoding's texts, or with the distribution of the
     target in transformers."""
     if temperature == 0:
         found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]

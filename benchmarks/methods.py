@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
@@ -25,7 +25,6 @@ from benchmarks.shapes import SHAPES, growth_of, parameters, require_memory
 from polyspec_ext import (
     DynamicTree,
     Eagle,
-    Hydra,
     NGramTable,
     PromptLookup,
     SuffixMatch,
@@ -44,8 +43,7 @@ from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.tuning import level_for
 
 TARGET, W4 = "target", "w4"
-EAGLE2, EAGLE3, HYDRA = "eagle2", "eagle3", "hydra"
-HEADS = (EAGLE2, EAGLE3, HYDRA)
+HEADS = EAGLE2, EAGLE3 = "eagle2", "eagle3"
 AS_CHAIN = "-chain"  # suffix of an EAGLE head's name: drafts chains, not trees
 WORDS: dict[str, Callable[[], Any]] = {
     "prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable,
@@ -137,7 +135,7 @@ class Models:
     @property
     def drafters(self) -> list[str]:
         """Names of levels that can only be last: heads (with trees or as chains) and `WORDS`."""
-        return [*self.heads, *(f"{name}{AS_CHAIN}" for name in self.heads if name != HYDRA), *WORDS]
+        return [*self.heads, *(f"{name}{AS_CHAIN}" for name in self.heads), *WORDS]
 
     @property
     def names(self) -> list[str]:
@@ -206,11 +204,11 @@ class Models:
 
     def _head(self, name: str) -> Any:
         base, tree = name.removesuffix(AS_CHAIN), self.tree_of(name)
-        kind, path = Hydra if base == HYDRA else Eagle, self.heads[base]
+        path = self.heads[base]
         with tempfile.TemporaryDirectory() as folder:
             if self.growth:
                 path = tiny.grown_head(base, self.growth["times"], folder)
-            return kind.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
+            return Eagle.from_pretrained(path, self.level, tree=tree, dtype=self._head_dtype)
 
     def assistant(self, name: str) -> Any:
         """Return a draft model for transformers, in the target's data type."""
@@ -261,9 +259,7 @@ def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:
 def growth_to(name: str, device: str) -> dict[str, int]:
     """Return the growth of the shipped target to a published model's width and depth."""
     require_memory(SHAPES[name], torch.device(device).type)
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(tiny.path(TARGET))
-        return growth_of(SHAPES[name], AutoModelForCausalLM.from_config(config))
+    return growth_of(SHAPES[name], AutoConfig.from_pretrained(tiny.path(TARGET)))
 
 
 def packed(model: Any, **options: Any) -> HuggingFaceLevel:

@@ -155,14 +155,10 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``model`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "model", __doc__, report_of, markdown)
-    for name, kind, default, metavar, what in (
-        ("--outer", options.SHARE, 0.97, "A", "acceptance of W4's tokens"),
-        ("--inner", options.SHARE, 0.8, "A", "acceptance of EAGLE's tokens"),
-        ("--bandwidth", options.number(0.01), 3.0, "TB/S", "of the memory"),
-        ("--node", options.number(0), 1.7, "US", "of a launch in a graph"),
-    ):
-        options.add(sub, name, kind, default, metavar, what)
-    sub.add_argument("--shape", choices=tuple(SHAPES), default="llama2-7b", help="(llama2-7b)")
+OPTIONS = (
+    ("--outer", options.SHARE, 0.97, "A", "acceptance of W4's tokens"),
+    ("--inner", options.SHARE, 0.8, "A", "acceptance of EAGLE's tokens"),
+    ("--bandwidth", options.number(0.01), 3.0, "TB/S", "of the memory"),
+    ("--node", options.number(0), 1.7, "US", "of a launch in a graph"),
+    ("--shape", tuple(SHAPES), "llama2-7b", None, ""),
+)

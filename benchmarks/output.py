@@ -22,6 +22,7 @@ from polyspec_ext.errors import PolyspecError
 from polyspec_ext.files import replace_text
 
 Report = dict[str, Any]
+REPEATED: dict[str, Any] = {"action": "append"}  # of an option, for `add_command`
 # Reading alone may reach this multiple of the copy bandwidth: a copy also writes and, with most
 # caches, reads the overwritten lines.
 _READING = 1.5
@@ -65,35 +66,52 @@ def add_command(
     kinds: Any,
     name: str,
     text: str | None,
-    report_of: Callable[[argparse.Namespace], Report],
-    markdown: Callable[[Report], str],
-    status: Callable[[Report], int] = lambda report: 0,
-) -> Any:
-    """Add a benchmark that prints a report as Markdown or as JSON; return its parser.
+    rows: Iterable[str | tuple[Any, ...]],
+    run: Callable[[argparse.Namespace], int],
+) -> None:
+    """Add a benchmark.
 
     Args:
-        text: docstring of the module: a line, and the description.
-        report_of: measures and returns the report.
-        status: returns the exit status for a report.
+        text: a docstring: a line, and the description.
+        rows: options: a shared option by its name, a flag by its name and help, else name, type,
+            default, metavar and help. A type is a function of the text, a tuple of choices, or
+            a dictionary of arguments of `add_argument`.
+        run: runs the benchmark, and returns the exit status.
     """
     line, _, more = str(text).partition("\n\n")
     sub = kinds.add_parser(name, help=line.rstrip("."), description=f"{line} {more}")
-    options.add_flag(sub, "--json", "one JSON object instead of Markdown")
-    sub.add_argument("--json-file", metavar="FILE", help="also write the JSON to FILE")
-    options.share(sub, "--threads")
+    for row in rows:
+        if isinstance(row, str):
+            options.share(sub, row)
+        elif len(row) == 2:
+            options.add_flag(sub, *row)
+        else:
+            option, kind, default, metavar, what = row
+            taken = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            taken = kind if isinstance(kind, dict) else taken
+            shown = what if default in (None, [], "") else f"{what} (default: %(default)s)".strip()
+            sub.add_argument(option, default=default, metavar=metavar, help=shown, **taken)
+    sub.set_defaults(run=run)
+
+
+def add_report(kinds: Any, name: str, module: Any) -> None:
+    """Add a benchmark that prints a report as Markdown or as JSON: `module.report_of` measures and
+    returns a report, `module.markdown` formats the report, and `module.status`, if there is one,
+    returns the exit status."""
 
     def run(args: argparse.Namespace) -> int:
         processor.note_load()
-        report = report_of(args)
+        report: Report = module.report_of(args)
         save(args, report)
         if args.json:
             print(json.dumps(report, indent=1))
         else:
-            show(markdown(report))
-        return status(report)
+            show(module.markdown(report))
+        return int(module.status(report)) if hasattr(module, "status") else 0
 
-    sub.set_defaults(run=run)
-    return sub
+    json_file = ("--json-file", None, None, "FILE", "also write the JSON to FILE")
+    shared = (("--json", "one JSON object instead of Markdown"), json_file, "--threads")
+    add_command(kinds, name, module.__doc__, (*shared, *module.OPTIONS), run)
 
 
 # ---- the machine ---------------------------------------------------------------------------------

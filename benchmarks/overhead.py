@@ -30,7 +30,7 @@ from unittest import mock
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import Shape, random_model
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
@@ -68,12 +68,12 @@ def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[...
 @contextmanager
 def installed(meters: Meters, device: str) -> Iterator[None]:
     """Time the compiled code of the operators, and copies to and from a CUDA device."""
-    owners: list[tuple[Any, str, str]] = [(unchecked, "_draw", "operators")]
-    owners += [(unchecked, "_verify", "operators")]
-    if device == "cuda":
-        owners += [(torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")]
     with ExitStack() as stack:
-        for owner, name, kind in owners:
+        for owner, name, kind in (
+            (unchecked, "_draw", "operators"),
+            (unchecked, "_verify", "operators"),
+            *((torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")),
+        )[: None if device == "cuda" else 2]:
             call = metered(meters, kind, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, call))
         yield
@@ -92,13 +92,7 @@ class InstantLevel:
     def prefill(self, tokens: torch.Tensor, counts: Sequence[int] | None = None) -> None:
         self._next = 0
 
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        keep: int,
-        counts: Sequence[int] | None = None,
-        first: Sequence[int] | None = None,
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, keep: int, *_: Any, **__: Any) -> torch.Tensor:
         start = self._next if self._next + keep <= self._rows.shape[1] else 0
         self._next = start + 1
         return self._rows[:, start : start + keep]
@@ -111,73 +105,58 @@ class InstantLevel:
 
 
 class Case:
-    """A running batch of a chain with `levels` levels and the default windows.
+    """A running batch of a chain with `levels` levels and the default windows, for at most `turns`
+    calls of `turn`."""
 
-    Args:
-        turns: number of calls of `turn`.
-        graphs: replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
-    """
+    # Replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
+    graphs: Graphs | None = None
 
-    def __init__(
-        self,
-        levels: int,
-        batch: int,
-        device: str,
-        temperature: float,
-        meters: Meters,
-        turns: int,
-        graphs: Graphs | None = None,
-    ) -> None:
+    def __init__(self, levels: int, batch: int, device: str, meters: Meters, turns: int) -> None:
         self.levels, self.batch, self.meters = levels, batch, meters
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
         self.rounds = 0  # counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
-        names = [f"level {i + 1}" for i in range(levels)]
-        made: list[Any] = []
-        if device == "cuda" or graphs is not None:
-            tokens = (turns + 1) * PER_TURN * (window[0] + 1)  # more than all rounds commit
-            options: dict[str, Any] = {"graphs": graphs, "sync_each_step": False}
-            for name in names:
+        captured = device == "cuda" or self.graphs is not None
+        tokens = (turns + 1) * PER_TURN * (window[0] + 1) if captured else MANY
+        options: dict[str, Any] = {"graphs": self.graphs, "sync_each_step": False}
+        if not captured:
+            calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
+            options = {"graphs": False, "operators": Operators(*calls)}
+        random, made = torch.Generator().manual_seed(levels), []
+        for name in (f"level {i + 1}" for i in range(levels)):
+            if captured:
                 model = random_model(SMALL, torch.float32, device)
                 model.config.max_position_embeddings = 64 + tokens
                 made.append(HuggingFaceLevel(model, name=name))
-        else:
-            tokens, random = MANY, torch.Generator().manual_seed(levels)
-            functions = (
-                metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify)
-            )
-            options = {"graphs": False, "operators": Operators(*functions)}
-            for name in names:
-                logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
-                level: Any = InstantLevel(name, logits)
-                level.forward = metered(meters, "forwards", level.forward)
-                made.append(level)
+                continue
+            logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
+            level: Any = InstantLevel(name, logits)
+            level.forward = metered(meters, "forwards", level.forward)
+            made.append(level)
         self.chain = ps.Chain(made, window, **options)
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-        self.running: Any = self.chain.batch(prompts, tokens, temperature, seed=3, eos_token_id=[])
+        self.running: Any = self.chain.batch(prompts, tokens, 1.0, seed=3, eos_token_id=[])
 
     def turn(self) -> None:
         """Call ``advance`` `PER_TURN` times; each ends with a verification by the target."""
         *verifying, drafting = self.running.stats.levels
         graphs = self.chain.engine.graphs
 
-        def passes() -> int:
-            return sum(level.num_forward_passes for level in verifying)
-
-        def not_replayed() -> int:
-            if graphs is None:
-                return 0
+        def work() -> tuple[int, int]:
+            """Return the passes, and the steps without a replay, so far."""
+            passes = sum(level.num_forward_passes for level in verifying)
             done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
-            return int(done) - graphs.num_replays
+            return passes, 0 if graphs is None else done - graphs.num_replays
 
         for _ in range(PER_TURN):
-            before, steps, rounds = dict(self.meters), not_replayed(), passes()
+            before, (rounds, steps) = dict(self.meters), work()
             began = time.perf_counter()
             self.running.advance()
             total = time.perf_counter() - began
-            if not_replayed() != steps:
+            passes, others = work()
+            if others != steps:
                 continue
-            rounds = passes() - rounds
+            rounds = passes - rounds
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
             took["checks"] = took.pop("functions") - took["operators"]
             took["ours"] = total - took["forwards"] - took["operators"] - took["waiting"]
@@ -196,33 +175,22 @@ class Case:
             "rounds": self.rounds,
             "drafter_passes_per_round": drafting.num_forward_passes / passes,
             "draft_acceptance_rate": [level.draft_acceptance_rate for level in verifying],
-            **{f"{kind}_us": timing.summary(spent) for kind, spent in self.seconds.items()},
+            **{f"{kind}_us": measuring.summary(spent) for kind, spent in self.seconds.items()},
         }
 
 
-def measure(
-    levels: Sequence[int],
-    batches: Sequence[int],
-    device: str,
-    turns: int,
-    temperature: float,
-    tick: Callable[[], object] = lambda: None,
-    graphs: Graphs | None = None,
-) -> list[Case]:
-    """Measure all cases in turns."""
+def measure(levels: Sequence[int], batches: Sequence[int], device: str, turns: int) -> list[Case]:
+    """Measure all cases in turns, the first of which is not counted."""
     meters = dict.fromkeys(("forwards", "operators", "functions", "waiting"), 0.0)
-    cases = [
-        Case(n, b, device, temperature, meters, 1 + turns, graphs) for n in levels for b in batches
-    ]
+    cases = [Case(n, b, device, meters, 1 + turns) for n in levels for b in batches]
     with installed(meters, device):
         for case in cases:
             case.turn()
             case.seconds.clear()
             case.rounds = 0
-        for number in range(turns):
-            for case in timing.rotated(cases, number):
+        for number in progress.bar(range(turns), desc="overhead", unit="turn", leave=False):
+            for case in measuring.rotated(cases, number):
                 case.turn()
-                tick()
     return cases
 
 
@@ -284,13 +252,11 @@ def calls_of(name: str) -> dict[str, Any]:
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
     output.require_device(args.device)
-    report, turns = output.header("overhead", 3, args.device), args.turns
-    total = turns * len(args.levels) * len(args.batch)
-    with progress.bar(total=total, desc="overhead", unit="turn", leave=False) as bar:
-        cases = measure(args.levels, args.batch, args.device, turns, args.temperature, bar.update)
+    report = output.header("overhead", 3, args.device)
+    cases = measure(args.levels, args.batch, args.device, args.turns)
     return {
         **report,
-        "settings": {"turns": turns, "temperature": args.temperature, "vocab": VOCAB},
+        "settings": {"turns": args.turns, "temperature": 1.0, "vocab": VOCAB},
         "cases": [case.report() for case in cases],
         "calls": [calls_of(name) for name in CALLS] if args.device == "cpu" else [],
     }
@@ -301,11 +267,12 @@ def markdown(report: dict[str, Any]) -> str:
     rows = []
     for row in report["cases"]:
         ours, checks, operators = (row[f"{kind}_us"] for kind in ("ours", "checks", "operators"))
-        medians = [f"{times['median']:.0f}" for times in (ours, checks, operators)]
-        quartiles = f"{ours['q25']:.0f} to {ours['q75']:.0f}"
-        about = [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
-        passes = f"{row['drafter_passes_per_round']:.1f}"
-        rows.append([*about, medians[0], quartiles, *medians[1:], passes])
+        rows.append(
+            [str(row["levels"]), ",".join(map(str, row["window"])), str(row["batch"])]
+            + [f"{ours['median']:.0f}", f"{ours['q25']:.0f} to {ours['q75']:.0f}"]
+            + [f"{times['median']:.0f}" for times in (checks, operators)]
+            + [f"{row['drafter_passes_per_round']:.1f}"]
+        )
     heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     lines = [
         f"# Overhead of the chain, {report['device']}",
@@ -325,11 +292,9 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``overhead`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "overhead", __doc__, report_of, markdown)
-    options.share(sub, "--device")
-    options.add(sub, "--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...")
-    options.add(sub, "--batch", options.COUNTS, [1, 8, 32], "B,...")
-    options.add_count(sub, "--turns", 20)
-    options.add(sub, "--temperature", options.number(0), 1.0, "T")
+OPTIONS = (
+    "--device",
+    ("--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...", ""),
+    ("--batch", options.COUNTS, [1, 8, 32], "B,...", ""),
+    ("--turns", options.COUNT, 20, "N", ""),
+)

@@ -1,4 +1,9 @@
-"""``benchmarks paper``: Spec-Bench's questions, answered by every method in turns, and a report."""
+"""Questions, as Spec-Bench's, answered by every method in turns, and a report.
+
+Plain decoding, transformers' generation and chains of two to four levels answer questions, each
+after its earlier answers. A line per turn goes to a folder; a run that was killed goes on when
+it is called again. Other engines have their forms of the target and of one draft.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +16,20 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import measuring, methods, output, questions, record, timing
-from benchmarks.engines import OpenVino, Vllm, add_llama, llama_cpp
+from benchmarks import measuring, methods, output, questions, record
+from benchmarks.engines import LLAMA_OPTIONS, engines_of
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
+from benchmarks.output import REPEATED
 from benchmarks.questions import Conversation, Prompt, Question
-from benchmarks.record import Turn
+from benchmarks.record import Turn, TurnWriter
 from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
@@ -32,8 +38,6 @@ from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
 Call = tuple[Method, Decode]
-Answers = list[list[str]] | None  # per question of a batch; None: a turn failed
-Texts = dict[str, list[tuple[list[int], list[int]]]]  # by method: prompts and texts of a turn
 _PROMPTS = 12  # questions for windows and overlaps, two of each task
 _PACKAGED = "polyspec_ext"
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
@@ -51,104 +55,61 @@ _SETTINGS = (
 # ---- options -------------------------------------------------------------------------------------
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``paper`` and ``report`` to the kinds of benchmarks."""
-    sub = kinds.add_parser(
-        "paper",
-        help="questions, as Spec-Bench's, answered by every method in turns",
-        description="Plain decoding, transformers' generation and chains of two to four levels "
-        "answer questions, as Spec-Bench's, in turns, each after its own earlier answers. A line "
-        "per turn goes to a folder; a run that was killed goes on when it is called again. Other "
-        "engines have their forms of the target and of one draft.",
-    )
-    options.add(sub, "--output", Path, Path("build/paper"), "DIR", "the run's folder")
-    words: dict[str, Any] = {"type": options.words}
-    several: dict[str, Any] = {"action": "append", "default": []}
-    for name, metavar, more, what in (
-        ("--questions", "FILE", {"type": _questions}, "JSON lines with \"turns\", \"prompt\", "
-         "\"question\" or \"instruction\", or gsm8k for its test split where that lies beside the "
-         "repository (default: Spec-Bench's where it lies there, else a few that come along)"),
-        ("--template", "NAME", {}, "auto, chat (the tokenizer's), vicuna, tiny (of the shipped "
-         "models) or plain (default: what suits the models)"),
-        ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
-        ("--draft", "NAME=MODEL", several, "a draft model, by its name in --methods; may be "
-         "repeated, the dearest first"),
-        ("--eagle2", "HEAD", {}, "EAGLE-1 or EAGLE-2 head, directory or id"),
-        ("--eagle3", "HEAD", {}, "EAGLE-3 head, directory or id"),
-        ("--hydra", "HEAD", {}, "directory with hydra_lm_head.pt"),
-        ("--dtype", "TYPE", {}, "of the models (default: each checkpoint's, but on the CPU float32 "
-         "unless it is bfloat16, packed, and the processor multiplies that; of the shipped ones "
-         "there float32)"),
-        ("--openvino", "DIR[,DIR]", {**words, "default": []}, "models as OpenVINO has them "
-         "(methods openvino, openvino-assisted)"),
-        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
-         "package, as make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
-        ("--methods", "KEY,...", words, "plain, plain-captured, generate, assisted:NAME, planned, "
-         "levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and these "
-         "with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) (default: "
-         "some of each)"),
-        ("--method", "NAME=FILE.py:FUNCTION", several, "a method of yours: its function takes the "
-         "target's model and tokenizer, and gives a function of a request (prompts, "
-         "max_new_tokens, temperature, seeds) that returns the new tokens of each prompt; may be "
-         "repeated"),
-    ):  # fmt: skip
-        sub.add_argument(name, metavar=metavar, help=what, **more)
-    what = "the paper's target and its EAGLE-2 head"
-    sub.add_argument("--preset", choices=tuple(methods.PRESETS), help=what)
-    add_llama(sub)
-    for name, default, what in (
-        ("--per-task", 10, "questions of each of the six tasks"),
-        ("--repeats", 1, "of every question, the methods in turns"),
-        ("--batch", 1, "questions that a call answers, at most"),
-        ("--max-new-tokens", 64, "of a turn"),
-        ("--warm-up", 1, "times that each method answers the first turn before"),
-    ):
-        options.add_count(sub, name, default, what)
-    size = sub.add_mutually_exclusive_group()
-    options.add_count(size, "--times", 1, "how much the shipped target is grown")
-    what = "grow it to the width and depth of this published model instead"
-    size.add_argument("--shape", choices=tuple(SHAPES), help=what)
-    what = "without tables and figures, which `report DIR` makes later"
-    options.add_flag(sub, "--no-report", what)
-    what = "that the planner may measure to find windows; 0: windows as they are shipped"
-    options.add(sub, "--plan-seconds", options.COUNT_OR_NONE, 30, "S", what)
-    options.share(sub, "--temperature", "--seed", "--device", "--threads")
-    sub.set_defaults(run=run)
-    sub = kinds.add_parser(
-        "report",
-        help="the papers' tables and figures from saved runs",
-        description="Write tables and figures of saved runs of `paper`, beside what the papers "
-        "print: Markdown, CSV, JSON and PNG. Several runs are side by side; nothing of one enters "
-        "another's numbers. Print the overall table.",
-    )
-    sub.add_argument("runs", type=options.folder, nargs="+", metavar="RUN", help="folder of a run")
-    what = "(default: the folder of the run, where it is one)"
-    sub.add_argument("--output", metavar="DIR", help=what)
-    sub.set_defaults(run=report)
-
-
 def _questions(text: str) -> Path:
     return questions.GSM8K if text == "gsm8k" else options.file(text)
 
 
+OPTIONS: tuple[Any, ...] = (
+    ("--output", Path, Path("build/paper"), "DIR", "the run's folder"),
+    ("--questions", _questions, None, "FILE", "JSON lines with \"turns\", \"prompt\", \"question\" "
+     "or \"instruction\", or gsm8k for its test split where that lies beside the repository "
+     "(default: Spec-Bench's where it lies there, else a few that come along)"),
+    ("--preset", tuple(methods.PRESETS), None, None, "the paper's target and its EAGLE-2 head"),
+    ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
+    ("--draft", REPEATED, [], "NAME=MODEL", "a draft model, by its name in --methods; may be "
+     "repeated, the dearest first"),
+    ("--eagle2", None, None, "HEAD", "EAGLE-1 or EAGLE-2 head, directory or id"),
+    ("--eagle3", None, None, "HEAD", "EAGLE-3 head, directory or id"),
+    ("--openvino", options.words, [], "DIR[,DIR]", "models as OpenVINO has them (methods openvino, "
+     "openvino-assisted)"),
+    *LLAMA_OPTIONS,
+    ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
+     "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
+     "these with a policy in front (online:drafter, joint:w4+drafter, cascade:w4+drafter) "
+     "(default: some of each)"),
+    ("--method", REPEATED, [], "NAME=FILE.py:FUNCTION", "a method of yours: its function takes the "
+     "target's model and tokenizer, and gives a function of a request (prompts, max_new_tokens, "
+     "temperature, seeds) that returns the new tokens of each prompt; may be repeated"),
+    ("--per-task", options.COUNT, 10, "N", "questions of each of the six tasks"),
+    ("--repeats", options.COUNT, 1, "N", "of every question, the methods in turns"),
+    ("--batch", options.COUNT, 1, "N", "questions that a call answers, at most"),
+    ("--max-new-tokens", options.COUNT, 64, "N", "of a turn"),
+    ("--warm-up", options.COUNT, 1, "N", "times that each method answers the first turn before"),
+    ("--times", options.COUNT, 1, "N", "how much the shipped target is grown"),
+    ("--shape", tuple(SHAPES), None, None, "grow it to the width and depth of this published model "
+     "instead"),
+    ("--no-report", "without tables and figures, which `report DIR` makes later"),
+    ("--plan-seconds", options.COUNT_OR_NONE, 30, "S", "that the planner may measure to find "
+     "windows; 0: windows as they are shipped"),
+    "--temperature", "--seed", "--device", "--threads",
+)  # fmt: skip
+
+
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     """Return the models of the options, and their template."""
-    dtype = None if args.dtype is None else getattr(torch, args.dtype, args.dtype)
-    if not isinstance(dtype, torch.dtype | None):
-        raise ValueError(f"--dtype: expected a torch dtype such as bfloat16, given {dtype!r}")
-    functions = methods.read_functions(args.method)
-    more: dict[str, Any] = {"device": args.device, "dtype": dtype, "functions": functions}
+    more: dict[str, Any] = {"device": args.device}
+    more["functions"] = methods.read_functions(args.method)
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
-        if drafts or heads or args.openvino or args.gguf or args.vllm:
-            names = "--draft, --eagle2, --eagle3, --hydra, --openvino, --gguf, --vllm"
+        if drafts or heads or args.openvino or args.gguf:
+            names = "--draft, --eagle2, --eagle3, --openvino, --gguf"
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
             growth = methods.growth_to(args.shape, args.device)
         if args.device != "cpu":
-            more["dtype"] = dtype or torch.bfloat16
+            more["dtype"] = torch.bfloat16
         return methods.shipped(growth, **more), "tiny"
     if args.times != 1 or args.shape is not None:
         raise ValueError("--times, --shape: expected with the shipped models only")
@@ -157,18 +118,10 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         model, head, template, total_tokens = methods.PRESETS[args.preset]
         tree = DynamicTree(total_tokens=total_tokens)
         target, heads = target or model, {methods.EAGLE2: head, **heads}
-    if len(args.openvino) > 2:
-        raise ValueError(
-            f"--openvino: expected a target and perhaps a draft, given {len(args.openvino)}"
-        )
-    # Hydra heads have no config.json beside them.
-    hub = [name for name in heads if name != methods.HYDRA]
-    target, *found = methods.require([target, *drafts.values(), *(heads[name] for name in hub)])
+    target, *found = methods.require([target, *drafts.values(), *heads.values()])
     drafts = dict(zip(drafts, found, strict=False))
-    heads |= zip(hub, found[len(drafts) :], strict=True)
-    openvino = [OpenVino(*map(Path, args.openvino))] if args.openvino else []
-    vllm = [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
-    engines: list[Any] = [*openvino, *vllm, *llama_cpp(args.gguf, args.llama)]
+    heads = dict(zip(heads, found[len(drafts) :], strict=True))
+    engines = engines_of(args.gguf, args.llama, args.openvino)
     return Models(target, drafts, heads, tree, engines=engines, **more), template
 
 
@@ -186,6 +139,28 @@ def _drafts(given: Sequence[str]) -> dict[str, str]:
 
 
 # ---- before the turns ----------------------------------------------------------------------------
+
+
+@dataclass
+class Session:
+    """Options, models, methods, questions and the form of their prompts."""
+
+    args: argparse.Namespace
+    models: Models
+    made: list[Method]
+    chosen: list[Question]
+    conversation: Conversation
+
+    @property
+    def drafts(self) -> list[str]:
+        """Draft levels of the methods."""
+        below = {name for method in self.made for name in method.levels[1:]}
+        return [name for name in (W4, *self.models.drafts) if name in below]
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """First turns of some questions, for windows and overlaps."""
+        return [self.conversation.prompt(one.turns[:1], []).ids for one in self.chosen[:_PROMPTS]]
 
 
 @contextlib.contextmanager
@@ -220,25 +195,23 @@ def run(args: argparse.Namespace) -> int:
     seconds: dict[str, float] = {}
     with spent(seconds, "models"):
         below = {name for method in made for name in method.levels[1:]}
-        used = [name for name in (W4, *models.drafts) if name in below]
-        levels = [models.level, *(models.draft(name) for name in used if name != W4)]
+        levels = [models.level, *(models.draft(name) for name in models.drafts if name in below)]
         lengths = [level.max_length for level in levels if level.max_length is not None]
         room = min(lengths, default=1 << 30) - args.max_new_tokens
-        conversation = Conversation(models.tokenizer, args.template or template, room)
+        conversation = Conversation(models.tokenizer, template, room)
     with spent(seconds, "W4 copy"):
-        if W4 in used:
+        if W4 in below:
             models.draft(W4)
-    prompts = [conversation.prompt(one.turns[:1], []).ids for one in chosen[:_PROMPTS]]
-    prediction: dict[str, Any] = {}
+    session, prediction = Session(args, models, made, chosen, conversation), dict[str, Any]()
     if begun is None and args.plan_seconds > 0:
         with spent(seconds, "plan"):
-            made, prediction = planned(made, models, prompts, args)
-    ready = progress.bar(made, desc="methods", leave=False)
+            prediction = plan_windows(session)
+    ready = progress.bar(session.made, desc="methods", leave=False)
     calls = [(method, methods.decoder(method, models)) for method in ready]
-    facts = _facts(args, models, made, chosen, conversation)
+    facts = _facts(session)
     if begun is None:
         with spent(seconds, "passes"):
-            facts |= {"prediction": prediction, **surroundings(calls, models, used, prompts, args)}
+            facts |= {"prediction": prediction, **surroundings(session, calls)}
     else:
         other = record.differences(begun, facts)
         if other:
@@ -249,11 +222,11 @@ def run(args: argparse.Namespace) -> int:
         again = {"created": facts["created"], "commit": facts["commit"]}
         facts = {**begun, "continued": [*begun.get("continued", []), again]}
     sessions = facts.get("seconds", [])  # of earlier sessions
-    writer = record.TurnWriter(args.output, facts)
+    writer = TurnWriter(args.output, facts)
     processor.note_load()
     turns = facts["settings"]["turns"] * len(calls) * args.repeats
     with progress.bar(total=turns, unit="turn", smoothing=0.05) as bar:
-        runner = Runner(calls, chosen, conversation, args, models.level, writer, bar.update)
+        runner = Runner(session, calls, writer, bar.update)
         with spent(seconds, "warm-up"):
             runner.warm_up()
         writer.note({"seconds": [*sessions, seconds]})
@@ -270,32 +243,21 @@ def _source(args: argparse.Namespace) -> str:
     return _PACKAGED if path == questions.PACKAGED else str(path.stem)
 
 
-def planned(
-    made: Sequence[Method],
-    models: Models,
-    prompts: Sequence[list[int]],
-    asked: argparse.Namespace,
-) -> tuple[list[Method], dict[str, dict[str, Any]]]:
-    """Plan once for all levels of the methods on `prompts`; return methods with planned windows,
-    and predictions by key. Cascades keep their windows; a policy starts with the windows of its
-    chain, and the window of a head with trees is their depth."""
-    kinds = (*_CHAINS, methods.PLANNED)
-    some = {name for method in made if method.kind in kinds for name in method.levels}
+def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
+    """Plan once for all levels of the methods, give the methods planned windows, and return
+    predictions by key. Cascades keep their windows; a policy starts with the windows of its chain,
+    and the window of a head with trees is their depth."""
+    models, args, kinds = session.models, session.args, (*_CHAINS, methods.PLANNED)
+    some = {name for method in session.made if method.kind in kinds for name in method.levels}
     if not some:
-        return list(made), {}
-    found = plan(
-        [models.element(name) for name in (TARGET, *models.names) if name in some],
-        [list(prompt) for prompt in prompts],
-        asked.max_new_tokens,
-        asked.temperature,
-        batch=asked.batch,
-        pack=False,
-        seconds=asked.plan_seconds,
-    )
+        return {}
+    levels = [models.element(name) for name in (TARGET, *models.names) if name in some]
+    more: dict[str, Any] = {"batch": args.batch, "pack": False, "seconds": args.plan_seconds}
+    found = plan(levels, session.prompts, args.max_new_tokens, args.temperature, **more)
     # The planner orders levels by their times, the key may not.
     by_levels = {frozenset(one.levels): one for one in found.candidates}
     after, prediction = [], {}
-    for method in made:
+    for method in session.made:
         one = by_levels.get(frozenset(method.levels))
         if method.kind == methods.PLANNED:
             one = found.recommended
@@ -310,20 +272,16 @@ def planned(
             rate = one.predicted_decode_tokens_per_second
             prediction[method.name] = {"tokens_per_second": rate, "windows": list(one.windows)}
         after.append(method)
-    return after, prediction
+    session.made = after
+    return prediction
 
 
-def surroundings(
-    calls: Sequence[Call],
-    models: Models,
-    used: Sequence[str],
-    prompts: Sequence[list[int]],
-    asked: argparse.Namespace,
-) -> dict[str, Any]:
+def surroundings(session: Session, calls: Sequence[Call]) -> dict[str, Any]:
     """Return seconds of passes, overlap with the target along the baseline's first texts, bytes of
-    weights and copy bandwidth. `used`: draft levels of the methods."""
+    weights and copy bandwidth."""
+    models, asked, prompts = session.models, session.args, session.prompts
     levels = {TARGET: models.level}
-    for name in used:
+    for name in session.drafts:
         level = models.draft(name)
         # A level that shares a cache is timed with a separate cache.
         levels[name] = level if level.reads_apart else methods.packed(level.model, name=name)
@@ -347,7 +305,7 @@ def surroundings(
         "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
         "overlap": overlaps(model, others, prompts, texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
-        "copy_bandwidth_bytes_per_second": 1e9 * timing.copy_bandwidth(device),
+        "copy_bandwidth_bytes_per_second": 1e9 * measuring.copy_bandwidth(device),
     }
 
 
@@ -372,14 +330,9 @@ def overlaps(
     return {name: total / count for name, total in totals.items()}
 
 
-def _facts(
-    args: argparse.Namespace,
-    models: Models,
-    made: Sequence[Method],
-    chosen: Sequence[Question],
-    conversation: Conversation,
-) -> dict[str, Any]:
+def _facts(session: Session) -> dict[str, Any]:
     """Return ``run.json`` as before the measurement."""
+    args, models, made, chosen = session.args, session.models, session.made, session.chosen
     about = output.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
@@ -399,8 +352,8 @@ def _facts(
             "count": len(chosen),
             "turns": sum(len(one.turns) for one in chosen),
             **{name: getattr(args, name) for name in _SETTINGS},
-            "template": conversation.template,
-            "prompt_limit": conversation.room,
+            "template": session.conversation.template,
+            "prompt_limit": session.conversation.room,
             "longer_prompts": "the middle is left out",
             "threads": torch.get_num_threads(),
             "methods": [method.name for method in made],
@@ -419,13 +372,10 @@ class Runner:
 
     def __init__(
         self,
+        session: Session,
         calls: Sequence[Call],
-        chosen: Sequence[Question],
-        conversation: Conversation,
-        asked: argparse.Namespace,
-        target: Any,
-        writer: record.TurnWriter,
-        tick: Callable[[int], object],
+        writer: TurnWriter,
+        tick: Callable[[int], Any],
     ) -> None:
         self._baseline = next(method.name for method, _ in calls if method.baseline)
         compared = {self._baseline, *(method.plain for method, _ in calls)}
@@ -434,23 +384,20 @@ class Runner:
         self._calls = sorted(
             calls, key=lambda call: (not call[0].baseline, call[0].name not in compared)
         )
-        self._questions, self._conversation = chosen, conversation
-        self._asked, self._writer, self._tick = asked, writer, tick
+        self._questions, self._conversation = session.chosen, session.conversation
+        self._asked, self._writer, self._tick = session.args, writer, tick
+        target = session.models.level
         self._model, self._eos = target.model, frozenset(target.eos_token_ids)
         self._clock = measuring.device_clock(target.model.device)
         self._done = {record.key_of(turn): turn for turn in writer.turns}
-        self._answers: dict[str, Answers] = {}  # of a batch, by method
-        self._texts: Texts = {}
 
     def run(self) -> None:
         """Measure all unfinished turns."""
         batches = questions.batches(self._questions, self._asked.batch)
         repeats = range(self._asked.repeats)
         for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
-            self._answers = {method.name: [[] for _ in batch] for method, _ in self._calls}
             for turn in range(len(self._questions[batch[0]].turns)):
-                self._texts = {}
-                for call in timing.rotated(self._calls, number + turn + repeat, self._first):
+                for call in measuring.rotated(self._calls, number + turn + repeat, self._first):
                     self._take_turn(call, batch, turn, repeat)
                     self._tick(len(batch))
 
@@ -471,44 +418,44 @@ class Runner:
                     decode(request)
 
     def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
-        """Measure a turn of a batch, or read it from the disk."""
-        some, asked = [self._questions[index] for index in batch], self._asked
-        name, answers = call[0].name, self._answers[call[0].name]
-        prompts = [
-            self._conversation.prompt(question.turns[: turn + 1], own)
-            for question, own in zip(some, answers or (), strict=answers is not None)
+        """Measure a turn of a batch, unless it is on the disk."""
+        some, name = [self._questions[index] for index in batch], call[0].name
+        heads = [
+            {"question_id": one.question_id, "category": one.category, "task": one.task}
+            | {"turn": turn, "method": name, "repeat": repeat}
+            for one in some
         ]
-        where = {"turn": turn, "method": name, "repeat": repeat}
-        about = ("question_id", "category", "task")
-        heads = [{**{name: getattr(one, name) for name in about}, **where} for one in some]
-        keys = [record.key_of(head) for head in heads]
-        if any(key not in self._done for key in keys):
-            # The seed of a question's turn does not depend on the batch.
-            numbers = (repeat * len(self._questions) + index for index in batch)
-            seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
-            reason, rows = "the turn before failed", list[Turn]()
-            try:
-                if prompts:
-                    rows = self._measured(call, prompts, seeds)
-            except Exception as error:  # a method's error must not end the run
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            # A batch is measured whole; turns on the disk are not replaced.
-            rows = rows or [_failed(reason)] * len(batch)
-            for key, head, row in zip(keys, heads, rows, strict=True):
-                if key not in self._done:
-                    self._done[key] = {**head, **row}
-                    self._writer.add(self._done[key])
-        tokens = [self._done[key]["tokens"] for key in keys]
-        if answers is None or None in tokens:
-            self._answers[name] = None
+        if all(record.key_of(head) in self._done for head in heads):
             return
-        self._texts[name] = [(one.ids, text) for one, text in zip(prompts, tokens, strict=True)]
-        for own, text in zip(answers, tokens, strict=True):
-            own.append(self._conversation.answer(text))
+        rows, reason = list[Turn](), "the turn before failed"
+        prompts = [prompt for one in some if (prompt := self._prompt(one, turn, name, repeat))]
+        try:
+            if len(prompts) == len(batch):
+                rows = self._measured(call, batch, prompts, turn, repeat)
+        except Exception as error:  # a method's error must not end the run
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        # A batch is measured whole; turns on the disk are not replaced.
+        for head, row in zip(heads, rows or [_failed(reason)] * len(batch), strict=True):
+            if (key := record.key_of(head)) not in self._done:
+                self._done[key] = {**head, **row}
+                self._writer.add(self._done[key])
 
-    def _measured(self, call: Call, prompts: Sequence[Prompt], seeds: list[int]) -> list[Turn]:
+    def _prompt(self, one: Question, turn: int, name: str, repeat: int) -> Prompt | None:
+        # After the method's answers; None: a turn before failed.
+        texts = [self._done[one.question_id, n, name, repeat]["tokens"] for n in range(turn)]
+        if None in texts:
+            return None
+        answers = [self._conversation.answer(tokens) for tokens in texts]
+        return self._conversation.prompt(one.turns[: turn + 1], answers)
+
+    def _measured(
+        self, call: Call, batch: Sequence[int], prompts: Sequence[Prompt], turn: int, repeat: int
+    ) -> list[Turn]:
         """Return the rows of a call."""
         (method, decode), asked = call, self._asked
+        # The seed of a question's turn does not depend on the batch.
+        numbers = (repeat * len(self._questions) + index for index in batch)
+        seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
         ids = [prompt.ids for prompt in prompts]
         request = Request(ids, asked.max_new_tokens, asked.temperature, seeds)
         answer, seconds = measuring.timed(decode, request, self._clock)
@@ -516,8 +463,18 @@ class Runner:
             raise RuntimeError("expected at least one new token, given none")
         count, stats = len(prompts), answer.stats
         prefill = answer.prefill_seconds if stats is None else stats.prefill_seconds
-        return [
-            {
+        rows = []
+        for at, (index, prompt, tokens) in enumerate(
+            zip(batch, prompts, answer.texts, strict=True)
+        ):
+            levels = [
+                {"name": name, "passes": level.num_forward_passes}
+                | {"seconds": level.seconds / count}
+                | {"accepted": list(level.emitted_per_verification or ())}
+                for own in answer.rows[at : at + 1]
+                for name, level in zip(method.levels, own.levels, strict=True)
+            ]
+            row = {
                 "status": record.OK,
                 "error": None,
                 "prompt_tokens": len(prompt.ids),
@@ -525,42 +482,33 @@ class Runner:
                 "seconds": seconds / count,
                 "prefill_seconds": None if prefill is None else prefill / count,
                 "ended": "eos" if tokens[-1] in self._eos else "length",
-                "levels": [
-                    {
-                        "name": name,
-                        "passes": level.num_forward_passes,
-                        "seconds": level.seconds / count,
-                        "accepted": list(level.emitted_per_verification or ()),
-                    }
-                    for own in answer.rows[row : row + 1]
-                    for name, level in zip(method.levels, own.levels, strict=True)
-                ],
+                "levels": levels,
                 "tokens": tokens,
-                "lossless": self._lossless(method, row, prompt.ids, tokens),
+                "lossless": self._lossless(method, index, prompt, tokens, turn, repeat),
                 "cut": prompt.cut,
                 "batch": count,
             }
-            for row, (prompt, tokens) in enumerate(zip(prompts, answer.texts, strict=True))
-        ]
+            rows.append(row)
+        return rows
 
     def _lossless(
-        self, method: Method, row: int, prompt: list[int], tokens: list[int]
+        self, method: Method, index: int, prompt: Prompt, tokens: list[int], turn: int, repeat: int
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
         if self._asked.temperature > 0:
             if engine:
                 return None
-            found = measuring.surprise(self._model, prompt, tokens, self._asked.temperature)
+            found = measuring.surprise(self._model, prompt.ids, tokens, self._asked.temperature)
             return dict(zip(("surprise", "variance"), found, strict=True))
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
-            rows = self._texts.get(name)
-            if rows is None or rows[row][0] != prompt:
+            one = self._questions[index]
+            reference = self._done[one.question_id, turn, name, repeat]["tokens"]
+            if reference is None or self._prompt(one, turn, name, repeat) != prompt:
                 return None
-            reference = rows[row][1]
         model = None if engine else self._model
-        parted = measuring.first_difference(model, prompt, reference, tokens) or {}
+        parted = measuring.first_difference(model, prompt.ids, reference, tokens) or {}
         return {"identical": not parted, "at": parted.get("at"), "gap": parted.get("gap")}
 
 
@@ -581,7 +529,11 @@ def _require_pandas() -> None:
 
 
 def report(args: argparse.Namespace) -> int:
-    """Write the report of saved runs."""
+    """Write the papers' tables and figures from saved runs.
+
+    They are beside the papers' numbers, as Markdown, CSV, JSON and PNG. Several runs are side by
+    side; nothing of one enters another's numbers. The overall table is printed.
+    """
     _require_pandas()
     from benchmarks import report as tables  # imports pandas, needed here only
 
@@ -594,3 +546,9 @@ def report(args: argparse.Namespace) -> int:
         output.show("\n".join([f"# {one.label}", "", *tables.overall(one).markdown()]))
     print(f"{len(written)} files in {folder}: report.md, report.json, CSV, PNG")
     return 0
+
+
+REPORT_OPTIONS = (
+    ("runs", {"type": options.folder, "nargs": "+"}, None, "RUN", "folder of a run"),
+    ("--output", None, None, "DIR", "(default: the folder of the run, where it is one)"),
+)

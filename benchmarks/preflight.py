@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import output, timing
+from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -49,7 +49,7 @@ class Preflight:
 
     def __init__(self, device: str, repeats: int, compile: bool) -> None:
         self.device, self.repeats, self.compile = device, repeats, compile
-        self.clock, self.shape = timing.Clock(device), SHAPE[device]
+        self.clock, self.shape = measuring.Clock(device), SHAPE[device]
 
     # By decreasing importance.
     PARTS = (
@@ -64,12 +64,12 @@ class Preflight:
 
     def microseconds(self, call: Callable[[], Any]) -> float:
         """Return the median microseconds of a call, in a replayed graph on CUDA."""
-        timed, failures = timing.measure([timing.Contender("call", call)], self.repeats, self.clock)
-        if failures:
-            raise RuntimeError(failures["call"])
-        if self.device == "cuda" and not timed[0].captured:
+        (timed, *_) = measuring.turns([measuring.Contender("call", call)], self.repeats, self.clock)
+        if timed.error is not None:
+            raise RuntimeError(timed.error)
+        if self.device == "cuda" and not timed.captured:
             raise RuntimeError("the call cannot be captured")
-        return 1e6 * statistics.median(timed[0].seconds)
+        return 1e6 * statistics.median(timed.seconds)
 
     def randn(self, *size: int) -> torch.Tensor:
         return torch.randn(*size, device=self.device).bfloat16()
@@ -83,7 +83,7 @@ class Preflight:
         return {"missing": missing, **{name: getattr(found, name) for name in names}}
 
     def copy(self) -> dict[str, Any]:
-        return {"gbs": timing.copy_bandwidth(self.device)}
+        return {"gbs": measuring.copy_bandwidth(self.device)}
 
     def node(self) -> dict[str, Any]:
         x = torch.zeros(1, device=self.device)
@@ -200,7 +200,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
             parts[name] = preflight.numbers(name)
         except Exception as error:  # the next part may succeed
             traceback.print_exc()
-            parts[name] = {"error": timing.error_line(error)}
+            parts[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         output.save(args, report)
     return report
 
@@ -217,13 +217,13 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join([title, "", f"{output.conditions(report)}.", "", *table])
 
 
-def _status(report: dict[str, Any]) -> int:
+def status(report: dict[str, Any]) -> int:
+    """Return 1 if a part failed."""
     return int(any("error" in numbers for numbers in report["parts"].values()))
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``preflight`` to the kinds of benchmarks."""
-    sub = output.add_command(kinds, "preflight", __doc__, report_of, markdown, _status)
-    options.share(sub, "--device")
-    options.add_count(sub, "--repeats", 20, "turns")
-    sub.add_argument("--compile", choices=("none", "all"), default="all", help="(default: all)")
+OPTIONS = (
+    "--device",
+    ("--repeats", options.COUNT, 20, "N", "turns"),
+    ("--compile", ("none", "all"), "all", None, ""),
+)

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from . import figures, output, printed, record
+from . import figures, output, record
 from .measuring import largest_tie
-from .printed import OVERALL, TASK_NAMES
-from .questions import OTHER, TASKS
+from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
@@ -35,6 +34,15 @@ _CAPTIONS = {
     "figure3": "Speedup by task (Figure 3)",
     "figure4": "Variance of the acceptance length by query (Figure 4)",
 }
+# Titles, notes and columns of tables; the numbers that the papers print.
+_TABLES, PAPERS = (
+    json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("tables.json", "papers.json")
+)
+# By target and system, and task: speedup over plain decoding, accepted tokens per pass.
+SPEEDUPS = {(target, system): by_task for target, system, by_task in PAPERS["speedups"]}
+POLYBASIC, FOUR_LEVELS, EAGLE_2 = "polybasic", "four levels", "EAGLE-2"
+LARGER = ("Vicuna-13B", "LLaMA2-70B")  # Table 3
 Record = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 
@@ -73,8 +81,47 @@ def _ratio_of_rates(sums: Floats) -> Floats:
     return np.asarray(np.nanmedian(each[~np.isnan(each).all(1)], axis=1), np.float64)
 
 
+def _rates(both: pd.DataFrame, key: str, by: str = "seconds") -> Record:
+    columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
+    return bootstrap(key, both, columns, _ratio_of_rates)
+
+
 def _pooled(sums: Floats) -> Floats:
     return np.asarray(sums[..., 0].sum(1) / sums[..., 1].sum(1), np.float64)
+
+
+# ---- what the papers print -----------------------------------------------------------------------
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def target_of(model: Mapping[str, Any]) -> str | None:
+    """Return the paper's name of a model, by its path, id or name, or None."""
+    name = str(model.get("place") or model["name"]).rstrip("/").rpartition("/")[2]
+    plain = _letters(name).removeprefix("meta")
+    return next((target for target, _ in SPEEDUPS if plain.startswith(_letters(target))), None)
+
+
+def system_of(method: Mapping[str, Any]) -> str | None:
+    """Return the papers' system that equals a method of ``run.json``, or None."""
+    if method["kind"] not in ("chain", "eagle") or not method.get("tree"):
+        return None
+    _, *middle, last = (str(name).lower() for name in method["levels"])
+    if _letters(last) not in ("eagle", "eagle2"):
+        return None
+    named = not middle or any("w4" in name for name in middle)
+    return {0: EAGLE_2, 1: POLYBASIC, 2: FOUR_LEVELS}.get(len(middle)) if named else None
+
+
+def speedup_of(target: str | None, system: str | None, task: str) -> dict[str, float | None]:
+    """Return the paper's speedup and mean accepted length, each None if not printed."""
+    found = SPEEDUPS.get((target or "", system or ""), {}).get(task, (None, None))
+    return dict(zip(("paper_speedup", "paper_length"), found, strict=True))
+
+
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 class Run:
@@ -105,9 +152,11 @@ class Run:
         name = self.methods[self.baseline]["levels"][0]
         models = {model["name"].split(" ")[-1]: model for model in reversed(self.facts["models"])}
         self.target: Record = models[name]
+        self.paper = target_of(self.target)  # the papers' name
         self.target_name = str(self.target["place"] or self.target["name"])
         self.temperature = float(self.facts["settings"]["temperature"])
         self.sampling = "sampled" if self.temperature > 0 else "greedy"
+        self.variances = PAPERS["variances"][self.sampling]  # the paper's, mostly
 
     def levels_of(self, method: str) -> list[Any]:
         """Return the sums of each level, target first; empty for other engines."""
@@ -125,26 +174,18 @@ class Run:
         others = self.turns_of(base or self.baseline)[columns]
         return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
 
-    def speedup(
-        self,
-        method: str,
-        key: str = "speedup",
-        base: str | None = None,
-        task: str = OVERALL,
-        by: str = "seconds",
-    ) -> Record:
+    def speedup(self, method: str, key: str = "speedup", base: str | None = None) -> Record:
         """Return the rate of a method over the rate of `base`, over the same turns, under `key`."""
-        columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
-        return bootstrap(key, self.common(method, base, task), columns, _ratio_of_rates)
+        return _rates(self.common(method, base), key)
 
     def compared(self, method: str, task: str = OVERALL) -> Record:
         """Return speedup and mean accepted length, measured and printed in the paper."""
         both = self.common(method, task=task)
         verified = both[both.verified > 0]
         return {
-            **self.speedup(method, task=task),
+            **_rates(both, "speedup"),
             **bootstrap("length", verified, ["emitted", "verified"], _pooled),
-            **printed.speedup_of(self.target, self.methods[method], task)._asdict(),
+            **speedup_of(self.paper, system_of(self.methods[method]), task),
             "turns": len(both),
         }
 
@@ -193,21 +234,24 @@ def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 class Table:
-    """Rows of numbers and their format.
+    """Rows of numbers. `tables.json` has the title, note and columns: by heading, "key format"; no
+    format for words, "%" for a share in per cent.
 
     Args:
-        key: name of files.
         rows: records or a frame; in `records`, for JSON and CSV, NaN and infinities become None.
-        shown: by heading, "key format"; no format for words, "%" for a share in per cent.
+        more: columns at "...", or the last.
+        words: of the title and note.
     """
 
-    def __init__(
-        self, key: str, title: str, note: str, rows: Any, shown: Mapping[str, str]
-    ) -> None:
-        self.key, self.title, self.note = key, title, note
+    def __init__(self, key: str, rows: Any, more: Record | None = None, **words: Any) -> None:
+        self.key, about = key, _TABLES.get(key) or _TABLES["runs"]
+        self.title, self.note = (about[n].format(**words).rstrip() for n in ("title", "note"))
         frame = pd.DataFrame(rows).astype(object).replace([math.inf, -math.inf], None)
         self.records: list[Record] = frame.where(frame.notna(), None).to_dict("records")
-        self._shown = {head: spec.partition(" ") for head, spec in shown.items()}
+        self._shown: dict[str, tuple[str, str, str]] = {}
+        for head, spec in {**about["columns"], "...": ""}.items():
+            added = {head: spec} if spec else more or {}
+            self._shown |= {name: form.partition(" ") for name, form in added.items()}
 
     def lines(self, heads: Collection[str] = ()) -> list[str]:
         """Return the lines of Markdown, of the columns `heads` or of all."""
@@ -264,28 +308,16 @@ def overall(run: Run) -> Table:
         for name, method in run.methods.items()
     ]
     losing = sum((row["speedup"] or 1) < 1 for row in records)
-    note = (
-        f"Speedup over {run.methods[run.baseline]['label']}: new tokens per second of wall time, "
-        "prefill included, over the same turns; the median of repeats, with the 95 % bootstrap "
-        "interval over questions. Mean accepted: tokens per verification of the target. "
-    )
+    lossless = "Tied: texts that part where the target's largest logits are a tie of rounding."
     if run.temperature > 0:
         count = sum(row.get("p_value") is not None for row in records)
-        note += (
+        lossless = (
             f"Lossless: {count} p-values of the texts' likelihood under the target; by chance one "
             f"is below {0.05 / max(count, 1):.2g} in 5 of 100 such tables."
         )
-    else:
-        note += "Tied: texts that part where the target's largest logits are a tie of rounding."
-    note += "" if best is None else f" The best two levels: {run.methods[best]['label']}."
-    note += f" Slower than the baseline: {losing} of {len(records) - 1}."
-    shown = {
-        "method": "label", "windows": "windows", "tokens/s": "tokens_per_second .1f",
-        "speedup": "speedup .2f", "over best two levels": "over .2f",
-        "mean accepted": "length .2f", "turns": "turns .0f", "failed": "failed .0f",
-        "lossless": "lossless",
-    }  # fmt: skip
-    return Table("overall", "Overall (Figure 2)", note, run.labelled(records), shown)
+    words = {"baseline": run.labels[run.baseline], "lossless": lossless, "losing": losing}
+    words |= {"best": f" The best two levels: {run.labels[best]}." if best else ""}
+    return Table("overall", run.labelled(records), others=len(records) - 1, **words)
 
 
 def _lossless(run: Run, name: str) -> Record:
@@ -334,10 +366,8 @@ def by_task(run: Run) -> Table:
                 words += f" (paper {paper:.2f} / {numbers['paper_length']:.2f})"
             row[task] = words
         records.append(row)
-    shown = {"method": "label", **{TASK_NAMES[task]: f"{task} .2f" for task in tasks}}
-    title = "Speedup / mean accepted length by task (Table 2)"
-    rows = run.labelled(records)
-    return Table("table2", title, "As above, for each task by itself.", rows, shown)
+    more = {TASK_NAMES[task]: f"{task} .2f" for task in tasks}
+    return Table("table2", run.labelled(records), more)
 
 
 def levels(run: Run) -> Table:
@@ -352,18 +382,8 @@ def levels(run: Run) -> Table:
         gbs=1e-9 * bandwidth,
         of_copy=bandwidth / copy,
     )
-    shown = {
-        "method": "label", "i": "level .0f", "level": "name", "L": "length .2f",
-        "F": "passes_per_token .3f", "T, ms": "ms .2f", "share, %": "share .0%",
-        "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
-    }  # fmt: skip
-    note = (
-        "L: mean acceptance length of the level's verifications; F: its passes per new token; T: "
-        "milliseconds of a pass; share: of the decode time. GB/s: bytes of weights over T, and in "
-        f"per cent of the run's copy bandwidth ({1e-9 * copy:.1f} GB/s, read and written). "
-    )
-    note += " ".join(output.contradiction(frame.of_copy.dropna()))
-    return Table("levels", "Levels: L, F and T", note.rstrip(), frame, shown)
+    warning = " ".join(output.contradiction(frame.of_copy.dropna()))
+    return Table("levels", frame, copy=1e-9 * copy, contradiction=warning)
 
 
 def decoding(run: Run) -> Table:
@@ -391,23 +411,9 @@ def decoding(run: Run) -> Table:
         },
         sums.index,
     )
-    speedups = [run.speedup(name, "decode_speedup", by="decode_seconds") for name in sums.index]
+    speedups = [_rates(run.common(name), "decode_speedup", "decode_seconds") for name in sums.index]
     frame = frame.join(pd.DataFrame(speedups, index=sums.index)).rename_axis("method").reset_index()
-    shown = {
-        "method": "label", "prefill, ms/turn": "prefill_ms .1f",
-        "prompt tokens/s": "prefill_tokens_per_second .0f", "prefill share, %": "prefill_share .0%",
-        "decode tokens/s": "decode_tokens_per_second .1f", "decode speedup": "decode_speedup .2f",
-        "engine, %": "engine_share .0%", "planner, tokens/s": "predicted_tokens_per_second .1f",
-        "over measured": "predicted_over_measured .2f", "Lemma 3.1, ms/token": "lemma_ms .3f",
-        "sum of F T, ms/token": "passes_ms .3f", "decode, ms/token": "decode_ms .3f",
-    }  # fmt: skip
-    note = (
-        "Decode: wall time less prefill. Engine: the share of it outside the levels' passes. "
-        "Planner: its prediction from measured passes and acceptances. Lemma 3.1 has the run's L, "
-        "T and beta, and leaves out what a middle level emits and the target rejects."
-    )
-    title = "Prefill, decoding and predictions"
-    return Table("decoding", title, note, run.labelled(frame), shown)
+    return Table("decoding", run.labelled(frame))
 
 
 def _lemma(by_level: Sequence[Any]) -> float:
@@ -428,43 +434,30 @@ def passes(run: Run) -> Table:
     frame["gbs"] = frame.weight_mb / frame.ms_1
     frame["of_copy"] = 1e9 * frame.gbs / facts["copy_bandwidth_bytes_per_second"]
     frame["overlap"] = frame.name.map(facts["overlap"])
-    shown = {
-        "model": "name", **{output.token_count(width): f"ms_{width} .2f" for width in seconds},
-        "weights, MB": "weight_mb .1f", "GB/s": "gbs .1f", "of copy, %": "of_copy .0%",
-        "E[1 - TV]": "overlap .3f",
-    }  # fmt: skip
-    note = (
-        "Milliseconds by number of tokens; GB/s of the weights in a pass of one token. E[1 - TV]: "
-        "overlap of a model's distribution with the target's, at temperature 1."
-    )
-    return Table("passes", "Passes of the models by themselves", note, frame, shown)
+    more = {output.token_count(width): f"ms_{width} .2f" for width in seconds}
+    return Table("passes", frame, more)
 
 
 def insertions(run: Run) -> Table:
     """Return the insertion test with the run's T and L, then the paper's (Table 1)."""
-    records = []
+    rows = []
     kinds = [name for name, method in run.methods.items() if method["kind"] in ("chain", "eagle")]
     for after, before in itertools.product(kinds, kinds):
         longer, shorter = run.methods[after]["levels"], run.methods[before]["levels"]
         for at in range(1, len(longer) - 1):
             if [*longer[:at], *longer[at + 1 :]] == shorter:
-                records += _inserted(run, before, after, at)
-    if records:
-        records += [_insertion(row, "paper", None) for row in printed.INSERTIONS]
-    shown = {
-        "case": "case", "numbers": "source", "T_i, ms": "t_i .2f", "L_{i-new}": "length_of_new .2f",
-        "T_new, ms": "t_new .2f", "L_new": "new_length .2f", "T_{i+1}, ms": "t_below .2f",
-        "L_i": "length .2f", "T_new/T_i": "ratio_above .3f", "bound (1)": "bound_above .3f",
-        "(1)": "condition_1", "Lemma 3.1": "exact", "speedup before": "before .2f",
-        "after": "after .2f", "after / before": "gain .2f",
-    }  # fmt: skip
-    note = (
-        "Theorem 3.2 (1): T_new/T_i < L_new (1/L_i - 1/L_{i-new}), L_i and T_i without the new "
-        "model. Lemma 3.1 counts each chain's passes, those of M_new by M_i's tokens; the paper "
-        "prints none."
-    )
-    title = "Does the model in the middle pay? (Table 1)"
-    return Table("table1", title, note, records, shown)
+                rows += _inserted(run, before, after, at)
+    theirs = [one | {"source": "paper"} for one in PAPERS["insertions"]]
+    frame = pd.DataFrame(rows + theirs if rows else ())
+    if rows:
+        verdict = {True: "helps", False: "does not"}.get
+        frame["ratio_above"] = frame.t_new / frame.t_i
+        frame["bound_above"] = frame.new_length * (1 / frame.length - 1 / frame.length_of_new)
+        frame["condition_1"] = (frame.ratio_above < frame.bound_above).map(verdict)
+        frame["exact"] = (
+            (frame.t_new < frame.exact_bound).map(verdict).where(frame.exact_bound.notna())
+        )
+    return Table("table1", frame)
 
 
 def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
@@ -475,30 +468,18 @@ def _inserted(run: Run, before: str, after: str, at: int) -> list[Record]:
     (above, below, *_), (upper, middle, *lower) = old, new
     if not all((upper.verified, middle.verified, above.verified, middle.passes, above.passes)):
         return []
-    row = printed.Insertion(
-        f"{run.methods[after]['label']} (without: {run.methods[before]['label']})",
-        above.ms, upper.length, middle.ms, middle.length, below.ms if below.passes else 0.0,
-        above.length, run.speedup(before)["speedup"], run.speedup(after)["speedup"],
-    )  # fmt: skip
     # Maximum ms of a pass of M_new without a longer time per token of M_i, over M_i and all levels
     # below: Lemma 3.1 with counted passes instead of N / L.
     allowed = sum(level.seconds for level in old) * upper.emitted / above.emitted
     most = 1e3 * (allowed - sum(level.seconds for level in (upper, *lower))) / middle.passes
-    return [_insertion(row, "measured", most) | run.speedup(after, "gain", before)]
-
-
-def _insertion(row: printed.Insertion, source: str, exact_bound: float | None) -> Record:
-    ratio, bound = row.t_new / row.t_i, row.new_length * (1 / row.length - 1 / row.length_of_new)
-    verdicts = ("does not", "helps")
-    return {
-        **row._asdict(),
-        "source": source,
-        "ratio_above": ratio,
-        "bound_above": bound,
-        "condition_1": verdicts[ratio < bound],
-        "exact_bound": exact_bound,
-        "exact": None if exact_bound is None else verdicts[row.t_new < exact_bound],
-    }
+    row = {
+        "case": f"{run.labels[after]} (without: {run.labels[before]})", "source": "measured",
+        "t_i": above.ms, "length_of_new": upper.length, "t_new": middle.ms,
+        "new_length": middle.length, "t_below": below.ms if below.passes else 0.0,
+        "length": above.length, "exact_bound": most,
+        "before": run.speedup(before)["speedup"], "after": run.speedup(after)["speedup"],
+    }  # fmt: skip
+    return [row | run.speedup(after, "gain", before)]
 
 
 def adaptation(run: Run) -> Table:
@@ -510,8 +491,9 @@ def adaptation(run: Run) -> Table:
             continue
         alike = (k for k, other in run.methods.items() if other["levels"] == method["levels"])
         best = run.fastest([k for k in alike if run.methods[k]["kind"] in _FIXED])
-        paper = f"{1 + printed.WINDOW_GAIN:.3f} ({printed.WINDOW_SPEEDUP:.2f} over plain decoding)"
-        gain = printed.EAGLE_GAINS.get(printed.target_of(run.target) or "")
+        gains = PAPERS["gains"]
+        paper = f"{1 + gains['window']:.3f} ({gains['window_speedup']:.2f} over plain decoding)"
+        gain = gains["eagle"].get(run.paper)
         if gain is not None and "eagle" in method["levels"][-1].lower():
             paper = f"{1 + gain:.3f} (EAGLE-2, MT-bench)"
         row = {"method": name, "policy": method["policy"], **speedup}
@@ -520,15 +502,7 @@ def adaptation(run: Run) -> Table:
             row |= {"best_fixed": run.labels[best], "best_fixed_speedup": speed}
             row |= run.speedup(name, "gain", best)
         records.append({**row, "paper": paper})
-    shown = {
-        "method": "label", "policy": "policy", "speedup": "speedup .2f", "best fixed": "best_fixed",
-        "its speedup": "best_fixed_speedup .2f", "gain": "gain .3f", "paper": "paper",
-    }  # fmt: skip
-    note = (
-        "Gain: tokens per second over those of the fastest fixed windows of the same levels, over "
-        "the same turns. The paper's gains are over its best fixed window, on its models."
-    )
-    return Table("adaptation", "Adaptive windows", note, run.labelled(records), shown)
+    return Table("adaptation", run.labelled(records))
 
 
 def variances(run: Run) -> Table:
@@ -540,26 +514,18 @@ def variances(run: Run) -> Table:
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
-    low, high = printed.VARIANCES[run.sampling]
-    shown = {"question": "question_id", "task": "task"}
-    shown |= {run.labels[name]: f"{name} .1f" for name in names}
-    return Table(
-        "figure4",
-        f"Variance of the acceptance length by query, {run.sampling} (Figure 4)",
-        "Over all verifications by the target of a question's turns. The paper's, of its chain of "
-        f"three levels, lie mostly between {low:g} and {high:g}.",
-        frame.rename_axis("question_id").reset_index() if names else (),
-        shown,
-    )
+    low, high = run.variances
+    more = {run.labels[name]: f"{name} .1f" for name in names}
+    words = {"sampling": run.sampling, "low": low, "high": high}
+    rows = frame.rename_axis("question_id").reset_index() if names else ()
+    return Table("figure4", rows, more, **words)
 
 
 def failures(run: Run) -> Table:
     """Return numbers of failed turns by error."""
     failed = run.lines[run.lines.status != record.OK]
     counts = failed.groupby(["method", "error"], sort=False).size().rename("turns").reset_index()
-    note = "They are in no number; what a method is compared with leaves out the same turns."
-    shown = {"method": "label", "turns": "turns .0f", "error": "error"}
-    return Table("failures", "Failed turns", note, run.labelled(counts), shown)
+    return Table("failures", run.labelled(counts))
 
 
 def tables_of(run: Run) -> list[Table]:
@@ -578,42 +544,29 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
         for at, run in enumerate(runs, 1)
         for method in run.methods.values()
     ).rename(columns={"name": "method"})
-    shown = {"method": "label", "windows": "windows"}
-    shown |= {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
-    title = "Speedup, run by run: " + ", ".join(run.label for run in runs)
-    note = "The same models, settings and kind of machine; every run over its own baseline."
     rows = rows.groupby(["method", "label", "windows"], sort=False, as_index=False).first()
-    return Table(f"runs{number}", title, note, rows, shown)
+    more = {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
+    return Table(f"runs{number}", rows, more, labels=", ".join(run.label for run in runs))
 
 
 def larger_targets(runs: Sequence[Run]) -> Table:
     """Return EAGLE-2 and longer chains by target, smallest first (Table 3)."""
     records = [
-        {
-            "target": run.target_name,
-            "millions": 1e-6 * run.target["parameters"],
-            "run": run.label,
-            "temperature": run.temperature,
-            "label": method["label"],
-            **run.compared(name),
-        }
+        {"target": run.target_name, "millions": 1e-6 * run.target["parameters"], "run": run.label}
+        | {"temperature": run.temperature, "label": method["label"], **run.compared(name)}
         for run in sorted(runs, key=lambda run: run.target["parameters"])
         for name, method in run.methods.items()
         if method["kind"] == "eagle" or len(method["levels"]) > 2
     ]
-    seen = {printed.target_of(run.target) for run in runs}
-    for target, system in itertools.product(printed.LARGER, (printed.EAGLE_2, printed.POLYBASIC)):
-        if target not in seen:
-            numbers = printed.SPEEDUPS[target, system][OVERALL]._asdict()
-            about = {"target": target, "run": "paper", "label": system, "turns": 0}
-            records.append(about | numbers)
-    shown = {
-        "target": "target", "parameters, millions": "millions .0f", "run": "run",
-        "temperature": "temperature .1f", "method": "label", "speedup": "speedup .2f",
-        "mean accepted": "length .2f", "turns": "turns .0f",
-    }  # fmt: skip
-    note = "Each over the baseline of its own run."
-    return Table("table3", "By target (Table 3)", note, records, shown)
+    seen = {run.paper for run in runs}
+    records += [
+        {"target": target, "run": "paper", "label": system, "turns": 0}
+        | speedup_of(target, system, OVERALL)
+        for target in LARGER
+        for system in (EAGLE_2, POLYBASIC)
+        if target not in seen
+    ]
+    return Table("table3", records)
 
 
 def as_printed() -> Table:
@@ -621,13 +574,10 @@ def as_printed() -> Table:
     rows = [
         {"target": target, "system": system}
         | {task: "{:.2f} / {:.2f}".format(*result) for task, result in results.items()}
-        for (target, system), results in printed.SPEEDUPS.items()
+        for (target, system), results in SPEEDUPS.items()
     ]
-    note = "Speedup / mean accepted length on an A800, as printed. Known inconsistencies: "
-    shown = {"target": "target", "system": "system"}
-    shown |= {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
-    note += " ".join(printed.INCONSISTENCIES)
-    return Table("printed", "What the papers print", note, rows, shown)
+    more = {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
+    return Table("printed", rows, more, known=" ".join(PAPERS["inconsistencies"]))
 
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:
@@ -656,40 +606,39 @@ def load(folders: Sequence[Path]) -> list[Run]:
 
 def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Write report.md, report.json, a CSV file per table and a PNG file per figure."""
+    sections = []
+    for run in runs:
+        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
+        tables = {table.key: table for table in tables_of(run)}
+        variances = tables["figure4"].records if "figure4" in tables else []
+        drawn = figures.of_run(run, tables["table2"].records, variances)
+        sections.append((run.label, summary(run), tables, drawn, prefix, variances))
+    drawn = figures.of_several([(run, one[-1]) for run, one in zip(runs, sections, strict=True)])
+    several = {table.key: table for table in tables_of_several(runs)}
+    note = "Targets beside each other, and as printed."
+    sections.append(("Between runs, and the papers", note, several, drawn, "", []))
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
     files: dict[str, bytes] = {}
-
-    def add(
-        label: str, note: str, tables: Sequence[Table], drawn: Mapping[str, bytes], prefix: str = ""
-    ) -> Record:
-        first, *others = (table.markdown() for table in tables)
-        lines.extend([f"## {label}", "", note, "", *first])
-        for name in drawn:
-            caption = _CAPTIONS[name.partition("-")[0]]
-            lines.extend([f"![{caption}]({prefix}{name}.png)", ""])
-        lines.extend(itertools.chain(*others))
-        files.update({f"{prefix}{name}.png": data for name, data in drawn.items()})
-        for table in tables:  # full numbers; None is an empty cell
+    entries = []
+    for label, note, tables, drawn, prefix, _ in sections:
+        first, *others = (table.markdown() for table in tables.values())
+        lines += [f"## {label}", "", note, "", *first]
+        for name, data in drawn.items():
+            lines += [f"![{_CAPTIONS[name.partition('-')[0]]}]({prefix}{name}.png)", ""]
+            files[f"{prefix}{name}.png"] = data
+        lines += itertools.chain(*others)
+        for key, table in tables.items():  # full numbers; None is an empty cell
             cells = pd.DataFrame(table.records, dtype=object).to_csv(index=False)
-            files[f"{prefix}{table.key}.csv"] = str(cells).encode()
-        keys = ("title", "note", "records")
-        return {table.key: {key: getattr(table, key) for key in keys} for table in tables}
-
-    whole: Record = {"schema": 2, "command": "bench report", "runs": []}
-    by_query = []
-    for run in runs:
-        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", run.label) + "-" if len(runs) > 1 else ""
-        facts = {name: run.facts[name] for name in _FACTS if name in run.facts}
-        tables = tables_of(run)
-        records = {table.key: table.records for table in tables}
-        by_query.append((run, records.get("figure4", [])))
-        drawn = figures.of_run(run, records["table2"], by_query[-1][1])
-        entries = add(run.label, summary(run), tables, drawn, prefix)
-        whole["runs"].append({"label": run.label, **facts, "tables": entries})
-    drawn = figures.of_several(by_query)
-    note = "Targets beside each other, and as printed."
-    whole["several"] = add("Between runs, and the papers", note, tables_of_several(runs), drawn)
+            files[f"{prefix}{key}.csv"] = str(cells).encode()
+        names = ("title", "note", "records")
+        entries.append({k: {n: getattr(one, n) for n in names} for k, one in tables.items()})
+    shown = [
+        {"label": run.label, **{name: run.facts[name] for name in _FACTS if name in run.facts}}
+        | {"tables": entry}
+        for run, entry in zip(runs, entries[:-1], strict=True)
+    ]
+    whole = {"schema": 2, "command": "bench report", "runs": shown, "several": entries[-1]}
     files["report.md"] = "\n".join(lines).encode()
     files["report.json"] = (json.dumps(whole, indent=1, allow_nan=False) + "\n").encode()
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import queue
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,19 +23,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import output, questions, services
+from benchmarks import output, questions
 from benchmarks.engines import LlamaServer
-from benchmarks.measuring import verdict
+from benchmarks.measuring import Request, chain_call, rotated, verdict
 from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
-from benchmarks.services import Ask, Client, Load, Open, Trace
-from benchmarks.timing import rotated
 from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
 from polyspec_ext import policies, processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
 from polyspec_ext.levels.sources import original
+from polyspec_ext.serving.server import Server
+from polyspec_ext.stats import Stats
 
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"
 TRANSFORMERS, LLAMA, LLAMA_DRAFTS = "transformers", "llama.cpp", "llama.cpp-drafts"
@@ -40,10 +43,208 @@ METHODS = (PLAIN, ALONE, CHAIN, POLICY, BATCHES, TRANSFORMERS, LLAMA, LLAMA_DRAF
 _SLOTS, _TURNS = 4, 6  # of --conversations
 _WARM_UP = 8  # tokens
 _DRAFTS = 64  # tokens by which other servers may run ahead
+_COUNTED = ("tokens", "arrivals")
 _SETTINGS = (
     "prompts", "per_client", "max_new_tokens", "max_prompt_tokens", "repeats", "seconds", "seed",
     "window", "policy", "conversations",
 )  # fmt: skip
+_BATCH = 8  # questions of a call of `generate`
+_PAGE, _STEP_TOKENS = 256, 512  # of transformers' cache and steps
+
+
+class Ask(NamedTuple):
+    """A question of a client, by number."""
+
+    number: int
+    prompt: list[int]
+    seed: int
+
+
+class Load(NamedTuple):
+    """Number of simultaneous clients, and options of all their requests."""
+
+    clients: int
+    temperature: float
+    max_new_tokens: int
+
+
+@dataclass
+class Trace:
+    """A request from the client's view."""
+
+    ask: Ask
+    began: float  # seconds of the clock
+    arrivals: list[tuple[float, int]] = field(default_factory=list)  # time, number of tokens
+    tokens: list[int] = field(default_factory=list)
+    read: int | None = None  # tokens of the prompt that the target read, if known
+
+    def arrived(self, tokens: Sequence[int], now: float) -> None:
+        """Record new tokens."""
+        if tokens:
+            self.tokens += tokens
+            self.arrivals.append((now, len(tokens)))
+
+    def gaps(self) -> Iterator[float]:
+        """Yield the seconds before each token after the first arrival."""
+        for (before, _), (now, count) in itertools.pairwise(self.arrivals):
+            yield from itertools.repeat((now - before) / count, count)
+
+
+# Yields questions, and is sent the answer to each.
+Client = Generator[Ask, list[int], None]
+# Key of a request, its new tokens, and its statistics or `True` once it has ended.
+Arrival = tuple[Hashable, list[int], Any]
+
+
+class Service(NamedTuple):
+    """A method that answers the clients of a load."""
+
+    add: Callable[[Ask], Hashable]  # begins a request, and returns its key in `step`
+    step: Callable[[], Iterable[Arrival]]  # waits for the next arrivals
+
+
+Open = Callable[[Load], contextlib.AbstractContextManager[Service]]
+
+
+def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Trace]:
+    """Serve clients, and return their requests in the order of completion."""
+    running: dict[Hashable, tuple[Client, Trace]] = {}
+    done = []
+    with open_service(load) as service:
+
+        def ask(client: Client, answer: list[int] | None) -> None:
+            with contextlib.suppress(StopIteration):
+                asked = next(client) if answer is None else client.send(answer)
+                trace = Trace(asked, time.perf_counter())
+                running[service.add(asked)] = client, trace
+
+        for client in clients:
+            ask(client, None)
+        while running:
+            arrivals = list(service.step())
+            now = time.perf_counter()
+            for key, tokens, ended in arrivals:
+                client, trace = running[key]
+                trace.arrived(tokens, now)
+                if ended:
+                    if isinstance(ended, Stats):
+                        trace.read = ended.num_prompt_tokens - ended.num_cached_tokens
+                    del running[key]
+                    done.append(trace)
+                    ask(client, trace.tokens)
+    return done
+
+
+# ---- services ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def by_server(
+    chain: Chain, load: Load, speculation: bool = True, slots: int = 0, **more: Any
+) -> Iterator[Service]:
+    """Open a `Server`. `slots` 0: a slot for each client."""
+    server = Server(chain, slots or load.clients, **more)
+
+    def add(ask: Ask) -> int:
+        options: dict[str, Any] = {"seed": ask.seed, "speculation": speculation}
+        return server.add(ask.prompt, load.max_new_tokens, load.temperature, **options)
+
+    def step() -> Iterator[Arrival]:
+        for event in server.step():
+            if event.error is not None:
+                raise event.error
+            yield event.request, event.tokens, event.stats
+
+    yield Service(add, step)
+
+
+@contextlib.contextmanager
+def by_batches(chain: Chain, load: Load) -> Iterator[Service]:
+    """Open `Chain.generate`: waiting questions are a batch of at most eight, and the answers arrive
+    when the whole batch is complete."""
+    waiting: deque[Ask] = deque()
+
+    def add(ask: Ask) -> int:
+        waiting.append(ask)
+        return ask.number
+
+    def step() -> list[Arrival]:
+        batch = [waiting.popleft() for _ in range(min(_BATCH, len(waiting)))]
+        prompts, seeds = [ask.prompt for ask in batch], [ask.seed for ask in batch]
+        request = Request(prompts, load.max_new_tokens, load.temperature, seeds)
+        answer = chain_call(chain, request)
+        numbers = [ask.number for ask in batch]
+        return list(zip(numbers, answer.texts, answer.rows, strict=True))
+
+    yield Service(add, step)
+
+
+@contextlib.contextmanager
+def by_transformers(model: Any, eos: Sequence[int], room: int, load: Load) -> Iterator[Service]:
+    """Open transformers' continuous batching; `room`: tokens of a request."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    sampled = {"do_sample": True, "temperature": load.temperature, "top_k": 0, "top_p": 1.0}
+    chosen = sampled if load.temperature > 0 else {"do_sample": False}
+    pages = load.clients * (room // _PAGE + 2)
+    manager = model.init_continuous_batching(
+        GenerationConfig(eos_token_id=list(eos) or -1, **chosen),
+        ContinuousBatchingConfig(
+            num_blocks=pages, page_size=_PAGE, max_batch_tokens=_STEP_TOKENS, seed=0
+        ),
+    )
+    counts: dict[str, int] = {}  # tokens that have arrived
+
+    def add(ask: Ask) -> str:
+        key = str(ask.number)
+        counts[key] = 0
+        manager.add_request(ask.prompt, key, load.max_new_tokens, streaming=True)
+        return key
+
+    def step() -> Iterator[Arrival]:
+        result = manager.get_result(timeout=1.0)
+        if result is None and not manager.is_running():
+            raise RuntimeError(str(manager.background_thread_status.fatal_error))
+        if result is not None and result.error is not None:
+            raise RuntimeError(result.error)
+        if result is not None:
+            tokens = result.generated_tokens[counts[result.request_id] :]
+            counts[result.request_id] += len(tokens)
+            yield result.request_id, tokens, result.is_finished()
+
+    manager.start()
+    try:
+        yield Service(add, step)
+    finally:
+        manager.stop(block=True, timeout=10.0)
+
+
+@contextlib.contextmanager
+def by_llama(server: LlamaServer, load: Load) -> Iterator[Service]:
+    """Ask llama.cpp's server in a thread for each client."""
+    arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
+
+    def answer(ask: Ask) -> None:
+        try:
+            request = Request([ask.prompt], load.max_new_tokens, load.temperature, [ask.seed])
+            for tokens in server.stream(request):
+                arrivals.put((ask.number, tokens, False))
+            arrivals.put((ask.number, [], True))
+        except Exception as error:
+            arrivals.put(error)
+
+    def add(ask: Ask) -> int:
+        pool.submit(answer, ask)
+        return ask.number
+
+    def step() -> Iterator[Arrival]:
+        arrival = arrivals.get()
+        if isinstance(arrival, Exception):
+            raise arrival
+        yield arrival
+
+    with ThreadPoolExecutor(load.clients) as pool:
+        yield Service(add, step)
 
 
 class Method(NamedTuple):
@@ -78,52 +279,74 @@ class Cell:
             found[number] = sum(len(trace.tokens) for trace in traces) / seconds
         return found
 
+    def row(self, base: Mapping[int, float], texts: str | None) -> dict[str, Any]:
+        """Return the row of the report; `base`: tokens per second of plain decoding by repeat."""
+        traces, own = self.traces, self.rates()
+        count = {name: sum(len(getattr(one, name)) for one in traces) for name in _COUNTED}
+        read = [trace.read for trace in traces if trace.read is not None]
+        first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
+        return {
+            "method": self.method.name,
+            "label": self.method.label,
+            "clients": self.load.clients,
+            "temperature": self.load.temperature,
+            "error": self.error,
+            "requests": len(traces),
+            "tokens": count["tokens"],
+            "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
+            "prompt_tokens_read": sum(read) if read else None,
+            "repeats": len(own),
+            "tokens_per_second": _spread(own.values()),
+            "x_plain": _spread(own[n] / base[n] for n in own if n in base),
+            "tokens_per_arrival": count["tokens"] / max(1, count["arrivals"]),
+            "first_token": percentiles(first),
+            "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
+            "texts": texts,
+        }
+
 
 def percentiles(values: Sequence[float]) -> list[float] | None:
     """Return the median and the 95th percentile; None: no values."""
     return np.percentile(values, [50, 95]).tolist() if len(values) else None
 
 
+def _spread(values: Iterable[float]) -> dict[str, float] | None:
+    if not (every := list(values)):
+        return None
+    return {"median": statistics.median(every), "low": min(every), "high": max(every)}
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
-def add_command(kinds: Any) -> None:
-    """Add ``serving`` to the kinds of benchmarks."""
-    sub = output.add_command(
-        kinds, "serving", __doc__, report_of, markdown, lambda report: int(report["differs"])
-    )
-    words: dict[str, Any] = {"type": options.words, "default": []}
-    for name, metavar, more, what in (
-        ("--target", "MODEL", {}, "directory, id or GGUF file (default: the shipped models)"),
-        ("--draft", "MODEL", {"action": "append"}, "the same, or prompt-lookup, suffix or ngram; "
-         "may be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
-        ("--window", "K,...", {"type": options.COUNTS}, "of the chain (default: of `Chain`)"),
-        ("--questions", "FILE", {"type": options.file}, "as of `paper`"),
-        ("--methods", "KEY,...", words, f"of {', '.join(METHODS)} (default: all but alone)"),
-        ("--gguf", "FILE[,FILE]", words, "target and draft for llama.cpp's server; without a draft "
-         "its own speculation is --spec-default"),
-        ("--llama-server", "PROGRAM", {"type": options.file}, "of make llama-server"),
-        ("--llama-flags", "TEXT", {"default": ""}, "more flags of its speculation"),
-        ("--vllm", "PYTHON", {"type": options.file}, "of an environment that has vLLM and this "
-         "package, as make test-vllm makes it. All engines start at once"),
-        ("--conversations", "N", {"type": options.COUNT, "nargs": "?", "const": 16},
-         f"instead N conversations (16) of {_TURNS} turns through {_SLOTS} slots, with and without "
-         "the prefix cache"),
-    ):  # fmt: skip
-        sub.add_argument(name, metavar=metavar, help=what, **more)
-    sub.add_argument("--policy", choices=tuple(policies.POLICIES), default="joint")
-    options.add(sub, "--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time")
-    options.add(sub, "--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...")
-    for name, default, what in (
-        ("--prompts", 64, "questions"),
-        ("--per-client", 2, "questions that each client asks, of these"),
-        ("--max-new-tokens", 64, "of an answer"),
-        ("--max-prompt-tokens", 256, "the middle of longer ones is left out"),
-        ("--repeats", 5, "of every load at most"),
-    ):
-        options.add_count(sub, name, default, what)
-    options.add(sub, "--seconds", options.number(0), 600.0, "S", "after which no load begins anew")
-    options.share(sub, "--seed")
+_TALKS = {"type": options.COUNT, "nargs": "?", "const": 16}
+OPTIONS: tuple[Any, ...] = (
+    ("--target", None, None, "MODEL", "directory, id or GGUF file (default: the shipped models)"),
+    ("--draft", output.REPEATED, [], "MODEL", "the same, or prompt-lookup, suffix or ngram; may "
+     "be repeated, the dearest first (default: prompt-lookup, the shipped drafter)"),
+    ("--window", options.COUNTS, None, "K,...", "of the chain (default: of `Chain`)"),
+    ("--policy", tuple(policies.POLICIES), "joint", None, ""),
+    ("--questions", options.file, None, "FILE", "as of `paper`"),
+    ("--methods", options.words, [], "KEY,...", f"of {', '.join(METHODS)} (default: all but "
+     "alone)"),
+    ("--gguf", options.words, [], "FILE[,FILE]", "target and draft for llama.cpp's server; without "
+     "a draft its own speculation is --spec-default"),
+    ("--llama-server", options.file, None, "PROGRAM", "of make llama-server"),
+    ("--llama-flags", None, "", "TEXT", "more flags of its speculation"),
+    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
+     "make test-vllm makes it. All engines start at once"),
+    ("--conversations", _TALKS, None, "N", f"instead N conversations (16) of {_TURNS} turns "
+     f"through {_SLOTS} slots, with and without the prefix cache"),
+    ("--clients", options.COUNTS, [1, 4, 8, 16], "N,...", "at a time"),
+    ("--temperatures", options.TEMPERATURES, [0.0, 0.8], "T,...", ""),
+    ("--prompts", options.COUNT, 64, "N", "questions"),
+    ("--per-client", options.COUNT, 2, "N", "questions that each client asks, of these"),
+    ("--max-new-tokens", options.COUNT, 64, "N", "of an answer"),
+    ("--max-prompt-tokens", options.COUNT, 256, "N", "the middle of longer ones is left out"),
+    ("--repeats", options.COUNT, 5, "N", "of every load at most"),
+    ("--seconds", options.number(0), 600.0, "S", "after which no load begins anew"),
+    "--seed",
+)  # fmt: skip
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -149,22 +372,15 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     talk = Conversation(tokenizer_at(original(place)), template, room)
     with contextlib.ExitStack() as stack:
         servers: list[LlamaServer] = []
-        if args.conversations is not None:
-            chain = Chain(levels, args.window)
-            options: dict[str, Any] = {"slots": _SLOTS}
-            made = [
-                Method("cached", "prefix cache", partial(services.by_server, chain, **options)),
-                Method(
-                    PLAIN, "without", partial(services.by_server, chain, **options, cache_tokens=0)
-                ),
-            ]
-            loads = [Load(args.conversations, t, args.max_new_tokens) for t in args.temperatures]
-        else:
+        if args.conversations is None:
             made = _methods(args, levels, stack, servers)
-            loads = [
-                Load(clients, temperature, args.max_new_tokens)
-                for temperature, clients in itertools.product(args.temperatures, args.clients)
-            ]
+        else:
+            open_ = partial(by_server, Chain(levels, args.window), slots=_SLOTS)
+            made = [Method("cached", "prefix cache", open_)]
+            made.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
+        counts = args.clients if args.conversations is None else [args.conversations]
+        pairs = itertools.product(args.temperatures, counts)
+        loads = [Load(count, heat, args.max_new_tokens) for heat, count in pairs]
         cells = [Cell(method, load) for load in loads for method in made]
         _measure(args, cells, talk)
     rows, differs = _rows(cells, target)
@@ -187,15 +403,15 @@ def _methods(
     target, room = levels[0], args.max_prompt_tokens + args.max_new_tokens
     every: list[Method] = []
     if isinstance(target, HuggingFaceLevel):
-        chain, serve = Chain(levels, args.window), services.by_server
+        chain, serve = Chain(levels, args.window), by_server
         by_policy = Chain(levels, args.window, policy=args.policy)
-        continuous = partial(services.by_transformers, target.model, target.eos_token_ids, room)
+        continuous = partial(by_transformers, target.model, target.eos_token_ids, room)
         every = [
             Method(PLAIN, "Server, speculation=False", partial(serve, chain, speculation=False)),
             Method(ALONE, "Server, target alone", partial(serve, Chain([target]))),
             Method(CHAIN, "Server", partial(serve, chain)),
             Method(POLICY, f"Server, {args.policy} policy", partial(serve, by_policy)),
-            Method(BATCHES, "Chain.generate, batches of 8", partial(services.by_batches, chain)),
+            Method(BATCHES, "Chain.generate, batches of 8", partial(by_batches, chain)),
             Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
         ]
     known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
@@ -215,18 +431,18 @@ def _methods(
             server = LlamaServer(args.llama_server, flags, max(args.clients), room + _DRAFTS)
             stack.callback(server.close)
             servers.append(server)
-            every.append(Method(name, label, partial(services.by_llama, server), LLAMA, ours=False))
+            every.append(Method(name, label, partial(by_llama, server), LLAMA, ours=False))
     if args.vllm:
         place = str(original(args.target or tiny.path("target")))
         dtype = str(target.model.dtype).removeprefix("torch.")
         drafts = [str(one) for one in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
         common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
-        for way in ways(place, dtype, drafts, args.window, args.policy):
-            if way.key in wanted:
-                engine = VllmEngine(args.vllm, {**common, **way.options})
+        for key, (label, own) in ways(place, dtype, drafts, args.window, args.policy).items():
+            if key in wanted:
+                engine = VllmEngine(args.vllm, common | own)
                 stack.callback(engine.close)
                 servers.append(engine)
-                every.append(Method(way.key, way.label, engine.service, VLLM, ours=False))
+                every.append(Method(key, label, engine.service, VLLM, ours=False))
     return [one for one in every if one.name in wanted]
 
 
@@ -259,7 +475,7 @@ def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation
                     clients = _clients(args, load, every, talk, max(repeat, 0))
                     asked = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
                     try:
-                        traces = services.served(cell.method.open, clients, asked)
+                        traces = served(cell.method.open, clients, asked)
                     except Exception as error:  # other engines raise many types
                         for one in cells:
                             if one.method is cell.method:
@@ -308,72 +524,37 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
     """Return a row for each cell, and whether a method of ours failed, or its greedy texts differ
     from plain decoding's."""
     ends = set(target.eos_token_ids)
-    plain: dict[str, dict[int, list[int]]] = {}
-    for cell in cells:
-        if cell.load.temperature == 0:
-            texts = plain.setdefault(cell.method.name, {})
-            for trace in cell.traces:
-                texts.setdefault(trace.ask.number, trace.tokens)
+    cold = [cell for cell in cells if cell.load.temperature == 0]
+    greedy = [(cell.method.name, trace) for cell in cold for trace in cell.traces]
+    # The first text of each method and question.
+    plain = {(name, trace.ask.number): trace.tokens for name, trace in reversed(greedy)}
     rates = {(cell.method.name, cell.load): cell.rates() for cell in cells}
     rows, differs = [], False
     for cell in cells:
-        method, load, traces = cell.method, cell.load, cell.traces
-        if not traces and cell.error is None:
+        method, load, same = cell.method, cell.load, None
+        if not cell.traces and cell.error is None:
             continue
-        same_as_plain = None
-        known = plain.get(method.plain, {})
-        pairs = [(known[t.ask.number], t) for t in traces if t.ask.number in known]
+        known = [(plain.get((method.plain, trace.ask.number)), trace) for trace in cell.traces]
+        pairs = [(text, trace) for text, trace in known if text is not None]
         if pairs and load.temperature == 0 and method.ours:
-            judged = verdict(
-                target.model,
-                [trace.ask.prompt for _, trace in pairs],
-                dict(enumerate(tokens for tokens, _ in pairs)),
-                dict(enumerate(trace.tokens for _, trace in pairs)),
-                load.temperature,
-            )
-            same_as_plain, differs = str(judged), differs or not judged.lossless
+            prompts = [trace.ask.prompt for _, trace in pairs]
+            texts, own = [text for text, _ in pairs], [trace.tokens for _, trace in pairs]
+            judged = verdict(target.model, prompts, texts, own, load.temperature)
+            same, differs = str(judged), differs or not judged.lossless
         elif pairs and load.temperature == 0:
-            same = sum(_cut(text, ends) == _cut(trace.tokens, ends) for text, trace in pairs)
-            same_as_plain = f"{same} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
+            texts = [[t for t in text if t not in ends] for text, _ in pairs]
+            own = [[t for t in trace.tokens if t not in ends] for _, trace in pairs]
+            equal = sum(a == b for a, b in zip(texts, own, strict=True))
+            same = f"{equal} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
         differs = differs or (method.ours and cell.error is not None)
-        own = rates[method.name, load]
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
-        tokens, arrivals = (
-            sum(len(getattr(trace, name)) for trace in traces) for name in ("tokens", "arrivals")
-        )
-        read = [trace.read for trace in traces if trace.read is not None]
-        first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
-        rows.append(
-            {
-                "method": method.name,
-                "label": method.label,
-                "clients": load.clients,
-                "temperature": load.temperature,
-                "error": cell.error,
-                "requests": len(traces),
-                "tokens": tokens,
-                "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
-                "prompt_tokens_read": sum(read) if read else None,
-                "repeats": len(own),
-                "tokens_per_second": _spread(own.values()),
-                "x_plain": _spread(own[n] / base[n] for n in own if n in base),
-                "tokens_per_arrival": tokens / max(1, arrivals),
-                "first_token": percentiles(first),
-                "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
-                "texts": same_as_plain,
-            }
-        )
+        rows.append(cell.row(base, same))
     return rows, differs
 
 
-def _cut(tokens: Sequence[int], ends: set[int]) -> list[int]:
-    return [token for token in tokens if token not in ends]
-
-
-def _spread(values: Iterable[float]) -> dict[str, float] | None:
-    if not (every := list(values)):
-        return None
-    return {"median": statistics.median(every), "low": min(every), "high": max(every)}
+def status(report: Mapping[str, Any]) -> int:
+    """Return 1 if a method of ours failed, or its greedy texts differ from plain decoding's."""
+    return int(report["differs"])
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -78,23 +78,21 @@ def config_of(shape: Shape) -> Any:
     )
 
 
-def growth_of(shape: Shape, model: Any) -> dict[str, int]:
+def growth_of(shape: Shape, config: Any) -> dict[str, int]:
     """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
-    width = model.config.hidden_size
+    width = config.hidden_size
     for name, fits, wanted in (
         ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
         ("kind", shape.kind == "llama", "llama"),
     ):
         if not fits:
-            raise ValueError(
-                f"{shape.name}: {name}: expected {wanted} to grow {width} wide models to, given "
-                f"{getattr(shape, name)}"
-            )
+            wanted = f"expected {wanted} to grow {width} wide models to"
+            raise ValueError(f"{shape.name}: {name}: {wanted}, given {getattr(shape, name)}")
     return {
         "times": shape.hidden // width,
         "layers": shape.layers,
         "intermediate_size": shape.inner,
-        "key_value_heads": shape.kv_heads * shape.head_dim // model.config.head_dim,
+        "key_value_heads": shape.kv_heads * shape.head_dim // config.head_dim,
     }
 
 
@@ -150,12 +148,11 @@ def _draw(module: torch.nn.Module) -> None:
 
 
 def memory_needed(shape: Shape, device: str) -> dict[str, float]:
-    """Return bytes of bfloat16 by purpose for a target, its 4-bit copy and an EAGLE-2 head: on the
-    device, and "on the host", through which 4-bit numbers pass on their way to a GPU."""
+    """Return bytes of bfloat16 on the device by purpose, for a target, its 4-bit copy and an
+    EAGLE-2 head."""
     matrices, head = float(shape.layers * shape.layer_weights), float(shape.layer_weights)
-    ends = 2.0 * shape.vocab * shape.hidden
     needed = {
-        "target": 2 * (matrices + ends),
+        "target": 2 * (matrices + 2.0 * shape.vocab * shape.hidden),
         "W4 copy": matrices * (0.5 + 4 / _GROUP) * 1.1,
         "EAGLE-2 head": 2 * (head + 2 * shape.hidden**2),
         "caches": 8.0 * shape.layers * shape.kv_heads * shape.head_dim * _CONTEXT,
@@ -163,7 +160,7 @@ def memory_needed(shape: Shape, device: str) -> dict[str, float]:
     }
     # On the CPU torch keeps its weights beside the packed weights.
     copies = {} if device == "cuda" else {"packed weights": needed["target"] + 2 * head}
-    return {**needed, **copies, "on the host": 1.2 * matrices}
+    return needed | copies
 
 
 def memory_free(device: str) -> float:
@@ -177,16 +174,13 @@ def memory_free(device: str) -> float:
 def require_memory(shape: Shape, device: str, hint: str = "") -> None:
     """Refuse a shape that does not fit, by needed and free bytes; `hint` ends the message."""
     needed = memory_needed(shape, device)
-    host = {"4-bit numbers": needed.pop("on the host")}
-    where = {"cpu": needed | host} if device == "cpu" else {device: needed, "cpu": host}
-    for place, parts in where.items():
-        total, free = sum(parts.values()), memory_free(place)
-        if total > free:
-            words = ", ".join(f"{name} {_GB * size:.1f}" for name, size in parts.items())
-            raise ValueError(
-                f"memory: expected {_GB * total:.1f} GB free on {place} for {shape.layers} layers "
-                f"of {shape.name} ({words}), given {_GB * free:.1f} GB{hint}"
-            )
+    total, free = sum(needed.values()), memory_free(device)
+    if total > free:
+        words = ", ".join(f"{name} {_GB * size:.1f}" for name, size in needed.items())
+        raise ValueError(
+            f"memory: expected {_GB * total:.1f} GB free on {device} for {shape.layers} layers of "
+            f"{shape.name} ({words}), given {_GB * free:.1f} GB{hint}"
+        )
 
 
 # ---- weights -------------------------------------------------------------------------------------

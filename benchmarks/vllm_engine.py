@@ -1,4 +1,4 @@
-"""vLLM in a process of another environment, for the requests of `services`, and its decoding
+"""vLLM in a process of another environment, for the requests of `serving`, and its decoding
 methods: vLLM's, and this package's within vLLM.
 
 Run as a program in that environment, the module answers lines of JSON: a new request, or an empty
@@ -16,10 +16,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the other environment lacks the imports
-    from benchmarks.services import Arrival, Ask, Load, Service
+    from benchmarks.serving import Arrival, Ask, Load, Service
 
 _ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 28
@@ -28,19 +28,13 @@ _PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 VLLM, NGRAM, DRAFT, RULE, TWO, CHAIN, POLICY = OF_VLLM = (
     "vllm", "vllm-ngram", "vllm-draft", "vllm-rule", "vllm-two", "vllm-chain", "vllm-policy",
 )  # fmt: skip
-
-
-class Way(NamedTuple):
-    """A decoding method of vLLM."""
-
-    key: str  # in ``--methods``
-    label: str  # for tables
-    options: dict[str, Any]  # arguments of vLLM's ``EngineArgs``
+# Label, and arguments of vLLM's ``EngineArgs``, by method.
+Ways = dict[str, tuple[str, dict[str, Any]]]
 
 
 def ways(
     target: str, dtype: str, drafts: Sequence[str], window: Sequence[int] | None, policy: str
-) -> list[Way]:
+) -> Ways:
     """Return the decoding methods for a target's directory and the levels `drafts` below it, the
     dearest first, with a window per level. vLLM drafts with the first model. `policy` chooses
     windows up to `window`."""
@@ -48,7 +42,7 @@ def ways(
     from polyspec_ext.levels.sources import original
 
     models = [place for place in drafts if place not in WORDS]
-    alone = {"model": target, "dtype": dtype}
+    alone: dict[str, Any] = {"model": target, "dtype": dtype}
 
     def drafted(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
         more = {} if ours is None else {"additional_config": {"polyspec": ours}}
@@ -56,13 +50,12 @@ def ways(
         return {**alone, "speculative_config": {"num_speculative_tokens": most, **drafting}, **more}
 
     ngram = {"method": "ngram", "prompt_lookup_max": 3}
-    found = [Way(VLLM, "vLLM", alone), Way(NGRAM, "vLLM, its ngram", drafted(ngram))]
+    found: Ways = {VLLM: ("vLLM", alone), NGRAM: ("vLLM, its ngram", drafted(ngram))}
     if models:
         draft = {"method": "draft_model", "model": str(original(models[0]))}
-        found.append(Way(DRAFT, "vLLM, its draft model", drafted(draft)))
         drawn = {**draft, "draft_sample_method": "probabilistic"}
-        rule = drafted(drawn, {"rule": "token"})
-        found.append(Way(RULE, "vLLM, its draft model, our rule", rule))
+        found[DRAFT] = "vLLM, its draft model", drafted(draft)
+        found[RULE] = "vLLM, its draft model, our rule", drafted(drawn, {"rule": "token"})
         proposer = {"method": "custom_class", "model": _PROPOSER}
         windows = list(window or [_WINDOW] * len(drafts))
         for key, levels, sizes, more in (
@@ -72,7 +65,7 @@ def ways(
         ):
             label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(more)
             chain = {"levels": levels, "window": sizes, **more}
-            found.append(Way(key, label, drafted(proposer, chain)))
+            found[key] = label, drafted(proposer, chain)
     return found
 
 
@@ -130,15 +123,6 @@ class VllmEngine:
             self._process.stdin.flush()
         return self._answer()
 
-    def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
-        """Yield the new tokens of a single request as they arrive; `asked`: its prompt, and
-        arguments of vLLM's ``SamplingParams``."""
-        self._ask(key=key, **asked)
-        done = False
-        while not done:
-            for _, tokens, done in self._ask()["arrivals"]:  # noqa: B007 (the last says the end)
-                yield tokens
-
     def close(self) -> None:
         """End the process."""
         self._process.kill()
@@ -148,7 +132,7 @@ class VllmEngine:
     @contextlib.contextmanager
     def service(self, load: Load) -> Iterator[Service]:
         """Serve requests of a load."""
-        from benchmarks.services import Service
+        from benchmarks.serving import Service
 
         def add(ask: Ask) -> str:
             self._ask(

@@ -15,18 +15,18 @@ import torch
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
 from benchmarks import adaptation
-from benchmarks.replay import (
+from benchmarks.adaptation import (
     BRANCH,
     HELD_OUT,
     TUNING,
-    Costs,
     Text,
     Trace,
     Traces,
+    costs_of,
     oracle,
     record,
     replay,
-)
+)  # fmt: skip
 from polyspec_ext import tiny
 
 PROMPTS = [[0, 45, 300, 17, 5, 99], [0, 800, 12]]
@@ -41,7 +41,7 @@ CHAINS = [
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.replay.measured_seconds", lambda: SECONDS)
+        patch.setattr("benchmarks.adaptation.measured_seconds", lambda: SECONDS)
         made = record({"ours": PROMPTS}, 40)
     place = tmp_path_factory.mktemp("traces") / "traces.json"
     made.save(place)
@@ -61,7 +61,7 @@ def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: l
     """Verifications and accepted tokens of every level, text by text."""
     parts: list[Any] = [tiny.path(name) for name in levels]
     chain = ps.Chain(parts, windows, dtype=torch.float32)
-    costs = Costs([SECONDS[name] for name in levels])
+    costs = costs_of([SECONDS[name] for name in levels])
     for text in traces.sets["ours"]:
         out = chain.generate([text.prompt], len(text.tokens))
         assert out.sequences[0, len(text.prompt) :].tolist() == text.tokens
@@ -80,11 +80,11 @@ def test_replay_is_the_chain(traces: Traces, levels: tuple[str, ...], windows: l
 
 def test_oracle_is_never_slower(traces: Traces) -> None:
     own = [Trace(text, ("target", "drafter")) for text in traces.sets["ours"]]
-    costs = Costs([SECONDS["target"], SECONDS["drafter"]])
+    costs = costs_of([SECONDS["target"], SECONDS["drafter"]])
     choices = [[k] for k in range(9)]
-    best = max(replay(own, costs, None, windows).speed for windows in choices)
-    assert oracle(own, costs, choices).speed >= best
-    assert oracle(own, costs, [[2]]).speed == pytest.approx(replay(own, costs, None, [2]).speed)
+    best = max(replay(own, costs, None, windows) for windows in choices)
+    assert oracle(own, costs, choices) >= best
+    assert oracle(own, costs, [[2]]) == pytest.approx(replay(own, costs, None, [2]))
 
 
 def agreeing(chance: random.Random, outer: float, inner: float, size: int = 128) -> Text:
@@ -108,9 +108,9 @@ def test_joint_is_as_good_as_online_and_better_on_three_levels() -> None:
         for chain, start in ((("target", "drafter"), [4]), (tiny.LEVELS, [8, 3])):
             count = len(chain)
             traces = [Trace(text, chain) for text in texts]
-            costs = Costs([times[0], *times[4 - count :]])
+            costs = costs_of([times[0], *times[4 - count :]])
             online, joint = (
-                replay(traces, costs, adaptation.policy_of(name, count), start).speed
+                replay(traces, costs, adaptation.policy_of(name, count), start)
                 for name in ("online", "joint")
             )
             gains[count].append(joint / online)

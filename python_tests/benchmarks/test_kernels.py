@@ -12,9 +12,8 @@ import torch
 
 import polyspec_ext as ps
 from benchmarks import __main__ as cli
-from benchmarks import int4, operators, output, timing
-from benchmarks.operators import Case, bytes_of
-from benchmarks.peers import Filters
+from benchmarks import int4, measuring, operators, output
+from benchmarks.operators import Case, Filters, bytes_of
 
 TINY = Case("verify-token", 2, 3, 7, "float32", 0.7, Filters())
 
@@ -107,16 +106,16 @@ def test_load_changes_tokens_and_seeds_in_place() -> None:
 
 
 def test_summary_and_ratio() -> None:
-    summary = timing.summary([4e-6, 1e-6, 2e-6, 3e-6, 10e-6])
+    summary = measuring.summary([4e-6, 1e-6, 2e-6, 3e-6, 10e-6])
     assert summary == pytest.approx({"median": 3, "q25": 2, "q75": 4, "mean": 4})
-    ratio = timing.ratio([2.0, 6.0, 12.0], [1.0, 2.0, 3.0])  # turn by turn: 2, 3, 4
+    ratio = measuring.ratio([2.0, 6.0, 12.0], [1.0, 2.0, 3.0])  # turn by turn: 2, 3, 4
     assert ratio == pytest.approx({"median": 3, "low": 2, "high": 4})
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(1, (0, 0)), (6, (0, 5)), (9, (1, 7)), (30, (9, 20))])
 def test_median_interval(count: int, ranks: tuple[int, int]) -> None:
     """Compare with the sign test's tables: of 30 values the 10th smallest and 10th largest."""
-    assert timing.median_interval(count) == ranks
+    assert measuring.median_interval(count) == ranks
 
 
 def test_turns_rotate_and_failures_are_named() -> None:
@@ -129,12 +128,17 @@ def test_turns_rotate_and_failures_are_named() -> None:
     def broken() -> None:
         raise RuntimeError("not here\nmore")
 
-    made = [timing.Contender(n, note(n)) for n in "abc"] + [timing.Contender("d", broken)]
-    timed, failures = timing.measure(made, 3, timing.Clock("cpu"), loaded.append)
-    assert "".join(order[3 * timing.WARM_UP :]) == "abcbcacab"
-    assert loaded[-3:] == [0, 1, 2]
-    assert [len(one.seconds) for one in timed] == [3, 3, 3]
-    assert failures == {"d": "RuntimeError: not here"}
+    made = [measuring.Contender(n, note(n)) for n in "abc"] + [measuring.Contender("d", broken)]
+    called = [
+        one.name for one in measuring.turns(made, 3, measuring.Clock("cpu"), loaded.append, 1)
+    ]
+    assert "".join(called) == "abcdbcacab"
+    assert "".join(order) == "aabbccbcacab"  # the first calls are not counted
+    assert loaded[-4:] == [1, 2, 2, 2]
+    assert [len(one.seconds) for one in made] == [3, 3, 3, 0]
+    assert made[3].error == "RuntimeError: not here"
+    told = measuring.Contender("e", lambda: 7.5)
+    assert [one.seconds for one in measuring.turns([told], 1, measuring.Clock(None))] == [[7.5]]
 
 
 def test_a_busy_machine_is_named() -> None:
@@ -172,7 +176,7 @@ def test_tiny_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timing, "copy_bandwidth", lambda *_: 50.0)  # without its large buffers
+    monkeypatch.setattr(measuring, "copy_bandwidth", lambda *_: 50.0)  # without its large buffers
     file = tmp_path / "report.json"
     saved = []
     save = operators.output.save
@@ -204,26 +208,6 @@ def test_tiny_run(
     assert " % of the copy bandwidth is more than memory gives" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--operators", "verfy"], "--operators: expected sample, verify-token"),
-        (["--filters", "top_p=2"], "top_p: expected a number in [0, 1], given 2"),
-        (["--dtype", "int8"], "--dtype: expected float32"),
-        (["--acceptance", "1.5"], "--acceptance: expected a number in [0, 1]"),
-        (["--draft-len", "0"], "--draft-len: expected an integer >= 1"),
-        (["--repeats", "-1"], "--repeats: expected an integer >= 1"),
-    ],
-)
-def test_bad_options_are_one_line(
-    capsys: pytest.CaptureFixture[str], options: list[str], text: str
-) -> None:
-    assert cli.main(["kernels", *options]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
-    assert text in err
-
-
 def test_shipped_results_are_reports() -> None:
     folder = Path(__file__).parents[2] / "docs" / "results"
     assert list(folder.glob("*.json"))
@@ -239,10 +223,8 @@ def test_a_run_of_products(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["int4", "--shapes", "32x128", "--tokens", "1,3", "--repeats", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(int4, "COLD", 1 << 14)
-        patch.setattr(int4.timing, "copy_bandwidth", lambda *_: 1.0)
+        patch.setattr(int4.measuring, "copy_bandwidth", lambda *_: 1.0)
         assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "## 32 outputs, 128 inputs" in out
     assert "| polyspec | " in out
-    assert cli.main(["int4", "--shapes", "32x100"]) == 2
-    assert "--shapes: expected inputs that 128 divides, or several" in capsys.readouterr().err

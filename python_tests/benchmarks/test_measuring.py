@@ -13,12 +13,12 @@ import torch
 from benchmarks.measuring import (
     Z_LIMIT,
     Answer,
-    Contender,
+    Generation,
     Request,
     Verdict,
     chain_call,
     generate_call,
-    measure,
+    generations,
     verdict,
 )
 from polyspec_ext import tiny
@@ -83,8 +83,7 @@ def test_the_assistant_keeps_its_settings(
 
 
 def test_measurements() -> None:
-    """Every prompt once per repeat, each with its seed, and not the warm-up; rates are tokens over
-    seconds of a repeat."""
+    """Every request once per repeat; rates are tokens over seconds of a repeat."""
     now = 0.0
     calls: dict[str, list[Request]] = {"one": [], "two": []}
 
@@ -97,22 +96,11 @@ def test_measurements() -> None:
 
         return call
 
-    made = [Contender("one", decode("one", 1.0)), Contender("two", decode("two", 0.5))]
-    finished = measure(
-        made,
-        [[5], [6], [7]],
-        repeats=2,
-        max_new_tokens=4,
-        temperature=0.5,
-        seed=10,
-        warm_up=1,
-        clock=lambda: now,
-    )
-    assert list(finished) == [1, 2]
-    for some in calls.values():
-        assert [request.max_new_tokens for request in some] == [1, *[4] * 6]
-        assert [request.seeds for request in some[1:]] == [[n] for n in range(10, 16)]
-    assert made[0].texts == made[1].texts == {0: [5] * 4, 1: [6] * 4, 2: [7] * 4}
+    made = [Generation("one", decode("one", 1.0)), Generation("two", decode("two", 0.5))]
+    repeats = [[Request([[n]], 4, 0.5, [10 * r + n]) for n in (5, 6, 7)] for r in (0, 1)]
+    assert list(generations(made, repeats, lambda: now)) == [1, 2]
+    assert all(some == [*repeats[0], *repeats[1]] for some in calls.values())
+    assert made[0].texts == made[1].texts == [[5] * 4, [6] * 4, [7] * 4]
     # 12 tokens a repeat in three calls.
     assert [one.rate() for one in made] == [4.0, 8.0]
     assert made[0].stats is None

@@ -3,12 +3,12 @@ the passes holds its counts, python_tests/levels/test_cuda_chains.py.)"""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
 from benchmarks import model
+from benchmarks.__main__ import make_parser
 from benchmarks.shapes import Shape
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/gpu.md"
@@ -29,9 +29,7 @@ def test_seconds_are_launches_and_bytes() -> None:
 
 
 def test_the_page_has_what_it_prints() -> None:
-    options = argparse.ArgumentParser()
-    model.add_command(options.add_subparsers())
-    report = model.report_of(options.parse_args(["model"]))
+    report = model.report_of(make_parser().parse_args(["model"]))
     first, *lines = model.markdown(report).splitlines()
     assert first.startswith("**Estimate, not measured**")
     page = PAGE.read_text(encoding="utf-8")

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import __main__ as cli
 from benchmarks import output
-from benchmarks.timing import rotated
-from polyspec_ext import ops
+from benchmarks.measuring import rotated
+from polyspec_ext import ops, tiny
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_report(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, parser = tmp_path / "report.json", argparse.ArgumentParser()
-    sub = output.add_command(
-        parser.add_subparsers(),
-        "rows",
-        "Count rows.",
-        lambda args: {"rows": args.rows},
-        lambda report: f"# {report['rows']}",
-        lambda report: len(report["rows"]),
+    module = SimpleNamespace(
+        OPTIONS=[("--rows", {"type": int, "nargs": "+"}, None, None, "")],
+        report_of=lambda args: {"rows": args.rows},
+        markdown=lambda report: f"# {report['rows']}",
+        status=lambda report: len(report["rows"]),
     )
-    sub.add_argument("--rows", type=int, nargs="+")
+    output.add_report(parser.add_subparsers(), "rows", module)
     words = ["rows", "--rows", "1", "2", "--json-file", str(file), *["--json"] * as_json]
     args = parser.parse_args(words)
     assert args.run(args) == 2
@@ -57,12 +57,38 @@ def test_every_method_comes_at_every_position_but_the_first_ones(first: int) -> 
     assert rotated([], 3, first) == []
 
 
-@pytest.mark.parametrize("kind", ["kernels", "overhead"])
-def test_a_device_that_is_not_here(
-    kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+TARGET = str(tiny.path("target"))
+NO_DEVICE = "--device cuda: no CUDA device, or a build without CUDA kernels"
+
+
+@pytest.mark.usefixtures("tiny_untrained")
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("kernels --device cuda", NO_DEVICE),
+        ("overhead --device cuda", NO_DEVICE),
+        ("shapes --device cuda", NO_DEVICE),
+        ("kernels --operators verfy", "--operators: expected sample, verify-token"),
+        ("kernels --filters top_p=2", "top_p: expected a number in [0, 1], given 2"),
+        ("kernels --dtype int8", "--dtype: expected float32"),
+        ("kernels --acceptance 1.5", "--acceptance: expected a number in [0, 1]"),
+        ("kernels --draft-len 0", "--draft-len: expected an integer >= 1"),
+        ("int4 --shapes 32x100", "--shapes: expected inputs that 128 divides, or several"),
+        ("shapes --acceptance 1:.5", "expected two numbers in (0, 1) with a colon between"),
+        ("shapes --layers 99", "--layers: expected an integer in [1, 32], given 99"),
+        ("shapes --shape gpt", "choose from"),
+        ("serving --gguf a.gguf", "--gguf: expected one or two files and --llama-server with them"),
+        ("serving --methods plain,llama.cpp", "--methods: expected some of plain, "),
+        ("serving --prompts 0", "--prompts: expected an integer >= 1, given '0'"),
+        ("demo --draft suffix", "--draft, --gguf: expected a --target"),
+        (f"demo --target {TARGET} --prompts 25", "--prompts: expected at most 24, given 25"),
+        ("demo --target nowhere/at/all", "--target: expected a model id, the directory"),
+        (f"demo --target {TARGET} --gguf x.gguf", "--gguf: expected --llama PROGRAM"),
+    ],
+)
+def test_bad_options_are_one_line(
+    words: str, wrong: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "has_cuda", lambda: False)
-    assert cli.main([kind, "--device", "cuda"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --device cuda: no CUDA device, or a build without CUDA kernels\n"
-    )
+    assert cli.main(words.split()) == 2
+    assert re.search(rf"^error: .*{re.escape(wrong)}", capsys.readouterr().err, re.MULTILINE)

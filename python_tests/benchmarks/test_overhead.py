@@ -54,7 +54,8 @@ def test_captured_rounds_are_counted_when_all_steps_are_replayed(
 
     monkeypatch.setattr(overhead, "HuggingFaceLevel", level)
     graphs = Graphs(Recorder(), progress=False)
-    (case,) = overhead.measure([2], [1], "cpu", 2, 1.0, graphs=graphs)
+    monkeypatch.setattr(overhead.Case, "graphs", graphs)
+    (case,) = overhead.measure([2], [1], "cpu", 2)
     assert graphs.num_captures > 0
     rounds = 2 * overhead.PER_TURN
     assert 0 < len(case.seconds["ours"]) < rounds
@@ -66,7 +67,7 @@ def test_the_operators_are_put_back() -> None:
         return unchecked._draw, unchecked._verify
 
     before = now()
-    overhead.measure([2], [1], "cpu", 1, 1.0)
+    overhead.measure([2], [1], "cpu", 1)
     assert now() == before
 
 
@@ -88,7 +89,7 @@ def test_time_is_booked_where_it_is_spent(part: str, monkeypatch: pytest.MonkeyP
         "chain": (Engine, "round"),
     }[part]
     monkeypatch.setattr(owner, name, slower(getattr(owner, name)))
-    (case,) = overhead.measure([2], [1], "cpu", 1, 1.0)
+    (case,) = overhead.measure([2], [1], "cpu", 1)
     spent = case.seconds
     slow = {
         "forward": min(spent["forwards"]),

@@ -470,8 +470,9 @@ def test_windows_are_the_planners(models: Models, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     given = argparse.Namespace(temperature=0.0, batch=1, max_new_tokens=6, plan_seconds=1.0)
     before = read_keys(keys, models)
-    some, prediction = paper.planned(before, models, [[1, 2]], given)
-    after = {one.name: one for one in some}
+    session = paper.Session(given, models, before, [], None)  # type: ignore[arg-type]
+    prediction = paper.plan_windows(session)
+    after = {one.name: one for one in session.made}
     assert [one.name for one in planned] == ["target", "middle", "drafter", "eagle2"]
     assert after["drafter"] == before[1]  # which the planner left out
     assert (after["eagle2"].windows, after["eagle2"].tree) == (
@@ -497,7 +498,7 @@ def test_a_target_of_a_published_width_and_depth(
     monkeypatch.setattr(paper, "surroundings", lambda *_: {})
     monkeypatch.setattr(paper, "report", None)  # which nothing asks for
     own = tiny.grown(1)
-    model = tiny.grown(**growth_of(small, own))
+    model = tiny.grown(**growth_of(small, own.config))
     assert model.config.hidden_size == small.hidden
     assert model.config.intermediate_size == small.inner
     assert model.config.num_hidden_layers == small.layers
@@ -514,11 +515,11 @@ def test_a_target_of_a_published_width_and_depth(
         assert found[name]["place"] == f"shipped {name}, grown 2 times"
     monkeypatch.undo()
     with pytest.raises(ValueError, match="hidden: expected a multiple of 256"):
-        growth_of(replace(small, hidden=500), own)
+        growth_of(replace(small, hidden=500), own.config)
     # What the others have to be grown to.
     for shape in SHAPES.values():
         if shape.kind == "llama":
-            growth = growth_of(shape, own)
+            growth = growth_of(shape, own.config)
             assert growth["times"] * 256 == shape.hidden
             heads = 4 * growth["times"]
             assert heads * own.config.head_dim == shape.heads * shape.head_dim

@@ -12,9 +12,8 @@ import pytest
 import reference
 import torch
 
-from benchmarks import operators, peers
-from benchmarks.operators import Case, Feed
-from benchmarks.peers import Filters
+from benchmarks import operators
+from benchmarks.operators import Case, Feed, Filters
 
 CUT = Filters(top_k=6, top_p=0.85, min_p=0.02)
 
@@ -24,7 +23,7 @@ def test_processed_distribution(filters: Filters) -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (5, 40)).astype(np.float32)
     wanted = _distributions(logits, filters)
-    found = peers.processed(torch.from_numpy(logits), filters).numpy()
+    found = operators.processed(torch.from_numpy(logits), filters).numpy()
     assert ((found > 0) == (wanted > 0)).all()
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
@@ -34,39 +33,39 @@ def _distributions(logits: reference.Floats, filters: Filters) -> reference.Floa
     return np.stack([reference.processed_distribution(row, sampling).probs for row in logits])
 
 
-def _ours(operator: str, feed: Feed) -> peers.Verified:
+def _ours(operator: str, feed: Feed) -> operators.Verified:
     r = operators.call_of(operator, feed)()
     return r.tokens, r.num_accepted
 
 
-def _transformers(feed: Feed) -> peers.Verified:
-    verified = [peers.transformers_verify(one)() for one in _single(feed)]
+def _transformers(feed: Feed) -> operators.Verified:
+    verified = [operators.transformers_verify(one)() for one in _single(feed)]
     k = feed.tokens.shape[1]
     pad = torch.nn.functional.pad
     tokens = [pad(t[0], (0, k + 1 - t.shape[1]), value=-1) for ((t, _),) in verified]
     return torch.stack(tokens), torch.stack([n for ((_, n),) in verified])
 
 
-def _single(feed: Feed) -> list[peers.Block]:
+def _single(feed: Feed) -> list[operators.Block]:
     parts = zip(feed.target, feed.tokens, feed.draft, strict=True)
-    return [peers.Block(z[None], y[None], w[None], feed.filters) for z, y, w in parts]
+    return [operators.Block(z[None], y[None], w[None], feed.filters) for z, y, w in parts]
 
 
-def _vllm(feed: Feed) -> peers.Verified:
+def _vllm(feed: Feed) -> operators.Verified:
     try:
-        return peers.vllm_verify(feed)()
+        return operators.vllm_verify(feed)()
     except ImportError as error:
         pytest.skip(str(error))
 
 
-VERIFIERS: dict[str, tuple[Callable[[Feed], peers.Verified], str]] = {
+VERIFIERS: dict[str, tuple[Callable[[Feed], operators.Verified], str]] = {
     "ours token": (partial(_ours, "verify-token"), "token"),
     "ours bare": (partial(_ours, "verify-token-bare"), "token"),
-    "eager token": (peers.token_rule, "token"),
+    "eager token": (operators.token_rule, "token"),
     "transformers": (_transformers, "token"),
     "vLLM": (_vllm, "token"),
     "ours block": (partial(_ours, "verify-block"), "block"),
-    "eager block": (peers.block_rule, "block"),
+    "eager block": (operators.block_rule, "block"),
 }
 
 
@@ -105,10 +104,10 @@ def test_samplers_have_the_same_distribution(filters: Filters) -> None:
     feed = operators.make(Case("sample", 4000, 0, 12, "float32", 0, filters), "cpu", 0)
     feed.target = logits.expand(4000, 1, -1)
     feed.load(0)
-    made, _ = peers.contenders("sample", feed, compiled=False)
+    made, _ = operators.contenders("sample", feed, compiled=False)
     calls = {"ours": operators.call_of("sample", feed), **{one.name: one.call for one in made}}
-    names = {peers.MULTINOMIAL} if filters == Filters() else {peers.SORT, peers.WARPERS}
-    assert calls.keys() == {"ours", peers.EAGER} | names
+    names = {operators.MULTINOMIAL} if filters == Filters() else {operators.SORT, operators.WARPERS}
+    assert calls.keys() == {"ours", operators.EAGER} | names
     for name, call in calls.items():
         result = call()
         tokens = getattr(result, "tokens", result).flatten()
@@ -118,9 +117,9 @@ def test_samplers_have_the_same_distribution(filters: Filters) -> None:
 
 def test_every_peer_takes_part_or_is_named() -> None:
     feed = operators.make(Case("verify-token", 1, 3, 7, "float32", 0.7, Filters()), "cpu", 0)
-    made, notes = peers.contenders("verify-token", feed, compiled=True)
-    always = {peers.LOGSUMEXP, peers.EAGER, peers.COMPILED, peers.TRANSFORMERS}
+    made, notes = operators.contenders("verify-token", feed, compiled=True)
+    always = {operators.LOGSUMEXP, operators.EAGER, operators.COMPILED, operators.TRANSFORMERS}
     names = [one.name for one in made] + [note.split(":")[0] for note in notes]
-    assert {one.name for one in made} - {peers.VLLM} == always
-    assert set(names) == always | {peers.VLLM, peers.FLASHINFER}
+    assert {one.name for one in made} - {operators.VLLM} == always
+    assert set(names) == always | {operators.VLLM, operators.FLASHINFER}
     assert len(names) == len(set(names))

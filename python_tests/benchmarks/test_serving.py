@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import output, serving
 from benchmarks.__main__ import main
-from benchmarks.services import Ask, Client, Load, Service, Trace, served
+from benchmarks.serving import Ask, Client, Load, Service, Trace, served
 
 TINY = ("--max-new-tokens", "8", "--clients", "1,3", "--per-client", "2", "--prompts", "6")
 OTHERS = {serving.TRANSFORMERS, serving.LLAMA, serving.LLAMA_DRAFTS}
@@ -194,20 +194,3 @@ def test_times_between_tokens() -> None:
     assert list(trace.gaps()) == pytest.approx([0.2, 0.2, 0.2, 0.2])
     assert serving.percentiles(range(101)) == [50, 95]
     assert serving.percentiles([]) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--gguf", "a.gguf"), "--gguf: expected one or two files and --llama-server with them"),
-        (("--methods", "plain,llama.cpp"), "--methods: expected some of plain, "),
-        (("--prompts", "0"), "--prompts: expected an integer >= 1, given '0'"),
-    ],
-)
-@pytest.mark.usefixtures("tiny_untrained")
-def test_bad_options_are_named(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
-) -> None:
-    status, _, err = call(capsys, *words)
-    assert status == 2
-    assert expected in err

@@ -15,7 +15,6 @@ import polyspec_ext as ps
 from benchmarks import chosen, shapes
 from benchmarks.__main__ import main
 from benchmarks.shapes import SHAPES, Shape, config_of, random_model, weight_bytes
-from polyspec_ext import ops
 
 TINY = Shape("tiny", 64, 128, 4, 4, 2, 160)
 GIB = 2.0**30
@@ -55,10 +54,6 @@ def test_memory_comes_first(
         assert main([*command, "--shape", "llama2-7b"]) == 2
         error = capsys.readouterr().err
         assert re.search(r"free on cpu.*target 13\.\d.*packed weights 1\d\.\d.*8\.0 GB", error)
-    # What passes through the host counts there.
-    free["cpu"] = 2e9
-    with pytest.raises(ValueError, match="free on cpu for 32 layers"):
-        shapes.require_memory(SHAPES["llama2-7b"], "cuda")
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
@@ -96,16 +91,6 @@ def test_the_command(
     report = json.loads(file.read_text())
     assert f"{1e-6 * report['weight_bytes'] / report['copy_gbs']:.3f} ms, its weights" in text
     assert len(report["rows"]) == 8
-    assert main([*words, "--acceptance", "1:.5"]) == 2
-    assert "expected two numbers in (0, 1) with a colon between" in capsys.readouterr().err
-    assert main([*words, "--layers", "9"]) == 2
-    assert "--layers: expected an integer in [1, 4], given 9" in capsys.readouterr().err
-    monkeypatch.setattr(ops, "has_cuda", lambda: False)
-    assert main([*words, "--device", "cuda"]) == 2
-    assert "--device cuda: no CUDA device" in capsys.readouterr().err
-    assert main(["shapes", "--shape", "gpt"]) == 2
-    error = capsys.readouterr().err
-    assert all(name in error for name in SHAPES)
 
 
 SMALL, DRAFT = (
@@ -128,10 +113,9 @@ def test_chains_accept_what_was_chosen() -> None:
     those of three the expected number of tokens for each."""
     tokens = 96
     chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", tokens)
-    saved: list[int] = []
-    rows = chosen.measure(chains, [(0.9, 0.6)], 1, lambda rows: saved.append(len(rows)))
+    *before, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert [row["error"] for row in rows] == [None] * len(rows)
-    assert saved == [len(rows)] * len(rows)
+    assert {len(some) for some in before} == {len(rows)} == {1 + len(before)}
     assert all(row["same_text"] for row in rows)
     tables, begin = chains.tables, chosen.PROMPT
     end = begin + tokens
@@ -154,7 +138,7 @@ def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no head today\nand more")
 
     monkeypatch.setattr(type(chains.heads[0][0]), "draft", failing)
-    rows = chosen.measure(chains, [(0.9, 0.6)], 1)
+    *_, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert {row["error"] for row in rows if chosen.HEAD in row["label"]} == {
         "RuntimeError: no head today"
     }
