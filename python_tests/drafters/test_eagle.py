@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, weights_of
-from small_models import make, plain_greedy, rough
+from small_models import make, rough
 from told import draft_input, drawn_from, prompts, told
 from toy_trees import likeliest_tree
 
@@ -209,26 +209,6 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
     hidden = told(layers, new, [4, 2])
     known = [torch.cat(both) for both in zip(known, new, strict=True)]
     check(hidden)
-
-
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(4, 12)], ids=["chain", "tree"])
-def test_four_models(tree: Any, target: Any, tmp_path: Path) -> None:
-    """The target, its 4-bit copy in the same cache, a 4-bit copy of a model of another width, and
-    an EAGLE head of the target."""
-    small = wide()
-    assert small.config.hidden_size != target.config.hidden_size
-    owner = ps.HuggingFaceLevel(target, name="target")
-    copy = ps.Level(ps.quantize_w4(target, 32), name="w4", shares_cache_with=owner)
-    below = ps.HuggingFaceLevel(ps.quantize_w4(small, 32), name="small w4")
-    drafter = ps.Eagle.from_pretrained(
-        save(FIRST, weights_of(FIRST, 4), tmp_path), target, tree=tree
-    )
-    chain = ps.Chain([owner, copy, below, drafter], [6, 4, 3])
-    out = chain.generate(PROMPTS, max_new_tokens=14, eos_token_id=[])
-    for b, prompt in enumerate(PROMPTS):
-        own = out.sequences[b][: len(prompt) + 14].tolist()
-        assert own == plain_greedy(target, prompt, 14)
-    assert all(level.num_forward_passes > 0 for level in out.stats.levels)
 
 
 def test_a_target_of_another_width_is_named(target: Any, tmp_path: Path) -> None:
