@@ -34,8 +34,7 @@ def wide() -> Any:
 
 
 class ToldOnce(ps.Eagle):
-    """Sees that no level tells states of what the target has told already: its own, which a level
-    below it has others of, are told of a token once."""
+    """Sees that no level tells states of tokens that the target has told."""
 
     model: Any
 
@@ -100,8 +99,7 @@ class Covered(ps.Eagle):
 
 
 def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -> None:
-    """An early exit between the target and its copy, all in one cache: the copy reads what only
-    the early exit has read."""
+    """The copy reads what only the early exit between it and the target has read."""
     drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     owner = ps.HuggingFaceLevel(target)
     early = ps.drafters.early_exit(owner, 2)
@@ -115,11 +113,8 @@ def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
-def test_trees_are_those_of_the_plain_forward_pass(
-    v: Variant, even: bool, target: Any, tmp_path: Path
-) -> None:
-    """EAGLE-2's tree, grown with a pass over the whole text for every node; two rows of different
-    lengths, or in step, twice, so that nothing of the first tree stays."""
+def test_trees_are_those_of_the_plain_forward_pass(v, even, target, tmp_path) -> None:
+    """A pass over the whole text for every node; two rows, twice."""
     k, total, weights = 3, 11, weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(
         save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)
@@ -169,8 +164,7 @@ def tree_of(
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_path: Path) -> None:
-    """What a level of another width accepted is read behind the head's own states; once another
-    verifier has read it, behind that one's."""
+    """Tokens of a level of another width follow the head's states until others are told."""
     weights = weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     reference = Reference(v, weights, target)

@@ -1,5 +1,4 @@
-"""Greedy texts that differ: a tie of two logits, or a mistake. (That texts are the target's own is
-checked in test_model_screen.py and integrations/test_custom_generate.py.)"""
+"""Greedy texts that differ by a tie of two logits, or by a mistake."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Requests that join a batch and leave it: their texts are those of a chain that serves each of
-them alone."""
+"""Requests that join a batch and leave it have the texts that a chain gives them alone."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ FAMILIES = ["llama", "gpt2", "gemma2, sliding window", "shared", "eagle"]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
-    """Float products may round differently in other passes; greedy texts of sharp models do not
-    feel it."""
+    """Greedy texts of sharp models do not feel the rounding of other passes."""
     target: Any = make("llama" if family in ("shared", "eagle") else family)
     if family == "shared":
         level = ps.Level(target)
@@ -499,8 +497,7 @@ def test_windows_are_bounded_by_request(bound: int) -> None:
 
 
 def test_a_prompt_is_read_by_the_levels_that_draft() -> None:
-    """While a policy has all requests decode plainly, levels below the target read nothing; what
-    they have missed is read once where they draft."""
+    """Levels below the target read nothing while all decode plainly, then all at once."""
 
     class Counting(Admitting):
         begun = late = 0
