@@ -38,8 +38,7 @@ def compared(head: Any, reference: Reference, block: Any, b: int, text: Any, sta
     ids=lambda x: getattr(x, "name", x and "packed"),
 )
 def test_drafts_are_those_of_the_plain_forward_pass(v: Variant, pack: bool, tmp_path: Path) -> None:
-    """A block behind a prompt, and blocks behind tokens that were accepted, rejected or read anew;
-    two rows of different lengths, and a window that is longer than a block."""
+    """Blocks behind a prompt, and tokens accepted, rejected or read anew; two rows."""
     target, weights = target_of(v), weights_of(v)
     reference = Reference(v, weights, target)
     owner = ps.Level(target, pack=True) if pack else target
@@ -75,8 +74,7 @@ WIDE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDE)
 def test_published_widths(name: str, tmp_path: Path) -> None:
-    """Compare drafters of published widths, with random weights, one of their five layers, and a
-    slice of the vocabulary."""
+    """Random weights, one of five layers, and a slice of the vocabulary."""
     v = WIDE[name]
     target, weights = target_of(v, layers=1), weights_of(v)
     target.config.num_hidden_layers = 36  # of which only the states are read
@@ -152,8 +150,7 @@ def test_a_drafter_that_knows_the_target_is_accepted(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("v", [PLAIN, SPARK], ids=lambda v: v.name)
 def test_below_a_model_of_another_width(v: Variant, tmp_path: Path) -> None:
-    """Tokens without states of the target, in requests that join and leave a batch, and a prefix
-    that was read before: greedy texts are plain decoding's."""
+    """Requests that join and leave, and a prefix that was read before."""
     target = target_of(v)
     head = ps.DFlash.from_pretrained(save(v, weights_of(v), tmp_path), target)
     narrow = target_of(dataclasses.replace(v, hidden=8))
@@ -196,9 +193,7 @@ CHANGES: list[tuple[Variant, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("v", "changes", "words"), CHANGES, ids=lambda x: str(x)[:40])
-def test_what_does_not_fit_is_named(
-    v: Variant, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_named(v, changes, words, tmp_path) -> None:
     place = save(v, weights_of(v), tmp_path, **changes)
     with pytest.raises(ValueError, match=words):
         ps.DFlash.from_pretrained(place, target_of(v))

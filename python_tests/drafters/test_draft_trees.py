@@ -21,8 +21,7 @@ Path = tuple[int, ...]
 
 
 class Table:
-    """A draft model whose logits are a fixed function of the drafted path. A "state" is the path
-    itself, its tokens side by side."""
+    """A draft model whose logits follow the drafted path, which is its state."""
 
     def __init__(self, batch: int, depth: int, scale: float = 1.0) -> None:
         self.batch, self.depth, self.scale = batch, depth, scale

@@ -94,8 +94,7 @@ def test_processors_see_every_id() -> None:
 
     chain = ps.Chain([toy.ToyLevel(V, 1), Part(Operators())], [3])
     batch = chain.batch([PROMPT], 6, 1.0, seed=1, processors=Only())
-    while not batch.rows[0].ended:
-        batch.advance()
+    batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [3] * 6
     assert batch.rows[0].stats.levels[0].num_accepted_tokens >= 4
 
@@ -138,9 +137,7 @@ def between(operators: Operators, rule: str = "token", sync: bool = True, tail: 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(("sync", "tail"), [(True, 0), (True, 1), (False, 0)])
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.7}], ids=["all", "top-p"])
-def test_a_part_between_two_levels(
-    rule: str, sync: bool, tail: int, sampling: dict[str, float]
-) -> None:
+def test_a_part_between_two_levels(rule, sync, tail, sampling) -> None:
     assert gap(lambda operators: between(operators, rule, sync, tail), **sampling) < 1e-6
 
 
@@ -167,8 +164,7 @@ def test_processors_may_forbid_all_that_it_draws() -> None:
             return torch.where(torch.arange(V) == 2, logits, -float("inf"))
 
     batch = between(Operators()).batch([PROMPT], 6, 1.0, seed=1, processors=Only())
-    while not batch.rows[0].ended:
-        batch.advance()
+    batch.complete()
     assert batch.rows[0].tokens[len(PROMPT) :] == [2] * 6
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import Reference, Variant, save, weights_of
-from small_models import make, plain_greedy, rough
+from small_models import make, rough
 from told import draft_input, drawn_from, prompts, told
 from toy_trees import likeliest_tree
 
@@ -34,8 +34,7 @@ def wide() -> Any:
 
 
 class ToldOnce(ps.Eagle):
-    """Sees that no level tells states of what the target has told already: its own, which a level
-    below it has others of, are told of a token once."""
+    """Sees that no level tells states of tokens that the target has told."""
 
     model: Any
 
@@ -100,8 +99,7 @@ class Covered(ps.Eagle):
 
 
 def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -> None:
-    """An early exit between the target and its copy, all in one cache: the copy reads what only
-    the early exit has read."""
+    """The copy reads what only the early exit between it and the target has read."""
     drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     owner = ps.HuggingFaceLevel(target)
     early = ps.drafters.early_exit(owner, 2)
@@ -115,11 +113,8 @@ def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
-def test_trees_are_those_of_the_plain_forward_pass(
-    v: Variant, even: bool, target: Any, tmp_path: Path
-) -> None:
-    """EAGLE-2's tree, grown with a pass over the whole text for every node; two rows of different
-    lengths, or in step, twice, so that nothing of the first tree stays."""
+def test_trees_are_those_of_the_plain_forward_pass(v, even, target, tmp_path) -> None:
+    """A pass over the whole text for every node; two rows, twice."""
     k, total, weights = 3, 11, weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(
         save(v, weights, tmp_path), target, tree=ps.DynamicTree(k, total)
@@ -169,8 +164,7 @@ def tree_of(
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_path: Path) -> None:
-    """What a level of another width accepted is read behind the head's own states; once another
-    verifier has read it, behind that one's."""
+    """Tokens of a level of another width follow the head's states until others are told."""
     weights = weights_of(v, 4)
     drafter = ps.Eagle.from_pretrained(save(v, weights, tmp_path), target)
     reference = Reference(v, weights, target)
@@ -209,26 +203,6 @@ def test_behind_tokens_whose_states_are_not_told(v: Variant, target: Any, tmp_pa
     hidden = told(layers, new, [4, 2])
     known = [torch.cat(both) for both in zip(known, new, strict=True)]
     check(hidden)
-
-
-@pytest.mark.parametrize("tree", [None, ps.DynamicTree(4, 12)], ids=["chain", "tree"])
-def test_four_models(tree: Any, target: Any, tmp_path: Path) -> None:
-    """The target, its 4-bit copy in the same cache, a 4-bit copy of a model of another width, and
-    an EAGLE head of the target."""
-    small = wide()
-    assert small.config.hidden_size != target.config.hidden_size
-    owner = ps.HuggingFaceLevel(target, name="target")
-    copy = ps.Level(ps.quantize_w4(target, 32), name="w4", shares_cache_with=owner)
-    below = ps.HuggingFaceLevel(ps.quantize_w4(small, 32), name="small w4")
-    drafter = ps.Eagle.from_pretrained(
-        save(FIRST, weights_of(FIRST, 4), tmp_path), target, tree=tree
-    )
-    chain = ps.Chain([owner, copy, below, drafter], [6, 4, 3])
-    out = chain.generate(PROMPTS, max_new_tokens=14, eos_token_id=[])
-    for b, prompt in enumerate(PROMPTS):
-        own = out.sequences[b][: len(prompt) + 14].tolist()
-        assert own == plain_greedy(target, prompt, 14)
-    assert all(level.num_forward_passes > 0 for level in out.stats.levels)
 
 
 def test_a_target_of_another_width_is_named(target: Any, tmp_path: Path) -> None:

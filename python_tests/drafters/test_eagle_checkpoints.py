@@ -1,5 +1,4 @@
-"""Checkpoints of EAGLE heads: the shipped ones draft, and each that cannot be read is refused by
-the name of what is wrong."""
+"""Checkpoints of EAGLE heads: the shipped ones draft, and wrong ones are refused by name."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ def load(place: Path, target: Any) -> ps.Eagle:
 
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 @pytest.mark.parametrize("binary", [False, True])
-def test_tensors_that_do_not_fit_are_named(
-    v: Variant, binary: bool, target: Any, tmp_path: Path
-) -> None:
+def test_tensors_that_do_not_fit_are_named(v, binary, target, tmp_path) -> None:
     v = Variant(**{**v.__dict__, "binary": binary})
     whole = weights_of(v, 4)
     for key in whole:
@@ -54,9 +51,7 @@ def test_tensors_that_do_not_fit_are_named(
         load(save(v, {**whole, "layers.7.odd": torch.zeros(2)}, tmp_path / "unknown"), target)
 
 
-def test_a_checkpoint_with_code_in_it_is_refused(
-    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_with_code_in_it_is_refused(target, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = save(FIRST, weights_of(FIRST, 4), tmp_path / "head")
     (place / "model.safetensors").unlink()
@@ -113,9 +108,7 @@ def test_a_checkpoint_with_code_in_it_is_refused(
         ({"rope_scaling": {"rope_type": "default", "rope_theta": 0}}, "finite rotations"),
     ],
 )
-def test_configurations_that_do_not_fit(
-    change: dict[str, Any], words: str, target: Any, tmp_path: Path
-) -> None:
+def test_configurations_that_do_not_fit(change, words, target, tmp_path) -> None:
     place = save(THIRD, weights_of(THIRD, 4), tmp_path)
     (place / "config.json").write_text(json.dumps({**config_of(THIRD), **change}))
     with pytest.raises(ValueError, match=words):
@@ -155,9 +148,7 @@ SPECULATORS = Variant(
     ],
     ids=lambda x: str(x)[:20],
 )
-def test_keys_are_followed_or_refused(
-    place: str, key: str, fine: list[Any], other: list[Any], target: Any, tmp_path: Path
-) -> None:
+def test_keys_are_followed_or_refused(place, key, fine, other, target, tmp_path) -> None:
     """Wherever they are: acceptance was lost without a word."""
     v = SPECULATORS if place == "transformer_layer_config" else THIRD
     folder = save(v, weights_of(v, 4), tmp_path)

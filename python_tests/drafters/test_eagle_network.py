@@ -19,8 +19,7 @@ LAYERS = 8  # of the target
 
 @pytest.mark.parametrize("v", variants(), ids=lambda v: v.name)
 def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
-    """A draft behind a prompt, one behind tokens of which some stood, and one with states that
-    replace earlier ones; two rows of different lengths."""
+    """Behind a prompt, accepted tokens and replaced states; two rows of unequal lengths."""
     weights = weights_of(v, LAYERS)
     target = target_of(v)
     head = ps.Eagle.from_pretrained(save(v, weights, tmp_path / "head"), target)
@@ -43,8 +42,7 @@ def test_variants_against_the_reference(v: Variant, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama3", "linear", "dynamic"])
 def test_rotations_that_were_computed_ahead(kind: str, tmp_path: Path) -> None:
-    """As far as they reach, and beyond: the longest position follows the cache. Not where they
-    depend on it."""
+    """The longest position follows the cache, unless rotations depend on it."""
     scaled = {
         "rope_type": kind, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
@@ -102,8 +100,7 @@ def test_many_pairs_behind_others(tmp_path: Path) -> None:
 )
 @torch.no_grad()
 def test_steps_of_a_draft_at_every_token(v: Variant, tmp_path: Path) -> None:
-    """A head learns from drafts of the text itself, begun at every token at once, which are those
-    of use."""
+    """Drafts begun at every token at once, for training, are those of use."""
     target = make("llama", 4, vocab=64)
     weights = weights_of(v, 4)
     head = load_head(save(v, weights, tmp_path), target).network
@@ -147,8 +144,7 @@ SHAPES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("v", SHAPES.values(), ids=list(SHAPES))
 def test_published_widths(v: Variant, tmp_path: Path) -> None:
-    """Heads of the widths that the papers used, with random weights and a slice of the
-    vocabulary, for a target of two layers: states of layers 1 and 2 where three are read."""
+    """Random weights and a slice of the vocabulary, for a target of two layers."""
     if v.third:
         v = Variant(**{**v.__dict__, "aux": (0, 1, 2)})
     weights, target = weights_of(v, 2), target_of(v, 1)

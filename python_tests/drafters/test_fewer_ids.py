@@ -1,5 +1,4 @@
-"""Drafters of the target's vocabulary below a level that has fewer ids (vocabularies of one family
-are padded to different sizes): they read the text as it is, and draft ids that this level has."""
+"""Drafters of the target's vocabulary below a level with fewer ids, which they draft."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ def model() -> Any:
     ("kind", "width"), [(kind, 32) for kind in KINDS] + [(kind, 48) for kind in [*KINDS][:6]]
 )
 def test_below_a_level_with_fewer_ids(kind: str, width: int, model: Any, tmp_path: Path) -> None:
-    """Also where the level's hidden states have another width than a head's: tokens that only this
-    level has read have no state."""
+    """Also with hidden states of another width, so that some tokens have no state."""
     target = ps.HuggingFaceLevel(model)
     middle = make("llama", 1, seed=3, vocab=FEWER, hidden_size=width)
     chain = ps.Chain([target, middle, KINDS[kind](target, tmp_path)], [4, 2])

@@ -1,5 +1,4 @@
-"""Medusa and Hydra heads in their published formats against their forward passes written down
-plainly."""
+"""Medusa and Hydra heads against their forward passes written down plainly."""
 
 from __future__ import annotations
 
@@ -54,9 +53,7 @@ def plain_hydra(weights: Weights, head: int, blocks: int, x: torch.Tensor) -> to
     ("kind", "blocks", "bias"),
     [("medusa", 1, True), ("medusa", 2, True), ("hydra", 1, True), ("hydra", 2, False)],
 )
-def test_against_the_plain_heads(
-    kind: str, blocks: int, bias: bool, pack: bool, target: Any, tmp_path: Path
-) -> None:
+def test_against_the_plain_heads(kind, blocks, bias, pack, target, tmp_path) -> None:
     level = ps.HuggingFaceLevel(target, pack=pack)
     tree = ps.StaticTree([[0], [1], [0, 0], [0, 1], [1, 0], [0, 1, 1], [1, 0, 0]])
     drafter_type, make_weights, save = KINDS[kind]
@@ -116,14 +113,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "change", "text"), WRONG, ids=[text for *_, text in WRONG])
-def test_files_that_cannot_be_read(
-    kind: str,
-    change: dict[str, Any],
-    text: str,
-    target: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_files_that_cannot_be_read(kind, change, text, target, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     drafter_type, make_weights, save = KINDS[kind]
     weights = {**make_weights(), **change}

@@ -1,5 +1,4 @@
-"""Multi-token prediction heads in every layout of checkpoints, against a plain forward pass, and in
-chains."""
+"""Multi-token prediction heads in every layout, against a plain pass, and in chains."""
 
 from __future__ import annotations
 
@@ -40,12 +39,8 @@ def head_in(family: str, place: Path, heads: int = 1, **sizes: int) -> tuple[Any
         *(("mimo", heads, True) for heads in (1, 3)),
     ],
 )
-def test_drafts_are_those_of_the_plain_forward_pass(
-    family: str, heads: int, pack: bool, tmp_path: Path
-) -> None:
-    """A draft behind a prompt, and drafts behind tokens that were accepted, rejected or read anew;
-    two rows of different lengths. Of several heads some are not asked in each draft. Packed layers
-    of MiMo's, with heads that attention reads, are fused."""
+def test_drafts_are_those_of_the_plain_forward_pass(family, heads, pack, tmp_path) -> None:
+    """Behind accepted and rejected tokens; two rows, and heads that are not all asked."""
     # An index chooses among few keys: of the target's, whose ties rounding decides, among all; and
     # of three heads', which meet such ties too.
     sizes = {"index_topk": 6} if family == "deepseek_v32" and heads == 1 else {}
@@ -79,8 +74,7 @@ def test_greedy_texts_are_plain_decodings(family: str, heads: int, tmp_path: Pat
 
 @pytest.mark.parametrize("reads", ["states", "embeddings"])
 def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) -> None:
-    """The target counts up by one. A head that moves the state of the token before, or the token's
-    embedding, by as many counts with it, in steps behind each other."""
+    """A head that counts up with the target, by the state or the embedding of a token."""
     target = target_of("mimo", vocab_size=32)
     reference = Reference("mimo", target, vocab_size=32)
     (head,) = reference.heads
@@ -108,8 +102,7 @@ def test_a_head_that_knows_the_target_is_accepted(reads: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mimo"])
 def test_trees(family: str, tmp_path: Path) -> None:
-    """Greedy texts below trees of drafts are plain decoding's, and a tree of single children is
-    the greedy chain."""
+    """A tree of single children is the greedy chain."""
     target, _, _ = head_in(family, tmp_path)
     level = ps.HuggingFaceLevel(target)
 
@@ -161,9 +154,7 @@ def test_three_levels_and_rows_that_join(heads: int, tmp_path: Path) -> None:
     ("family", "heads"), [("deepseek_v3", 1), ("glm4_moe", 1), ("glm4_moe", 2)]
 )
 @torch.no_grad()
-def test_logits_are_those_of_transformers(
-    family: str, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_those_of_transformers(family, heads, tmp_path, monkeypatch) -> None:
     """Compare with transformers' heads of these families, from 5.24 on, and a second step."""
     kind = getattr(modeling_layers, "MtpModel", None)
     if kind is None:
@@ -191,11 +182,8 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("where", ["inputs", "note"])
-def test_a_pass_that_is_cut_off_leaves_no_trace(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second of three heads is interrupted in front of its pass or behind it, and the text is
-    drafted for again."""
+def test_a_pass_that_is_cut_off_leaves_no_trace(where, tmp_path, monkeypatch) -> None:
+    """The second of three heads is interrupted before its pass or behind it."""
     target, reference, _ = head_in("mimo", tmp_path, 3)
     passes = load_mtp(tmp_path, target)
     head = ps.MTP(passes)
@@ -262,8 +250,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_blocks_of_8_bits(sharded: bool, tmp_path: Path) -> None:
-    """As DeepSeek publishes: matrices times a factor for each block. Names of a model within
-    another, and several files."""
+    """DeepSeek's form: matrices times a factor by block, in several files."""
     target = target_of("mimo")
     tensors = Reference("mimo", target).tensors()
     wanted, block = dict(tensors), (16, 24)

@@ -1,5 +1,4 @@
-"""Heads below a level with packed weights run on packed ones as well: the distributions of their
-published forward passes, by this package's products and attention, and one output head for both."""
+"""Heads below packed levels run on packed weights; one output head serves both."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def wide_head(place: Path, target: Any, v: Variant = FIRST, **options: Any) -> p
 @pytest.mark.parametrize("v", [FIRST, THIRD], ids=lambda v: v.name)
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 def test_attention_of_fused_layers(v: Variant, tree: Any, tmp_path: Path) -> None:
-    """All of it is the package's own, over keys and values as they lie; of a tree with a mask. Each
-    layer turns its heads and appends them in one call, from the first pass on."""
+    """Each layer turns and appends its heads in one call; a tree has a mask."""
     head = wide_head(tmp_path, ps.HuggingFaceLevel(target_of(v), pack=True), v, tree=tree)
     layers = v.aux_layers(LAYERS)
     features = features_of(v, layers)[:1]
@@ -179,10 +177,7 @@ def pickled(one: Any) -> Any:
 
 @pytest.mark.parametrize(("way", "onednn"), [(copy.deepcopy, False), (pickled, True)])
 @pytest.mark.parametrize("kind", HEADS)
-def test_copies(
-    kind: str, way: Callable[[Any], Any], onednn: bool, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_copies(kind, way, onednn, tmp_path, monkeypatch) -> None:
     """A copy of a chain has packed weights of its own, and one output head for both again."""
     if onednn:
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")

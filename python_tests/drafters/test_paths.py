@@ -1,5 +1,4 @@
-"""Several paths of a draft model: chains with them are exact, by enumeration of every draw, on both
-executors; known mistakes show; rows do not depend on their neighbours; and more is accepted."""
+"""Several paths of a draft model: exact by enumeration on both executors; mistakes show."""
 
 from __future__ import annotations
 
@@ -158,9 +157,7 @@ def test_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch, mistake: Any, shape:
 
 @pytest.mark.parametrize("beam", [0.0, 2.0])
 @pytest.mark.parametrize("window", [[3], [2, 2]], ids=str)
-def test_the_accepted_path_stays_in_the_cache(
-    monkeypatch: pytest.MonkeyPatch, window: list[int], beam: float
-) -> None:
+def test_the_accepted_path_stays_in_the_cache(monkeypatch, window, beam) -> None:
     """Also of levels above, which read no repeated nodes; and a draft reads few tokens again."""
     levels = [TreeLevel(6, 11 + i) for i in range(len(window) + 1)]
     drafter = DraftModel(levels[-1], paths=3, beam=beam)

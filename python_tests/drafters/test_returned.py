@@ -1,5 +1,4 @@
-"""A level or drafter of a user's that returns the wrong thing is named, with what was expected and
-what came; and what is right, in whatever form, is taken."""
+"""A wrong result of a user's level or drafter is named; a right one is taken in any form."""
 
 from __future__ import annotations
 
@@ -55,9 +54,7 @@ LOGITS: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("faulty", range(3))
 @pytest.mark.parametrize(("wrong", "error", "text"), LOGITS, ids=label)
-def test_logits(
-    faulty: int, wrong: Callable[[torch.Tensor], Any], error: type[Exception], text: str
-) -> None:
+def test_logits(faulty, wrong, error, text) -> None:
     chain = chain_with(faulty, "forward", wrong)
     with pytest.raises(error, match=f"^{NAMES[faulty]}: expected .*{text}") as caught:
         chain.generate([0, 1], 8, 1.0)
@@ -116,13 +113,7 @@ def test_methods_that_should_return_nothing(method: str, faulty: int) -> None:
     ],
     ids=label,
 )
-def test_what_rollback_returns(
-    faulty: int,
-    wrong: Callable[[list[int]], Any],
-    error: type[Exception],
-    text: str,
-    rows: int,
-) -> None:
+def test_what_rollback_returns(faulty, wrong, error, text, rows) -> None:
     """None, or the lengths that are left: never more than asked for."""
     chain = rolling(faulty, wrong, rows)
     with pytest.raises(error, match=f"^{NAMES[faulty]}: expected rollback to .*{text}") as caught:
@@ -135,8 +126,7 @@ PROMPTS = [[0, 1, 2], [2, 3]]
 
 
 def rolling(faulty: int, result: Callable[[list[int]], Any], rows: int) -> ps.Chain:
-    """Three levels, of which one's `rollback` does and returns what `result` makes of the lengths
-    asked for."""
+    """Three levels, of which one rolls back to what `result` makes of the lengths."""
     kind: Any = toy.ToyLevel if rows == 1 else toy_rows.Rows
     made = [kind(V, 11 + i, name=name) for i, name in enumerate(NAMES)]
     right = made[faulty].rollback
@@ -237,8 +227,7 @@ def test_tokens_in_any_form(kind: Any) -> None:
     wanted = ps.Chain([toy.ToyLevel(V, 1), Says(lambda k: Proposal([1, 2][:k]))], [2])
     chain = ps.Chain([toy.ToyLevel(V, 1), Says(made)], [2])
     batch = chain.batch([[0, 1]], 12, 1.0, seed=0)
-    while batch.advance():
-        pass
+    batch.complete()
     assert batch.rows[0].tokens == wanted.generate([0, 1], 12, 1.0, seed=0).sequences[0].tolist()
     assert {type(token) for token in batch.rows[0].tokens} == {int}
 
@@ -311,9 +300,7 @@ BATCHED: list[tuple[str, Callable[[Any], Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("faulty", range(2))
 @pytest.mark.parametrize(("method", "wrong", "error", "text"), BATCHED, ids=label)
-def test_what_a_batched_level_returns(
-    faulty: int, method: str, wrong: Callable[[Any], Any], error: type[Exception], text: str
-) -> None:
+def test_what_a_batched_level_returns(faulty, method, wrong, error, text) -> None:
     chain = batched_chain(faulty, method, wrong)
     with pytest.raises(error, match=rf"^{NAMES[faulty]}: expected .*{text}"):
         chain.generate([0, 1], 20, seed=3, temperature=1.0, eos_token_id=[])

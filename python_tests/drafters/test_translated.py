@@ -1,5 +1,4 @@
-"""Models of another vocabulary, by tokens and by their text: the chain keeps the target's text and
-law wherever they are."""
+"""Models of another vocabulary, by tokens and by text: the target's text and law."""
 
 from __future__ import annotations
 
@@ -285,8 +284,7 @@ LEARNT = [WRITTEN, "the then them there", "cat caterpillar hat and were sang", "
 
 
 def trained(kind: str, size: int) -> Any:
-    """A tokenizer of a kind, with an added and special tokens. All but that of characters write
-    every text."""
+    """A tokenizer of a kind, with an added and special tokens."""
     if kind == "characters":
         found = tokenizer_of(sorted({*"".join(LEARNT)}), False, eos_token="</s>")
         return with_added(found)
@@ -330,8 +328,7 @@ def with_added(tokenizer: Any) -> Any:
 
 
 class Writer(toy.ToyLevel):
-    """A level that writes one text: the longest word that continues it, then the end. A target
-    writes the words of its tokenizer."""
+    """A level that writes one text by the longest words; a target, by its tokenizer's."""
 
     def __init__(self, tokenizer: Any, text: str, target: bool = False) -> None:
         super().__init__(1, 0)

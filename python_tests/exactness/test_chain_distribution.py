@@ -350,9 +350,7 @@ TAIL_MISTAKES = [
 
 
 @pytest.mark.parametrize(("mistake", "rule"), TAIL_MISTAKES)
-def test_mistakes_of_tails_are_seen(
-    monkeypatch: pytest.MonkeyPatch, mistake: Any, rule: str
-) -> None:
+def test_mistakes_of_tails_are_seen(monkeypatch, mistake, rule) -> None:
     made = toy.make_levels(3, vocab=2, scale=1.5)
     with monkeypatch.context() as patch:
         assert gap(made, [2, 1], 4, mistake(patch, made), rule=rule, tail=1) > 1e-3

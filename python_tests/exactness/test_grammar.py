@@ -1,5 +1,4 @@
-"""Texts under a grammar have exactly the distribution of the target's masked logits, by enumeration
-of every draw; texts of random schemas are valid JSON."""
+"""Texts under a grammar have the law of the target's masked logits, by enumeration."""
 
 from __future__ import annotations
 
@@ -201,9 +200,7 @@ FORCED: dict[str, tuple[Callable[[], list[Any]], list[int], bool]] = {
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", FORCED)
-def test_forced_tokens_are_free_drafts(
-    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forced_tokens_are_free_drafts(kind, temperature, monkeypatch) -> None:
     """Tokens that the grammar forces are proposed in front of a drafter's, and all accepted."""
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     schema = {
@@ -271,8 +268,7 @@ def test_forced_tokens_follow_the_text() -> None:
 
 
 class Trimming(toy.Enumerator):
-    """Cuts sampled drafts at the first token that the grammar forbids, before they are verified:
-    which drafts are rejected then depends on what they are (contract C2)."""
+    """Cuts sampled drafts at the first forbidden token before they are verified (C2)."""
 
     def verify(self, target: Any, tokens: Any, draft: Any = None, **options: Any) -> Any:
         width = tokens.shape[1]
@@ -332,8 +328,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 def test_texts_of_schemas_are_valid() -> None:
-    """A text that ends is valid, greedy and sampled; one that was cut off is the beginning of
-    one."""
+    """A text that ends is valid; one that was cut off begins a valid one."""
     jsonschema = pytest.importorskip("jsonschema")
     tokenizer = AutoTokenizer.from_pretrained(tiny.path("target"))
     chain = ps.Chain([tiny.path(name) for name in ("target", "drafter")], [3])

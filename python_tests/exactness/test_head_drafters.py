@@ -1,5 +1,4 @@
-"""Drafters that read hidden states, in chains of toy levels: the text keeps the target's
-distribution by either executor, by enumeration of every draw, and a mistake shows."""
+"""Heads in chains of toy levels keep the target's law, by enumeration; a mistake shows."""
 
 from __future__ import annotations
 
@@ -52,18 +51,14 @@ CASES: list[tuple[str, list[int], bool | None, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "window", "sync", "more"), CASES)
-def test_the_distribution_is_the_targets(
-    kind: str, window: list[int], sync: bool | None, more: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_distribution_is_the_targets(kind, window, sync, more, tmp_path) -> None:
     """With tails as well."""
     assert distance(kind, tmp_path, window, sync, **more) < 1e-12
 
 
 @SYNC
 @pytest.mark.parametrize("kind", ["eagle", "dspark"])
-def test_rows_of_other_tokens_are_seen(
-    kind: str, sync: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_other_tokens_are_seen(kind, sync, tmp_path, monkeypatch) -> None:
     """What a head hands up is not what it drew from."""
     head = ps.Eagle if kind == "eagle" else ps.DFlash
     draft = head.draft

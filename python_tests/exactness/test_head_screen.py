@@ -1,8 +1,8 @@
-"""Random chains with trees and hidden states against a loop without caches: every row of `Chain`
-has its tokens."""
+"""Chains with trees and hidden states against a loop without caches: the same tokens."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -55,6 +55,7 @@ def generate(
     max_new_tokens: int,
     rounds: Sequence[int],
     tail: int = 0,
+    rule: str = "token",
     eos: Collection[int] = (),
     **sampling: Any,
 ) -> list[int]:
@@ -89,6 +90,7 @@ def generate(
             drawn = draft(more).logits if more > 0 else None
             q += [] if drawn is None else list(drawn)
         key: dict[str, Any] = {"position": begin, "level": i + 1, "round": steps[i], "eos": eos}
+        key["rule"] = rule
         if block.parents:
             parents = [[], *([] for _ in block.tokens)]
             for node, parent in enumerate(block.parents):
@@ -126,9 +128,9 @@ def generate(
 class Level(StayingTrees):
     """A level whose hidden states name it, and as the oracle reads it."""
 
-    def __init__(self, number: int, layers: int = 1) -> None:
+    def __init__(self, number: int, layers: int = 1, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(VOCAB, 11 + number, size=SIZE)
-        self.number, self.layers = number, layers
+        self.number, self.layers, self.dtype = number, layers, dtype  # of logits, which it holds
 
     def _named(self, states: torch.Tensor) -> torch.Tensor:
         states = states.clone()
@@ -143,7 +145,7 @@ class Level(StayingTrees):
     def forward(self, block: Any) -> Any:
         out = super().forward(block)
         named = {layer: self._named(own) for layer, own in (out.hidden or {}).items()}
-        return out._replace(hidden=named)
+        return out._replace(logits=out.logits.to(self.dtype), hidden=named)
 
     def __call__(self, text: Any) -> tuple[torch.Tensor, torch.Tensor]:
         logits = [self.table.row(text[: end + 1]) for end in range(len(text))]
@@ -210,8 +212,8 @@ def compare(
     require_same_alone([*levels, drafter], shape, batch, found)
     for row, own in zip(batch, found, strict=True):
         alone = forgetful(len(levels) + 1, row.sampling)
-        window, rounds, tail, _, _ = shape
-        options = {"tail": tail, "eos": row.eos, **row.sampling}
+        window, rounds, tail, rule, _ = shape
+        options = {"tail": tail, "rule": rule, "eos": row.eos, **row.sampling}
         assert new_tokens(own, row) == generate(
             anew or levels, alone, window, row.prompt, row.max_new_tokens, rounds, **options
         )
@@ -227,57 +229,83 @@ PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6)
 def test_heads(kind: str, tmp_path: Path, shape: Shape, batch: list[Row]) -> None:
     """Hidden states name the level that gives them; trees are dynamic, or of fixed shape."""
     head, other = (any_head.head_of(kind, VOCAB, tmp_path, TREES, 5) for _ in range(2))
-    shape = shape._replace(rule="token", tail=0 if head.capabilities.trees else shape.tail)
+    shape = shape._replace(tail=0 if head.capabilities.trees else shape.tail)
     if kind == "mtp 3":  # whose host knows what each head has read
         shape = shape._replace(sync_each_step=None)
     without_host = compare(shape, batch, head, lambda *own: Forgetful(other, *own))
     event(f"{len(shape.window) + 1} levels, without the host: {without_host}")
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 class Bush:
-    """A drafter of one text, whose trees or chains follow the length of the text."""
+    """A drafter of one text. Its trees or chains, whether they are drawn, and type, width and
+    statistics of their logits follow the length of the text."""
 
     name = "bush"
 
     def __init__(self, trees: bool) -> None:
         self.trees = trees
+        # By type and width, the logits of all forks: what was in them before is gone.
+        self.memory: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
     def fork(self) -> Bush:
-        return Bush(self.trees)
+        return copy.copy(self)
 
     def propose(self, context: ps.Context, k: int) -> ps.Proposal:
         sampling = {**dataclasses.asdict(context.sampling), "seed": context.seed}
-        tokens, parents, logits = self.grow(context.tokens, k, context.round, sampling)
+        draft, known = self.grow(context.tokens, k, context.round, sampling)
+        tokens, parents, logits = draft
         if parents == list(range(-1, len(tokens) - 1)) and len(context.tokens) % 2:
             # A chain, which is verified as a tree of one path.
             parents, logits = None, None if logits is None else logits[: len(tokens)]
-        return ps.Proposal(tokens, None if logits is None else logits[None], parents)
+        if logits is None:
+            return ps.Proposal(tokens, None, parents)
+        statistics = known[None, : len(logits)] if len(context.tokens) // 2 % 2 else None
+        own = logits.new_empty(1, 99, logits.shape[1])
+        own = self.memory.setdefault((logits.dtype, logits.shape[1]), own)
+        own.copy_(torch.linspace(-2, 2, logits.shape[1]).expand_as(own))
+        own[0, : len(logits)] = logits
+        return ps.Proposal(tokens, own[:, : len(logits)], parents, statistics)
 
-    def grow(self, text: list[int], k: int, rounds: int, sampling: dict[str, Any]) -> Draft:
-        """Return a tree of at most `k` levels, or at most `k` tokens."""
-        table = Level(9)
-        drawn = sampling["temperature"] > 0 and len(text) // 4 % 2 == 0
+    def grow(
+        self, text: list[int], k: int, rounds: int, sampling: dict[str, Any]
+    ) -> tuple[Draft, torch.Tensor]:
+        """Return a tree of at most `k` levels, or at most `k` tokens, and statistics of its
+        rows."""
+        table, size = Level(9), len(text)
+        dtype, width = DTYPES[size % 3], (VOCAB, 4)[size // 3 % 2]
+        more = 1000.0 if dtype == torch.float32 else 0.0  # narrower types would round them
+
+        def row(path: list[int]) -> torch.Tensor:
+            return (table(text + path)[0][-1] + more)[:width].to(dtype)
+
+        drawn = sampling["temperature"] > 0 and size // 4 % 2 == 0
         tokens: list[int] = []
         parents: list[int] = []
-        logits = [table(text)[0][-1]]
+        logits = [row([])]
         paths: list[list[int]] = [[]]
-        nodes = (0, 1, 1, 6)[len(text) % 4] if self.trees else k - 1 - len(text) % 3
+        known = torch.zeros(9 * VOCAB, 2, dtype=torch.int64)
+        nodes = (0, 1, 1, 6)[size % 4] if self.trees else k - 1 - size % 3
         for node in range(-1, nodes):
             if node >= len(tokens) or len(paths[node + 1]) == k:
                 break
-            row, many = logits[node + 1], 1 + (len(text) // 4 + node) % 3 * self.trees
+            own, many = logits[node + 1], 1 + (size // 4 + node) % 3 * self.trees
             draw = ps.sample(
-                row.expand(many, -1), position=torch.arange(many) + 99 * (rounds + 1), **sampling
+                own.expand(many, -1), position=torch.arange(many) + 99 * (rounds + 1), **sampling
             )
-            children = draw.tokens if drawn else row.argsort(descending=True)[:many]
+            known[node + 1] = draw.statistics[0]
+            children = draw.tokens if drawn else own.argsort(descending=True)[:many]
             for child in children.tolist():
                 tokens.append(child)
                 parents.append(node)
                 paths.append([*paths[node + 1], child])
-                logits.append(table(text + paths[-1])[0][-1])
+                logits.append(row(paths[-1]))
+        rows = torch.stack(logits) if drawn else None
         if self.trees:
-            return Draft(tokens, parents, torch.stack(logits) if drawn else None)
-        return Draft(tokens, None, torch.stack(logits)[: len(tokens)] if drawn else None)
+            return Draft(tokens, parents, rows), known
+        return Draft(tokens, None, None if rows is None else rows[: len(tokens)]), known
 
 
 class Stateless(NamedTuple):
@@ -287,8 +315,12 @@ class Stateless(NamedTuple):
     sampling: dict[str, Any]
 
     def __call__(self, text: list[int], states: torch.Tensor, k: int, rounds: int) -> Draft:
-        draft = self.bush.grow(text, k, rounds, self.sampling)
-        if draft.parents is not None or draft.logits is not None:
+        draft, _ = self.bush.grow(text, k, rounds, self.sampling)
+        if draft.logits is not None:
+            missing = VOCAB - draft.logits.shape[1]
+            rows = torch.nn.functional.pad(draft.logits.float(), (0, missing), value=-float("inf"))
+            return draft._replace(logits=rows)
+        if draft.parents is not None:
             return draft
         tokens = torch.tensor(draft.tokens, dtype=torch.int64)
         return draft._replace(logits=torch.nn.functional.one_hot(tokens, VOCAB).float().log())
@@ -296,12 +328,16 @@ class Stateless(NamedTuple):
 
 @pytest.mark.parametrize("trees", [False, True])
 @settings(max_examples=60)
-@given(shapes(least=2), rows(PROMPTS, 20))
-def test_drafters_of_one_text(trees: bool, shape: Shape, batch: list[Row]) -> None:
-    """Fewer tokens than asked for, or none; drawn and deterministic ones in one batch."""
-    shape = shape._replace(rule="token", tail=0 if trees else shape.tail, sync_each_step=None)
+@given(
+    shapes(least=2), rows(PROMPTS, 20), st.lists(st.sampled_from(DTYPES), min_size=4, max_size=4)
+)
+def test_drafters_of_one_text(trees, shape, batch, dtypes) -> None:
+    """Fewer tokens than asked for, or none; drawn and deterministic ones, logits of any type and
+    width, with row statistics or without, in one batch and one row."""
+    shape = shape._replace(tail=0 if trees else shape.tail, sync_each_step=None)
     bush = Bush(trees)
-    compare(shape, batch, bush.fork(), lambda _, sampling: Stateless(bush, sampling))
+    levels = [Level(i, 1, dtype) for i, dtype in enumerate(dtypes[: len(shape.window)])]
+    compare(shape, batch, bush.fork(), lambda _, sampling: Stateless(bush, sampling), levels)
 
 
 class Anew(NamedTuple):
@@ -335,7 +371,7 @@ QUESTIONS = tiny.prompt_ids(["How many legs have 2 cows?", "What is 3 + 4?", "To
 def test_shipped_heads(name: str, shape: Shape, batch: list[Row]) -> None:
     """Keys and values of paths that move, states of packed passes, and a cache of pairs."""
     (levels, head), (others, other) = shipped(name, "chain"), shipped(name, "alone")
-    shape = shape._replace(rule="token", tail=0 if name == "eagle2" else shape.tail)
+    shape = shape._replace(tail=0 if name == "eagle2" else shape.tail)
     count, layers = len(shape.window), head.capabilities.hidden_layers
     anew = [Anew(level, layers) for level in others[:count]]
     compare(shape, batch[:2], head, lambda *own: Forgetful(other, *own), levels[:count], anew)

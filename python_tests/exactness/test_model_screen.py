@@ -101,9 +101,7 @@ def small(family: str, captured: bool) -> tuple[list[Any], list[Any]]:
 )
 @settings(max_examples=6)
 @given(shapes(), rows(st.lists(st.integers(0, 39), min_size=1, max_size=9), 16), st.booleans())
-def test_small_models(
-    family: str, captured: bool, shape: Shape, batch: list[Row], early: bool
-) -> None:
+def test_small_models(family, captured, shape, batch, early) -> None:
     """Twice, so that the second call has the caches, and captured steps, of the first."""
     levels, plain = (own[: len(shape.window) + 1] for own in small(family, captured))
     if early and shape.window and not captured:  # the target's first layer, in its cache

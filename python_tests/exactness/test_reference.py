@@ -1,5 +1,4 @@
-"""The oracle verified without the library: by transformers' filters, by published vectors and by
-exact enumeration; and the statistics verified by samplers that are wrong on purpose."""
+"""The oracle verified without the library, and the statistics by wrong samplers."""
 
 from __future__ import annotations
 

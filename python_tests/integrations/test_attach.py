@@ -130,8 +130,7 @@ def test_a_pipeline(model: Any, chain: ps.Chain, tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("how", ["attached", "attached, by position", "custom_generate"])
 def test_a_streamer_in_a_thread(how, model, chain, inputs, tokenizer) -> None:
-    """As transformers' page shows it. `generate` keeps its streamer from a custom loop: without a
-    look into its variables the reader would wait for ever."""
+    """`generate` keeps its streamer from a custom loop, whose reader would wait for ever."""
     wanted = tokenizer.decode(model.generate(**inputs, **OPTIONS)[0], skip_special_tokens=True)
     streamer = TextIteratorStreamer(tokenizer, timeout=60, skip_special_tokens=True)
     options = {**inputs, **OPTIONS, "streamer": streamer}
@@ -162,8 +161,7 @@ def test_a_streamer_ends_with_an_error(model, chain, inputs, tokenizer) -> None:
 
 
 def test_nested_and_interrupted(model: Any, chain: ps.Chain, inputs: dict[str, Any]) -> None:
-    """The chain attached last counts, in whatever order they are detached; whatever ends a block,
-    and whatever was there before, is left as it was."""
+    """The chain attached last counts, and whatever was there before is left as it was."""
     alone = ps.Chain([model])
     run = lambda: model.generate(**inputs, **OPTIONS)  # noqa: E731
 

@@ -1,5 +1,4 @@
-"""The drop-in: `model.generate(..., custom_generate=ps.custom_generate, chain=chain)` against
-`model.generate` itself."""
+"""The drop-in (`custom_generate=ps.custom_generate`) against `model.generate` itself."""
 
 from __future__ import annotations
 
@@ -190,8 +189,7 @@ def test_the_shipped_chain() -> None:
 
 
 def test_warpers_that_stay_processors(chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """typical_p stands behind temperature, so all of it is applied as processors; greedy text on
-    the distribution's scores agrees where only one token is left."""
+    """typical_p stands behind temperature, so all of it is applied as processors."""
     options = {**ONE, **DETAILS, "do_sample": True, "temperature": 0.01, "typical_p": 0.5}
     theirs = target.generate(**options, max_new_tokens=8)
     ours = generate(chain, **options, max_new_tokens=8, seed=3)
@@ -293,8 +291,7 @@ def test_streamer(inputs: dict[str, Any], chain: ps.Chain, target: LlamaForCausa
 
 @pytest.mark.parametrize("place", [6, 8, 12])
 def test_a_failing_processor(place: int, chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """Fails where the target gets, however many blocks were committed before; its error is passed
-    on with a note."""
+    """Its error is passed on with a note, where the target gets."""
 
     def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] >= place:
@@ -310,8 +307,7 @@ def test_a_failing_processor(place: int, chain: ps.Chain, target: LlamaForCausal
 
 
 def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
-    """A drafter that is no model proposes what it likes; a grammar that fails on such a text is
-    asked for it in vain."""
+    """A grammar that fails on a drafted text is asked for it in vain."""
     options = {**ONE, "do_sample": False, "max_new_tokens": 20}
     text = target.generate(**options)[0].tolist()
     asked = 0
@@ -371,8 +367,7 @@ class After:
 
 @pytest.mark.parametrize("scores", [False, True])
 def test_criteria_row_by_row(scores: bool, chain: ps.Chain, target: LlamaForCausalLM) -> None:
-    """Every row is cut where its own criterion is met, and padded; `generate` needs an EOS to do
-    the same."""
+    """Every row is cut and padded where its criterion is met."""
     options = {**RAGGED, "do_sample": False, "max_new_tokens": 14, "eos_token_id": V + 5}
     if scores:
         options.update(DETAILS)
@@ -393,8 +388,7 @@ def test_criteria_row_by_row(scores: bool, chain: ps.Chain, target: LlamaForCaus
 
 
 def test_criteria_with_state_and_of_all_rows(target: LlamaForCausalLM, chain: ps.Chain) -> None:
-    """Asked once per step with the whole batch, as `generate` asks: calls may be counted, and rows
-    compared. Rows that are ahead are cut."""
+    """Asked once per step with the whole batch; rows that are ahead are cut."""
 
     class Patience:
         def __init__(self) -> None:
@@ -447,8 +441,7 @@ def test_no_padding_id(chain: ps.Chain) -> None:
 
 
 def test_text_of_a_model_that_sees_images() -> None:
-    """`generate` gives it three planes of positions and an empty dict of encoded images, padded
-    batches as well; positions that an image has moved are refused."""
+    """`generate` gives three planes of positions; those that an image moves are refused."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}

@@ -121,8 +121,7 @@ OWN: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch.dtype) -> None:
-    """Rows of a batch, several positions at once, against transformers' list called step by step
-    on the padded batch."""
+    """Several positions at once against transformers' list step by step."""
     count = len(NEW[0]) + 1
     logits = (3 * torch.randn(2, count, V)).to(dtype)
     theirs = LogitsProcessorList(OWN[name]())
@@ -141,8 +140,7 @@ def test_every_position_gets_what_generate_would_give_it(name: str, dtype: torch
 
 
 def test_every_processor_of_transformers_is_applied_or_refused() -> None:
-    """What is refused is listed, with a reason; all others are compared with transformers' list.
-    (Another version of it may lack some.)"""
+    """Refused ones are listed with a reason, all others compared."""
     own = {type(processor).__name__ for make_list in OWN.values() for processor in make_list()}
     base = lp.LogitsProcessor
     every = {
@@ -392,8 +390,7 @@ def test_scores_that_follow_the_calls_are_refused() -> None:
 
 @pytest.mark.parametrize("state", [[0], {5: 0}, {0}])
 def test_a_state_that_begins_later_is_refused(state: Any) -> None:
-    """Here behind a token that the prompt does not have: a list or an entry that changes, and an
-    entry for a row. The end of a call asks as well."""
+    """Behind a token that the prompt lacks; the end of a call asks as well."""
     path = {list: "state[0]", dict: "state{5}", set: "state{1}"}[type(state)]
 
     def thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -576,8 +573,7 @@ def test_what_the_operators_take_over(given, left, sampling) -> None:
     "warpers", [[T], [T, K], [T, P], [T, M], [K, P, M], [T, K, P, M], [T, K, P, M, NORM]]
 )
 def test_the_same_distribution_as_the_warpers(warpers: list[Any]) -> None:
-    """On rows without ties: the operators' distribution, the scores shown, and transformers'
-    scores."""
+    """On rows without ties: the operators, the scores shown, and transformers' scores."""
     rows = 4 * torch.randn(64, V)
     expected = LogitsProcessorList(warpers)(torch.zeros(64, 1, dtype=torch.int64), rows)
     parts = take_apart(warpers, True)

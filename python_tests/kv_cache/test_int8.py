@@ -1,5 +1,4 @@
-"""Keys and values in 8 bits: a token's logits do not depend on how its text is split into passes,
-so that chains over such a cache give the text of plain decoding over it."""
+"""Keys and values in 8 bits: a token's logits do not depend on how its text was read."""
 
 from __future__ import annotations
 
@@ -32,9 +31,7 @@ def target() -> Any:
     exponents=st.lists(st.integers(-30, 15), min_size=2, max_size=2),
     seed=st.integers(0, 9),
 )
-def test_vectors_are_rounded_to_a_127th_of_their_group(
-    size: int, heads: int, exponents: list[int], seed: int
-) -> None:
+def test_vectors_are_rounded_to_a_127th_of_their_group(size, heads, exponents, seed) -> None:
     torch.manual_seed(seed)
     cache = RollbackCache(CONFIGS["llama"], 2, kv_bits=8)
     given = [torch.randn(2, heads, 5, size) * 2.0**exponent for exponent in exponents]

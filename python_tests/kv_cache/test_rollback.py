@@ -179,20 +179,9 @@ def test_bad_counts_set_a_status_and_keep_the_row() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="linear_attention"):
         RollbackCache(LlamaConfig(num_hidden_layers=1, layer_types=["linear_attention"]), 1)
-    for options in ({"batch_size": 0}, {"capacity": 0}, {"step": 0}, {"bucket": 0}, {"slack": -1}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            RollbackCache(CONFIGS["llama"], **{"batch_size": 1, **options})
     cache = RollbackCache(CONFIGS["llama"], 2)
-    for call in (
-        lambda: cache.inputs(0),
-        lambda: cache.inputs(2, [1]),
-        lambda: cache.inputs(2, [3, 1]),
-        lambda: cache.rollback([1]),
-        lambda: cache.rollback([-1, 0]),
-        lambda: cache.crop(1),
-    ):
-        with pytest.raises(ValueError, match="expected"):
-            call()
+    with pytest.raises(ValueError, match="expected"):
+        cache.crop(1)
     cache.inputs(2)
     with pytest.raises(ValueError, match="as prepared"):
         cache.update(torch.zeros(2, 2, 3, 8), torch.zeros(2, 2, 3, 8), 0)

@@ -1,5 +1,4 @@
-"""Rows join a running batch: what other rows hold stays, bit for bit, and a row that joins is as
-one that begins."""
+"""Rows join a running batch: other rows keep their bits, and a row is as one that begins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Packed levels on x86, and 4-bit copies packed or not: the logits of a token are the same bits,
-whatever tokens stand in its pass and whatever rows stand beside its own, and chains say what their
-target says alone. What is not so is told."""
+"""Packed levels and 4-bit copies: a token's logits are the same bits in any batch and pass."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ KINDS = {"packed": level, "w4": copy, "packed w4": partial(copy, pack=True)}
 
 @DTYPES
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_has_the_same_logits_in_every_block_and_batch(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_a_token_has_the_same_logits_in_every_block_and_batch(kind, dtype) -> None:
     made = KINDS[kind](dtype)
     assert made.varies == ()
     assert "block-invariant" in repr(made)

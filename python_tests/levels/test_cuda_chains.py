@@ -1,6 +1,4 @@
-"""Steps of chains on CUDA, counted with tensors that have no numbers: what a round launches beside
-the passes of its models, that it uploads and reads nothing, and the counts of ``benchmarks
-model``."""
+"""Launches, uploads and reads of rounds on CUDA, counted with tensors without numbers."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ TREES = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_step_is_few_launches_beside_its_passes(name: str, temperature: float, rows: int) -> None:
-    """Drawing, handing up, verifying, and cutting caches. One that waited for the host would end
-    the round."""
+    """Drawing, verifying and cutting caches; waiting for the host would end the round."""
     parts, window = CHAINS[name]
     with launches():
         steps = steps_of_a_round(chain(parts, window), rows, temperature)
@@ -76,9 +73,7 @@ def test_rounds_that_the_host_follows_mix_no_devices(name: str, fuses: bool) -> 
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_layer_of_a_head_is_nine_launches(version: int, rows: int) -> None:
-    """Norm, product, rotary with append, attention, product, norm with residual, product,
-    activation, product; and no mask. The first reads two states, which EAGLE-3 puts together behind
-    norms."""
+    """Operators of a layer without a mask; the first reads two states behind norms."""
     name = "EAGLE" if version == 1 else "EAGLE-3"
     tokens = []
     for layers in (1, 2, 5):

@@ -1,5 +1,4 @@
-"""Fused layers on CUDA: what a pass launches, counted with fake tensors, and the bits of the layers
-by operators one by one, which are those of all layers in one call."""
+"""Fused layers on CUDA: launches of a pass, counted with fake tensors, and their bits."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def launches_of(
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("quantised", [False, True], ids=["plain", "w4"])
 def test_a_layer_is_at_most_ten_launches(family: str, quantised: bool) -> None:
-    """Norm, product, rotary with append, attention, product, norm with residual, product,
-    activation, product; beyond 512 slots a second one of attention."""
+    """Norm, products, rotary with append and activation; beyond 512 slots two of attention."""
     for tokens, span, wanted in ((1, 512, 9), (5, 512, 9), (64, 512, 9), (5, 2048, 10)):
         two, five = (launches_of(family, n, tokens, span, quantised) for n in (2, 5))
         assert five.total - two.total == 3 * wanted, five.counts - two.counts
@@ -98,8 +96,7 @@ def test_merged_weights_take_no_more_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_operators_one_by_one_have_the_bits_of_one_call(family: str, dtype: torch.dtype) -> None:
-    """Behind texts of several lengths, with padding, and in a tree, whose mask both read. (On the
-    stand-in the operators are CUDA's, and the one call is the CPU's.)"""
+    """Behind texts of several lengths, with padding, and in a tree with a mask."""
     made = fused_copy(model(family, dtype=dtype))
     one, each = fused.stacked_pass(made), fused.stacked_pass(made, native=False)
     assert one is not None

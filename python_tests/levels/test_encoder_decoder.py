@@ -1,5 +1,4 @@
-"""Cascades of encoder-decoder models: the text and the distribution of the target alone, and behind
-`model.generate`."""
+"""Cascades of encoder-decoder models: text and law of the target, and `model.generate`."""
 
 from __future__ import annotations
 

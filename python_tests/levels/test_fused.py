@@ -1,5 +1,4 @@
-"""Packed levels of known families compute with one operator each for norms, heads and activations:
-what their classes compute, where they are those classes alone."""
+"""Packed levels of known families: one operator each for norms, heads and activations."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,7 @@ def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def is_near(file: Path) -> None:
-    """The file's level is its model, as transformers dequantises it, but for activations of 8
-    bits; without blocks it is that to rounding."""
+    """The level is transformers' dequantised model, but for activations of 8 bits."""
     whole = hf.AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, dtype=torch.float64
     )
@@ -63,8 +61,7 @@ def test_every_type(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_mixed_types(tmp_path: Path, family: str, tied: bool) -> None:
-    """Rows of queries and keys lie in another order in files of Llama; a tied head multiplies with
-    the embeddings' blocks."""
+    """Llama's files have other rows of queries; a tied head has the embeddings' blocks."""
     file = tmp_path / "model.gguf"
     write_model(file, family, MIXED, tied)
     is_near(file)
@@ -107,9 +104,7 @@ def test_factors_of_frequencies(tmp_path: Path, types: dict[str, str]) -> None:
     ],
     ids=["scale_linear", "factor", "type and factor"],
 )  # fmt: skip
-def test_linear_scaling_of_positions(
-    tmp_path: Path, types: dict[str, str], header: Callable[[Any], Any]
-) -> None:
+def test_linear_scaling_of_positions(tmp_path, types, header) -> None:
     plain, scaled = tmp_path / "plain.gguf", tmp_path / "scaled.gguf"
     write_model(plain, "llama", types)
     write_model(scaled, "llama", types, header=header)
@@ -275,8 +270,7 @@ def test_biases_of_llama(tmp_path: Path, kind: str, names: list[str]) -> None:
 
 
 def test_experts_are_refused(tmp_path: Path) -> None:
-    """Refuse Mixtral, whose files are of the architecture llama: a dense model whose layers nothing
-    had filled."""
+    """Refuse Mixtral, which was a dense model whose layers nothing had filled."""
     file = tmp_path / "model.gguf"
 
     def change(tensors: dict[str, Any]) -> None:
@@ -421,9 +415,7 @@ def test_a_file_in_float32_is_its_model(tmp_path: Path, tied: bool) -> None:
         tokenizer_at(file)
 
 
-def test_other_files_are_dequantised_with_a_word(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_dequantised_with_a_word(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
     file = tmp_path / "model.gguf"
     write_model(file, "llama", {"": "F16"})

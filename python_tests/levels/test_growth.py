@@ -83,9 +83,7 @@ def drafted_as_shipped(name: str) -> list[Output]:
 
 @pytest.mark.parametrize(("times", "layers"), [(1, None), (2, None), (1, 14)])
 @pytest.mark.parametrize("name", tiny.HEADS)
-def test_a_grown_head_drafts_what_the_shipped_one_does(
-    name: str, times: int, layers: int | None, tmp_path: Path
-) -> None:
+def test_a_grown_head_drafts_what_the_shipped_one_does(name, times, layers, tmp_path) -> None:
     """The same drafts, so the same tokens accepted at the same places, for sampled texts too."""
     place = tiny.grown_head(name, times, tmp_path)
     found = drafted(tiny.grown(times, layers=layers), place)

@@ -1,5 +1,4 @@
-"""Hidden states of a level's passes: those of the model itself, of the layers asked for; and those
-that are gathered in front of a head."""
+"""Hidden states of a level's passes are the model's; those gathered in front of a head."""
 
 from __future__ import annotations
 
@@ -186,9 +185,7 @@ def test_refusals() -> None:
         ({2: torch.zeros(1, 3, 3)}, ValueError, r"\[B, T, H\] = \[1, 2, H\] of layer 2"),
     ],
 )
-def test_states_of_a_users_level_are_checked(
-    given: Any, error: type[Exception], message: str
-) -> None:
+def test_states_of_a_users_level_are_checked(given, error, message) -> None:
     class Wrong(TreeLevel):
         def forward(self, block: InputBlock) -> Any:
             return torch.zeros(1, 1, 5), given
@@ -215,9 +212,7 @@ def test_states_that_nobody_asked_for_are_none() -> None:
     assert level.forward(InputBlock(tokens, 1)).hidden is None
 
 
-def test_what_an_interrupt_leaves_behind_changes_no_later_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_an_interrupt_leaves_behind_changes_no_later_pass(monkeypatch) -> None:
     """Wherever it strikes: between the hook's registration and its removal."""
     head, states = torch.nn.Linear(6, 9), torch.randn(2, 5, 6)
     wanted, rows = head(states), torch.zeros(2, 1, dtype=torch.int64)

@@ -1,5 +1,4 @@
-"""Hugging Face models as levels: every family rolls back exactly, what cannot is refused by name,
-and the data type where none is named."""
+"""Hugging Face models as levels: they roll back exactly, or are refused; the data type."""
 
 from __future__ import annotations
 
@@ -223,9 +222,7 @@ def test_its_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(*texts)
 
 
-def test_a_model_whose_bits_depend_on_the_width_of_a_pass_is_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_whose_bits_depend_on_the_width_of_a_pass_is_float32(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
     make("gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
     assert dtype_of(str(tmp_path)) == torch.float32

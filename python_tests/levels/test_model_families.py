@@ -1,5 +1,4 @@
-"""Which model families a level serves, as the table of docs/models.md says: each gives exactly its
-own greedy text through chains, in ragged batches too where they are allowed, or is refused."""
+"""Families that a level serves, as docs/models.md says: greedy texts of each, or a refusal."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def encoded_of(model: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def require_greedy(model: Any, text: list[int], prompt: list[int], count: int) -> int:
-    """`text` is what greedy decoding without any cache says; returns in how many tokens a tie of
-    the two largest logits went the other way."""
+    """Require greedy text without a cache; return in how many tokens a tie went otherwise."""
     assert text[: len(prompt)] == prompt
     assert len(text) == len(prompt) + count
     inputs = {"input_ids": torch.tensor([text[:-1]])}
@@ -77,8 +75,7 @@ def require_greedy(model: Any, text: list[int], prompt: list[int], count: int) -
 
 
 def require_greedy_chains(model: Any, levels: list[Any], count: int) -> None:
-    """Chains over the first `count` prompts: a drafter that is the model itself, of which all is
-    accepted, and one that is often wrong."""
+    """Chains over `count` prompts: with the model as drafter, and with one often wrong."""
     prompts, lengths = PROMPTS[:count], LENGTHS[:count]
     own = ps.Chain(levels, [3])
     options: dict[str, Any] = {"eos_token_id": [], "pad_token_id": 0, **encoded_of(model)}
@@ -157,9 +154,7 @@ def llama(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_a_model_that_places_tokens_by_itself_takes_one_prompt(
-    quantised: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_places_tokens_by_itself_takes_one_prompt(quantised, monkeypatch) -> None:
     model = ps.quantize_w4(llama(), 32) if quantised else llama()
     forward = model.forward
 
@@ -330,8 +325,7 @@ def without_cache(model: Any, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("family", SWITCHING)
 def test_embeddings_that_switch_bound_the_context(family: str) -> None:
-    """Up to the switch texts are those of passes without a cache; beyond, the level is refused by
-    name, in `generate` too."""
+    """Beyond the switch, a level is refused by name, in `generate` too."""
     longest = SWITCHING[family][1]
     model = switching(family)
     draft = switching(family)

@@ -1,5 +1,4 @@
-"""Levels with packed weights: the model's logits, for every family, and nothing of the model
-touched; and the memory of the weights."""
+"""Levels with packed weights: the model's logits for every family; the weights' memory."""
 
 from __future__ import annotations
 
@@ -385,9 +384,7 @@ def test_freed_memory_is_kept() -> None:
     ("dtype", "tokens", "refused"),
     [(torch.bfloat16, 1, False), (torch.bfloat16, 7, True), (torch.float32, 1, True)],
 )
-def test_logits_of_one_token_may_be_moved_by_rounding(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, refused: bool
-) -> None:
+def test_logits_of_one_token_may_be_moved_by_rounding(monkeypatch, dtype, tokens, refused) -> None:
     """States of some tokens are so large in some models that what 16 bits round away moves all of
     their logits; where those of a whole text are others, the packed model is wrong."""
 

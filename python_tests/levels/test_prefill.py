@@ -1,5 +1,4 @@
-"""Prompts: those of 4096 tokens in passes of bounded memory, and ragged ones, of which rows are
-read together and every row is as if it were alone."""
+"""Prompts of 4096 tokens in bounded memory, and ragged ones, whose rows are as if alone."""
 
 from __future__ import annotations
 

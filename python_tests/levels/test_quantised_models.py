@@ -1,5 +1,4 @@
-"""Quantised models as levels: 8-bit copies, 4-bit copies by a word (made once, found again), and
-those that somebody else has quantised, of whose linear layers nothing asks for weights."""
+"""Quantised models as levels: 8-bit copies, 4-bit copies by a word, and somebody else's."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
-from small_models import PROMPT, make, plain_greedy
+from small_models import PROMPT, llama, make, plain_greedy
 from torch import nn
 
 import polyspec_ext as ps
@@ -54,13 +52,8 @@ def test_weights_are_rounded_to_the_nearest() -> None:
 
 def sharp() -> Any:
     """A model of 64 inputs, which are whole groups."""
-    torch.manual_seed(0)
-    config = hf.LlamaConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
-        eos_token_id=None, initializer_range=0.2,
-    )  # fmt: skip
-    return hf.AutoModelForCausalLM.from_config(config).eval()
+    more = {"tie_word_embeddings": False, "eos_token_id": None, "initializer_range": 0.2}
+    return llama(0, 2, 96, hidden_size=64, intermediate_size=96, **more)
 
 
 @torch.no_grad()
@@ -101,9 +94,7 @@ def test_w8_below_a_target_in_its_cache(temperature: float) -> None:
         assert out.sequences.equal(ps.Chain([model]).generate(PROMPT, 24).sequences)
 
 
-def test_w8_of_a_place_and_from_the_command_line(
-    tiny_untrained: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_w8_of_a_place_and_from_the_command_line(tiny_untrained, capsys) -> None:
     place = tiny.path("drafter")
     level = ps.Chain([f"w8:{place}"]).levels[0]
     whole = quantisable(ps.Chain([place]).levels[0].model, 32)  # type: ignore[attr-defined]

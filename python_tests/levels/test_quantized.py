@@ -1,5 +1,4 @@
-"""4-bit copies of models: error feedback beside rounding, what a copy shares, its cache in chains,
-saving and loading; the grown target."""
+"""4-bit copies of models: error feedback, what a copy shares, saving and loading."""
 
 from __future__ import annotations
 
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_models
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import polyspec_ext as ps
 from benchmarks.int4 import torch_form
@@ -34,20 +34,8 @@ QUESTIONS = (
 
 
 def llama(seed: int = 0, **more: Any) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **{
-            "vocab_size": 40,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 128,
-            **more,
-        }
-    )
-    return LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128}
+    return small_models.llama(seed, 2, 40, **{**sizes, **more})
 
 
 @torch.inference_mode()
@@ -136,8 +124,7 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
 
 
 def test_calibration_holds_few_layers_at_a_time() -> None:
-    """What texts leave in front of a span of decoder layers is kept: each layer reads them once,
-    and is given what it would be given in a model that is read at once."""
+    """Each layer reads the texts once, and what it would read in the whole model."""
     model = llama(num_hidden_layers=5)
     texts = [torch.tensor(ids) for ids in ([3, 1, 4, 1, 5], [9, 2], list(range(30)))]
     layers = {name: x for name, x in model.named_modules() if isinstance(x, nn.Linear)}
@@ -163,8 +150,7 @@ def test_calibration_holds_few_layers_at_a_time() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_calibration_sums_inputs_as_they_are(dtype: torch.dtype) -> None:
-    """Only sums of float32 keep the matrix definite; float32 factors are rounded only where that is
-    allowed. Torch's setting is as before, after an error too."""
+    """Sums are of float32, and torch's setting is as before, after an error too."""
     setting = torch.backends.mkldnn.matmul.fp32_precision
     with pytest.raises(KeyError), processor.bfloat16_factors():
         raise KeyError
@@ -458,9 +444,7 @@ def test_a_kept_file_of_another_format(about: Any, message: str, tmp_path: Path)
         ("scales", lambda x: x.fill_(1e38), "expected numbers that make finite weights"),
     ],
 )  # fmt: skip
-def test_a_kept_tensor_that_is_not_what_it_says(
-    part: str, change: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_kept_tensor_that_is_not_what_it_says(part, change, message, tmp_path) -> None:
     model, file, tensors = kept(tmp_path)
     found = tensors.pop(f"{LAYER}.{part}")
     if change is not None:
@@ -583,8 +567,7 @@ def test_cuda_multiplies_the_same_weights() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("seed", [251, 254, 263, 273])
 def test_a_step_of_8_bits_is_no_reason_to_refuse(seed: int) -> None:
-    """A difference in the last bit moves an activation by a whole step, which deep and sharp
-    models make much of. (By the processor, in one of these models or another.)"""
+    """A difference in the last bit moves an activation by a whole step."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": (2, 4, 8)[seed % 3]}
     model = llama(seed, vocab_size=96, tie_word_embeddings=False, **sizes)
     for weight in model.parameters():

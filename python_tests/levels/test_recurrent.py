@@ -146,8 +146,7 @@ class FoldedConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class Folded(SequenceState):
-    """What a model has read, folded into one vector a row, with a checkpoint behind every `every`
-    tokens: all that `HuggingFaceLevel` needs of it."""
+    """A vector a row with a checkpoint every `every` tokens, for `HuggingFaceLevel`."""
 
     batches = True
 

@@ -121,8 +121,7 @@ def test_conformance(attributes: dict[str, Any], error: type[Exception], text: s
 
 
 def test_special_tokens_alone_are_no_tokenizer(tmp_path: Path) -> None:
-    """transformers makes a tokenizer of the configuration's name where no file of one is: with it
-    every text would be read as nothing."""
+    """transformers makes a tokenizer of a configuration's name, which reads no text."""
     make("qwen2").config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected a tokenizer beside the model, given none"):
         tokenizer_at(tmp_path)
@@ -144,9 +143,7 @@ def test_special_tokens_alone_are_no_tokenizer(tmp_path: Path) -> None:
         (None, {"vocab_size": 64}, "expected weights of the model's shapes, given others"),
     ],
 )  # fmt: skip
-def test_weights_that_are_not_the_models(
-    weights: Any, config: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_weights_that_are_not_the_models(weights, config, message, tmp_path) -> None:
     """Refuse weights that are missing: they were random, and the chain answered."""
     make("llama").save_pretrained(tmp_path)
     file, about = tmp_path / "model.safetensors", tmp_path / "config.json"

@@ -27,8 +27,7 @@ def own_keys(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 class Watched(HuggingFaceLevel):
-    """After every pass and rollback, what the owner has read lies in the cache as it computed
-    it."""
+    """Compare the owner's keys in the cache with those that it computes alone."""
 
     def watch(self, tokens: list[int]) -> None:
         assert self._member is not None
@@ -181,8 +180,7 @@ def test_a_model_finds_the_level_made_for_it() -> None:
 
 
 class Rows:
-    """Ragged rows on two levels with one cache, driven as a chain drives them, and verified by each
-    row alone: the owner by itself, the copy behind the owner's keys."""
+    """Ragged rows on two levels with one cache, each verified by a row alone."""
 
     def __init__(self, owner: HuggingFaceLevel, draft: HuggingFaceLevel, rows: list[list[int]]):
         self.owner, self.draft, self.rows = owner, draft, rows
@@ -199,8 +197,7 @@ class Rows:
         level.prefill(torch.tensor(tokens), counts)
 
     def forward(self, level: HuggingFaceLevel, behind: list[int | None]) -> None:
-        """Row b reads all it has not, and wants logits behind its last ``behind[b] + 1`` tokens;
-        None: it waits."""
+        """Logits behind the last ``behind[b] + 1`` tokens of row b; None: it waits."""
         read, owned = self.read[id(level)], list(self.read[id(self.owner)])
         given = [
             [] if k is None else row[n:] for row, n, k in zip(self.rows, read, behind, strict=True)
@@ -377,8 +374,7 @@ def test_captured_steps_give_the_same_tokens(count: int, temperature: float) -> 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_rounds_are_captured_before_a_copy_begins(alone: bool) -> None:
-    """Plain decoding by the owner of a cache; the copy is in no chain, or begins in the middle of a
-    text, and does not have the owner read the text again."""
+    """Decode plainly by the owner: no copy has it read the text again."""
 
     class Later:
         """A `WindowPolicy`: the copy drafts behind the first tokens."""

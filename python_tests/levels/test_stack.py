@@ -1,5 +1,4 @@
-"""All layers in one call (`levels.fused`): the same bits as layer by layer, on every kind of pass,
-and the model's own forward where the call is none for it."""
+"""All layers in one call (`levels.fused`): the bits of layer by layer, on every kind of pass."""
 
 from __future__ import annotations
 
@@ -92,9 +91,7 @@ def _everything(level: BatchedLevel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("copy", [False, True], ids=["packed", "4-bit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", _MODELS)
-def test_one_call_is_layer_by_layer_bit_for_bit(
-    kind: str, dtype: torch.dtype, copy: bool, passes: _Passes
-) -> None:
+def test_one_call_is_layer_by_layer_bit_for_bit(kind, dtype, copy, passes) -> None:
     level = _level(kind, dtype, copy)
     _everything(level)  # whose first passes allocate the cache
     before = passes.made
@@ -169,9 +166,7 @@ def test_a_cache_that_the_call_does_not_take_is_left_to_the_model(passes: _Passe
     ],
     ids=["another activation", "narrow heads", "a bias behind the rounding"],
 )
-def test_what_the_call_does_not_compute_is_left_to_the_model(
-    more: dict[str, Any], passes: _Passes
-) -> None:
+def test_what_the_call_does_not_compute_is_left_to_the_model(more, passes) -> None:
     level = HuggingFaceLevel(ps.quantize_w4(wide(**more), 32), pack=True)
     assert level.supports_batches  # a call that is refused would count as a model without batches
     for _ in range(2):

@@ -1,5 +1,4 @@
-"""Models whose state cannot be cut as levels: logits behind restored checkpoints are those of one
-pass over the text, and chains of them keep the target's text and law."""
+"""Models whose state cannot be cut: logits behind checkpoints, and chains of them."""
 
 from __future__ import annotations
 
@@ -237,9 +236,7 @@ def test_another_answer_to_the_same_prompt_goes_on_behind_it() -> None:
 
 @pytest.mark.parametrize(("cache_tokens", "wanted"), [(0, False), (1024, True)])
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
-def test_a_server_keeps_the_states_of_prompts_and_answers(
-    family: str, cache_tokens: int, wanted: bool
-) -> None:
+def test_a_server_keeps_the_states_of_prompts_and_answers(family, cache_tokens, wanted) -> None:
     levels = [*levels_of(family, 2), ps.Level(model_of("llama"))]
     server = ps.Server(ps.Chain(levels, [4, 2]), 2, cache_tokens=cache_tokens)
     alone = ps.Chain(levels_of(family, 1))
@@ -299,8 +296,7 @@ FUSED = {
 
 @pytest.mark.parametrize("family", FUSED)
 def test_packed_levels(family: str) -> None:
-    """Every linear layer is packed and known parts are fused; logits behind rollbacks are those of
-    the model. A token's packed products are the same bits in a block as alone."""
+    """Linear layers are packed and known parts fused; logits are those of the model."""
     level = made(family, pack=True)
     runs = list(level._runs.modules())
     assert not any(type(module) is torch.nn.Linear for module in runs)
@@ -326,8 +322,7 @@ def test_packed_levels(family: str) -> None:
 @pytest.mark.parametrize("place", [1, 2])
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bamba"])
 def test_copies_of_4_bits_draft_and_verify(family: str, place: int, tmp_path: Path) -> None:
-    """Below any target by the word, also with fewer ids; logits are close to those of the model
-    with the rounded weights, and texts are the target's."""
+    """Texts are the target's, logits near those of the model with rounded weights."""
     model = model_of(family)
     model.save_pretrained(tmp_path)
     places: list[Any] = [model_of("llama"), model_of("llama"), model_of("llama")]
@@ -401,9 +396,7 @@ def test_a_state_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
-def test_functions_that_do_not_advance_a_state_are_found(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_that_do_not_advance_a_state_are_found(family, monkeypatch) -> None:
     """A planted mistake: the state in front of a pass stays. Then tokens are read again."""
     assert made(family).advances
     monkeypatch.setattr(

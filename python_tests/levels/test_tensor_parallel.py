@@ -1,5 +1,4 @@
-"""A target sharded over two processes by transformers: ranks agree on tokens without exchanging
-them, since draws are keyed by seed and position (contract C3)."""
+"""A target sharded over two processes: ranks agree on tokens, since draws are keyed (C3)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ WORKER = Path(__file__).parents[1] / "support" / "tensor_parallel_worker.py"
 
 
 def torchrun(place: Path, processes: int) -> list[dict[str, Any]]:
-    """The worker on `processes` gloo ranks; what each of them wrote. They import the package that
-    is imported here, whichever is installed."""
+    """Run the worker on `processes` gloo ranks, with the package imported here."""
     places = [str(Path(ps.__file__).parents[1]), os.environ.get("PYTHONPATH")]
     subprocess.run(
         [

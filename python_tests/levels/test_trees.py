@@ -1,5 +1,4 @@
-"""Levels that read trees of tokens: each node has the logits of the text that leads to it, and of
-the accepted path the cache keeps what reading that text would have left."""
+"""Levels that read trees: logits of each node's text, and a cache that keeps the path."""
 
 from __future__ import annotations
 
@@ -152,8 +151,7 @@ def test_counts_lengths_and_paths_on_the_device() -> None:
 
 @torch.inference_mode()
 def test_shared_caches() -> None:
-    """A copy's tree stands behind what the owner has read, which stays. (The copy is an exact one,
-    so that its logits are known.)"""
+    """The tree of a copy, here an exact one, stands behind what the owner has read."""
     target = make("llama")
     owner = HuggingFaceLevel(target)
     level = HuggingFaceLevel(copy.deepcopy(target), shares_cache_with=owner)
@@ -230,9 +228,7 @@ def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor
 
 
 @pytest.mark.parametrize("mistake", ["siblings are seen", "positions are slots", "path stays"])
-def test_a_model_that_reads_trees_wrongly_is_found(
-    mistake: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None:
     """As the probe finds out when the level is made."""
     if mistake == "siblings are seen":
         monkeypatch.setattr(masks, "ancestors", _all_before)

@@ -1,5 +1,4 @@
-"""A level whose model changed behind it refuses the next call by name, and works once it is as it
-was."""
+"""A level whose model has changed refuses the next call, until it is as it was."""
 
 from __future__ import annotations
 
@@ -99,9 +98,7 @@ def written(own: Any) -> Undo:
     ],
 )
 @pytest.mark.parametrize("place", [0, 1], ids=["target", "draft"])
-def test_a_changed_model_is_refused(
-    change: Callable[[Any], Undo], what: str, pack: bool, place: int
-) -> None:
+def test_a_changed_model_is_refused(change, what, pack, place) -> None:
     models = [model(seed, 2) for seed in range(2)]
     chain = ps.Chain(models, [2], pack=pack)
     wanted = texts(chain)

@@ -1,6 +1,4 @@
-"""Attention over a cache through torch's dispatcher: against float64, the same bits whatever the
-other queries, the keys behind, the threads and the instruction set, rows that see nothing and
-scores that are not finite, refusals, opcheck."""
+"""Attention over a cache through torch: float64, invariance of bits, refusals, opcheck."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The product with GGUF blocks through torch's dispatcher: against weights that the package gguf
-dequantises, within the bound of polyspec/blocks.hpp; the same bytes whatever the number of rows;
-refusals, opcheck. (Threads and instruction sets: csrc/tests/core/blocks_test.cpp.)"""
+"""The product with GGUF blocks through torch: its bound, invariance, refusals, opcheck."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ def test_is_the_dequantised_product(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_no_weight_is_rounded(name: str) -> None:
-    """Activations of a group that are 0 but for one are exact in 8 bits, so that the product is the
-    weight itself to float32."""
+    """A group with one activation is exact in 8 bits: the product is the weight itself."""
     packed, weights, kind = packed_of(name, 16, 512)
     product = blocks.product(torch.eye(512), packed, 16, kind)
     assert torch.allclose(product.double(), weights.T, rtol=2**-20, atol=1e-8)

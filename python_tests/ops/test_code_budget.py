@@ -1,6 +1,4 @@
-"""Code of the CUDA kernels by nvcc for sm_90: kilobytes of a launch (instruction caches
-are small, and a launch finds them cold), and, in bfloat16, instructions per logit of the loops over
-a row and per weight of the 4-bit product's."""
+"""Code of the CUDA kernels for sm_90: kilobytes of a launch, instructions of loops."""
 
 from __future__ import annotations
 
@@ -182,8 +180,7 @@ class Way(NamedTuple):
 
 
 def shortest(code: list[str], begin: int, end: int, rare: set[int]) -> Way:
-    """The way through a loop on which a full step is taken: of a branch for the last vectors of a
-    row, which may be fewer, the other side. Lines of `rare` cost nothing."""
+    """The way through a loop for a full step; lines of `rare` cost nothing."""
     ways: dict[int, Way] = {end + 1: Way()}
     for line in range(end, begin - 1, -1):
         text = code[line]

@@ -1,5 +1,4 @@
-"""EOS and length cuts inside ``verify`` through torch (what a cut leaves:
-csrc/tests/api/cuts_test.cpp)."""
+"""EOS and length cuts inside ``verify`` through torch (see csrc/tests/api/cuts_test.cpp)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The dense product through torch's dispatcher: against the product in float64, refusals, opcheck.
-(The same bytes whatever the rows, threads and instruction set: csrc/tests/core/dense_test.cpp.)"""
+"""The dense product through torch: float64, refusals, opcheck (see csrc/tests/core)."""
 
 from __future__ import annotations
 

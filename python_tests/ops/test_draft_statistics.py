@@ -1,5 +1,4 @@
-"""``draft_statistics`` that are not the draft row's: an error where that can be told without
-reading the row, and never a token of probability 0."""
+"""``draft_statistics`` of another row: an error, and never a token of probability 0."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ Forger = Callable[[np.ndarray, np.random.Generator], None]
 
 
 def call(seed: int, **sampling: Any) -> tuple[dict[str, Any], np.ndarray]:
-    """Arguments of ps.verify, and the right distributions as [N, K, 2] int64. Half of the target's
-    tokens and a few of the draft's have no probability."""
+    """Arguments of ps.verify and their statistics, [N, K, 2] int64; some tokens have none."""
     rng = np.random.default_rng(seed)
     target, draft = rng.normal(0, 2, (N, K + 1, V)), rng.normal(0, 2, (N, K, V))
     target[rng.random(target.shape) < 0.5] = -np.inf
@@ -140,9 +138,7 @@ def test_laws_that_no_row_can_have_are_an_error(name: str, rule: str) -> None:
     [{}, {"temperature": 0.02}, {"temperature": 5.0, "top_p": 0.9, "min_p": 0.01}, {"top_k": 9}],
     ids=str,
 )
-def test_no_distribution_brings_out_a_token_without_probability(
-    sampling: dict[str, Any], name: str, rule: str
-) -> None:
+def test_no_distribution_brings_out_a_token_without_probability(sampling, name, rule) -> None:
     for seed in range(2):
         arguments, statistics = call(seed, **sampling)
         {**SLIPPERY, **CAUGHT}[name](statistics, np.random.default_rng(seed))

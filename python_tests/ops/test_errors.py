@@ -136,11 +136,7 @@ CASES: list[tuple[Callable[..., Any], Callable[[], dict[str, Any]], Any]] = [
 
 
 @pytest.mark.parametrize(("function", "arguments", "case"), CASES)
-def test_wrong_argument_is_named(
-    function: Callable[..., Any],
-    arguments: Callable[[], dict[str, Any]],
-    case: tuple[str, Any, type[Exception], list[str]],
-) -> None:
+def test_wrong_argument_is_named(function, arguments, case) -> None:
     name, value, error, texts = case
     with pytest.raises(error) as raised:
         function(**{**arguments(), name: value})

@@ -1,5 +1,4 @@
-"""Logits and temperatures at the limits of float32: how far the distribution drawn from is from the
-softmax in exact arithmetic, against the bounds that polyspec/types.hpp states."""
+"""Logits and temperatures at the limits of float32, against the bounds of polyspec/types.hpp."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def softmax(row: torch.Tensor, temperature: float) -> list[Any]:
 
 
 def assert_drawn_from(logits: torch.Tensor, temperature: float, distribution: Any) -> None:
-    """ps.sample's cells are the reference's: the first and the last draw of each gives its
-    token."""
+    """The first and the last draw of each cell of the reference give its token."""
     ids = np.nonzero(distribution.masses)[0]
     ends = np.cumsum(distribution.masses, dtype=np.uint64)[ids]
     first, last = ends - distribution.masses[ids], ends - np.uint64(1)
@@ -71,9 +69,7 @@ def assert_drawn_from(logits: torch.Tensor, temperature: float, distribution: An
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_distribution_is_as_near_the_softmax_as_stated(
-    temperature: float, dtype: torch.dtype
-) -> None:
+def test_the_distribution_is_as_near_the_softmax_as_stated(temperature, dtype) -> None:
     vocab = 40
     for name, row in rows(vocab, dtype, np.random.default_rng(3)).items():
         distribution = reference.distribution(row.float().numpy(), temperature)

@@ -1,5 +1,4 @@
-"""The GPU against the CPU through torch: equal in every bit, in a graph and on two streams. (Random
-calls of every operator, for clusters of every size: csrc/tests/gpu/cuda_test.cpp.)"""
+"""The GPU against the CPU through torch: equal in every bit, in a graph and on two streams."""
 
 from __future__ import annotations
 

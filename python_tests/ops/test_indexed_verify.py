@@ -1,5 +1,4 @@
-"""Verification with draft rows in a pool, parameters at slots and rows without gaps: the same bits
-as from rectangular tensors, proposals of both kinds in one block, and indices that are checked."""
+"""Draft rows in a pool, parameters at slots, rows without gaps: the same bits, and checks."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ def test_same_bits_however_the_rows_lie(block: dict[str, Any], ways: Any, rule: 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("ways", [(), (pooled,), (pooled, slotted)])
 def test_lengths_beside_offsets(block: dict[str, Any], ways: Any, rule: str) -> None:
-    """A request has rows that are not used, or none for a bonus: then it gives what it gives with
-    such a row and room for its draft tokens alone."""
+    """Rows that are not used change nothing; without a bonus row there is no bonus."""
     seed, lengths = block["seed"], block["draft_lengths"]
     more = torch.tensor([0, 2, 0, 0, 1], device=seed.device)  # rows beside those of draft tokens
     full = torch.nn.functional.pad(block["target_logits"], (0, 0, 0, 1), value=torch.nan)
@@ -169,9 +167,7 @@ def test_indices_out_of_range_are_of_their_request(block: dict[str, Any]) -> Non
         ({"draft_len": K + 1}, ValueError, ["draft_len", "K = 3", "4"]),
     ],
 )
-def test_wrong_arguments_are_named(
-    block: dict[str, Any], change: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_wrong_arguments_are_named(block, change, error, texts) -> None:
     call = {**pooled(block), "seed": 0, "temperature": 1.0, "position": 0}
     change = {
         n: v.to(block["seed"].device) if v is not None and not isinstance(v, int) else v
@@ -194,9 +190,7 @@ def test_wrong_arguments_are_named(
         ({"draft_tokens": torch.zeros(B, K).long()}, ["draft_tokens", "[N]"]),
     ],
 )
-def test_wrong_offsets_are_named(
-    block: dict[str, Any], change: dict[str, Any], texts: list[str]
-) -> None:
+def test_wrong_offsets_are_named(block, change, texts) -> None:
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         ps.verify(**{**ragged(block), **change})
     for text in texts:

@@ -1,6 +1,4 @@
-"""The 4-bit product through torch's dispatcher: against the dequantised product and torch's own
-operator, the same bytes whatever the number of rows, the threads and the instruction set, rows that
-are not finite, refusals, opcheck."""
+"""The 4-bit product through torch: dequantised products, invariance, refusals, opcheck."""
 
 from __future__ import annotations
 
@@ -78,8 +76,7 @@ def test_is_torchs_own_product() -> None:
 @pytest.mark.parametrize("float_scales", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_rounds_to_the_nearest(dtype: torch.dtype, float_scales: bool) -> None:
-    """Within the range of a group every weight is off by half a step at the most, and no range of
-    those that are tried has a smaller error."""
+    """Weights are off by half a step at most, and no range tried has a smaller error."""
     random = torch.Generator().manual_seed(0)
     weights = torch.randn(21, 192, generator=random).to(dtype)[:, :128]  # rows with a stride
     importance = torch.rand(128, generator=random)
@@ -116,9 +113,7 @@ def bytes_on_cuda(outputs: int, inputs: int, group: int) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group", int4.GROUPS)
-def test_multiplies_where_the_weights_are(
-    group: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_multiplies_where_the_weights_are(group, dtype, device) -> None:
     """On the CPU, on CUDA, and on the stand-in for it, whose kernels take tensors on the CPU."""
     for outputs, groups, wide in ((16, 3, 0), (70, 9, 0), (33, 1, 8), (40, 2, 3)):
         inputs = groups * group

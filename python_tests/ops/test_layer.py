@@ -1,6 +1,4 @@
-"""What a decoder layer computes between its products, through torch's dispatcher: against float64
-and transformers' own, the same bits whatever the other tokens, the threads and the instruction set,
-numbers that are not finite, refusals, opcheck."""
+"""A decoder layer between its products: float64, transformers, invariance, opcheck."""
 
 from __future__ import annotations
 

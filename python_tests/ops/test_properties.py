@@ -1,5 +1,4 @@
-"""Random calls of sample, verify and verify_tree: `reference_rules` recomputes what each request
-gets from its rows, bit for bit; bad rows, tokens and lengths stop their request alone."""
+"""Random calls of the operators, recomputed bit for bit; faults stop their request alone."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def tensor_of(bits: ref.Words) -> torch.Tensor:
 
 
 def injected(bits: ref.Words) -> Draw:
-    """Return draws as `draws` has them: K acceptance tests, then the emitted token; a correction is
-    not tried by rejection."""
+    """Return K acceptance tests, then the emitted token, as `draws` has them; no tries."""
     return lambda offset, purpose, node=0: (
         None if purpose == TRY else int(bits[offset if purpose == ACCEPT else -1])
     )
@@ -378,9 +376,11 @@ def test_every_path_of_a_tree_is_recomputed(rule: str) -> None:
                 p, nodes[b].tolist(), parents, draft, case.draw(b), ids, rule
             )
             assert int(got.status[b]) in (0, int(ps.Status.ZERO_RESIDUAL)), (seed, b)
-            assert got.tokens[b, : len(tokens)].tolist() == tokens, (seed, b)
             assert int(got.num_accepted[b]) == len(path) == len(tokens) - 1, (seed, b)
-            assert got.path[b, : len(path)].tolist() == path, (seed, b)
+            nothing = [-1] * (n - len(path))
+            assert got.tokens[b].tolist() == tokens + nothing, (seed, b)
+            assert got.path[b].tolist() == path + nothing, (seed, b)
+            assert got.rows[b].tolist() == [0, *(node + 1 for node in path), *nothing], (seed, b)
             assert same_bits(got.logprobs[b, : len(tokens)], logprobs), (seed, b)
             longest = max(longest, len(path))
             rejected += n > 0 and not path

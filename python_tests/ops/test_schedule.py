@@ -1,5 +1,4 @@
-"""The operators over state rows under torch. What they compute is checked in csrc/tests; here, that
-torch hands them on, and the rows as the runtime writes and reads them."""
+"""The operators over state rows under torch (see csrc/tests), and rows of the runtime."""
 
 from __future__ import annotations
 

@@ -128,9 +128,7 @@ def test_strided_parameters(device: torch.device) -> None:
     assert equal(ps.sample(logits, **sparse), ps.sample(logits, **packed))  # type: ignore[arg-type]
 
 
-def test_every_output_element_is_written(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_output_element_is_written(device, monkeypatch) -> None:
     """Fresh memory is poisoned by torch here; what a call left unwritten would show it."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     options: dict[str, Any] = block(5, 3, 33, 33, device)
@@ -176,20 +174,3 @@ def test_seed_is_64_bits(device: torch.device) -> None:
     assert token(high) == token(torch.tensor([-5], device=device))
     assert token(high) == token(torch.tensor([high], dtype=torch.uint64, device=device))
     assert len({token(1), token(1 + 2**32), token(1 + 2**63), token(high)}) == 4
-
-
-@pytest.mark.parametrize("name", ["seed", "position", "round", "level"])
-def test_every_key_enters_the_draw(name: str, device: torch.device) -> None:
-    """Contract C3: 16 keys that differ in one part give nearly 16 tokens of a flat distribution."""
-    logits = torch.zeros(1, 2**16, device=device)
-    target = torch.zeros(1, 1, 2**16, device=device)
-    empty = torch.zeros(1, 0, dtype=torch.int64, device=device)
-    for draw in (
-        lambda **key: ps.sample(logits, **key).tokens,
-        lambda **key: ps.verify(target, empty, **key).tokens,
-    ):
-        by_scalar = [int(draw(**{name: value})) for value in range(1, 17)]
-        assert len(set(by_scalar)) > 12
-        if name != "level":
-            keys = torch.arange(1, 17, device=device).split(1)
-            assert [int(draw(**{name: key})) for key in keys] == by_scalar

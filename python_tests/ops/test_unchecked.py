@@ -1,5 +1,4 @@
-"""The operators as the engine calls them: `draw` is `ps.sample` with tables behind it, `put_rows`
-an assignment by rows; what would leave a tensor's memory is refused."""
+"""The operators as the engine calls them: `draw` and `put_rows`, and what they refuse."""
 
 from __future__ import annotations
 
@@ -58,9 +57,7 @@ def placing(device: torch.device, dtype: torch.dtype = torch.float32) -> dict[st
 @pytest.mark.parametrize("column", [0, 1])
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("sampling", [MIXED, GREEDY, UNFILTERED, ONE_FILTER])
-def test_draw_is_sample(
-    dtype: torch.dtype, column: int, strided: bool, sampling: list[Sampling], device: torch.device
-) -> None:
+def test_draw_is_sample(dtype, column, strided, sampling, device) -> None:
     own = {**drawing(device, dtype, sampling), "column": column}
     if strided:  # as where ids are cut off
         whole = torch.randn(BATCH, 1, VOCAB + 9, device=device).to(dtype)

@@ -15,8 +15,7 @@ PARENTS = [-1, -1, 0]  # of the tree below
 
 
 def block(temperature: Any = 0.7, drawn_at: Any = None) -> dict[str, Any]:
-    """A call of `ps.verify` whose draft tokens and statistics were drawn at temperature
-    `drawn_at`, by default that of the call."""
+    """A call of `ps.verify` whose drafts were drawn at temperature `drawn_at`."""
     torch.manual_seed(3)
     target, draft = torch.randn(B, K + 1, V), torch.randn(B, K, V)
     seed, used = torch.arange(B), temperature if drawn_at is None else drawn_at

@@ -1,5 +1,4 @@
-"""Verification of trees as torch operator: chains agree with ``verify``, children of both kinds,
-greedy walks, ends of texts, faults by request. (Exactness: csrc/tests/exactness.)"""
+"""Verification of trees as torch operator (its exactness: csrc/tests/exactness)."""
 
 from __future__ import annotations
 
@@ -46,31 +45,6 @@ def tree(device: torch.device, request: pytest.FixtureRequest) -> dict[str, Any]
     }
 
 
-def test_a_path_of_the_tree_stands(tree: dict[str, Any]) -> None:
-    tokens, seen = tree["draft_tokens"], set()
-    for seed in range(40):
-        r = ps.verify_tree(**{**tree, "seed": seed})
-        assert not (r.status & 0xFFFF).any()
-        for b in range(B):
-            n, parent = int(r.num_accepted[b]), -1
-            for i, node in enumerate(r.path[b, :n].tolist()):
-                assert node < int(tree["counts"][b])
-                assert PARENTS[node] == parent
-                assert int(r.tokens[b, i]) == int(tokens[b, node])
-                assert int(r.rows[b, i]) == parent + 1
-                parent = node
-            assert int(r.rows[b, n]) == parent + 1
-            assert (r.path[b, n:] == -1).all()
-            assert (r.rows[b, n + 1 :] == -1).all()
-            assert (r.tokens[b, n + 1 :] == -1).all()
-            assert r.tokens[b, n] >= 0
-            exact = tree["target_logits"][b, parent + 1].log_softmax(-1)[r.tokens[b, n]]
-            assert abs(float(exact - r.logprobs[b, n])) < 1e-5
-            seen.add(tuple(r.path[b, :n].tolist()))
-    assert {path[:1] for path in seen} == {(), (0,), (1,)}
-    assert max(map(len, seen)) == 3
-
-
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, rule: str) -> None:
     k = 4
@@ -115,8 +89,7 @@ def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, ru
 
 
 def drawn_paths(draft: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and parents of `count` paths drawn from rows by depth [W, V], which share the nodes
-    that they begin with."""
+    """Tokens and parents of `count` drawn paths, which share their first nodes."""
     tokens: list[int] = []
     parents: list[int] = []
     first: dict[tuple[int, ...], int] = {(): -1}
@@ -258,9 +231,7 @@ def test_indices_out_of_range_are_of_their_request(tree: dict[str, Any]) -> None
         ({"slots": torch.zeros(B - 1).long(), "seed": torch.zeros(9).long()}, ["slots", "[B]"]),
     ],
 )
-def test_wrong_indices_are_named(
-    tree: dict[str, Any], change: dict[str, Any], texts: list[str]
-) -> None:
+def test_wrong_indices_are_named(tree, change, texts) -> None:
     device = tree["seed"].device
     change = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in change.items()}
     with pytest.raises(ValueError) as raised:  # noqa: PT011
@@ -286,9 +257,7 @@ def test_wrong_indices_are_named(
         ("rule", "blocks", ValueError, ["'token' or 'block'", "'blocks'"]),
     ],
 )
-def test_wrong_arguments_are_named(
-    tree: dict[str, Any], name: str, value: Any, error: type[Exception], texts: list[str]
-) -> None:
+def test_wrong_arguments_are_named(tree, name, value, error, texts) -> None:
     if isinstance(value, torch.Tensor):
         value = value.to(tree["seed"].device)
     with pytest.raises(error, match=name) as raised:

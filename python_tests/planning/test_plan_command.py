@@ -53,9 +53,7 @@ def test_models_of_ones_own(capsys: pytest.CaptureFixture[str], untrained: Path)
 
 
 @pytest.mark.parametrize(("load", "busy"), [(0.0, False), (9.25, True)])
-def test_a_plan_says_what_the_load_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
-) -> None:
+def test_a_plan_says_what_the_load_does(capsys, monkeypatch, load, busy) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     words = ["plan", "x", "--max-new-tokens", "24", "--seconds", "0"]
     assert cli.main(words) == 0
@@ -67,10 +65,7 @@ def test_a_plan_says_what_the_load_does(
     assert json.loads(capsys.readouterr().out)["load"] == {"before": load}
 
 
-def test_what_nobody_named_is_considered(
-    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_what_nobody_named_is_considered(capsys, untrained, tmp_path, monkeypatch) -> None:
     """Also by `generate --auto`, whose plan is kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     draft = str(untrained / "drafter")
@@ -177,9 +172,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_a_file_of_another_form_is_refused(
-    planned: ps.Plan, tmp_path: Path, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_another_form_is_refused(planned, tmp_path, reason, capsys) -> None:
     file = tmp_path / "chain.json"
     planned.save(file)
     change = WRONG[reason]
@@ -198,9 +191,7 @@ def test_a_file_of_another_form_is_refused(
 
 @pytest.mark.parametrize("save", [True, False])
 @pytest.mark.parametrize("own", [True, False])
-def test_a_plan_ends_with_a_command_that_runs(
-    capsys: pytest.CaptureFixture[str], untrained: Path, tmp_path: Path, save: bool, own: bool
-) -> None:
+def test_a_plan_ends_with_a_command_that_runs(capsys, untrained, tmp_path, save, own) -> None:
     file = tmp_path / "a chain.json"
     models = ["--target", str(untrained / "target"), "--draft", str(untrained / "drafter")]
     words = [*(models if own else []), *(["--save", str(file)] if save else [])]

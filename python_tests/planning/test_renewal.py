@@ -54,8 +54,7 @@ class Step(NamedTuple):
 
 
 class Rows:
-    """State rows of the runtime, walked through with the probability of every outcome. Rows that
-    differ only in what they have said are one."""
+    """State rows of the runtime, walked through with the probability of every outcome."""
 
     def __init__(
         self,
@@ -178,11 +177,8 @@ def chains(draw: st.DrawFn, most: int) -> tuple[list[int], list[int], int]:
 
 @settings(max_examples=40)
 @given(chains(8), st.booleans(), st.sampled_from([None, None, 1, 2, 30]))
-def test_steps_are_those_of_the_state_rows(
-    chain: tuple[list[int], list[int], int], proposals: bool, more: int | None
-) -> None:
-    """Every step to the end of a text, and other acceptances at every place. more: tokens
-    that the request allows behind an EOS there; None: there is none."""
+def test_steps_are_those_of_the_state_rows(chain, proposals, more) -> None:
+    """`more`: tokens that the request allows behind an EOS at the end; None: none is there."""
     windows, rounds, tail = chain
     length, seconds = 9 - len(windows), RandomSeconds()
     room = None if more is None else length + more
@@ -223,9 +219,7 @@ def test_texts_one_behind_the_other_are_apart() -> None:
     ("windows", "rounds", "tail"),
     [((4,), (), 0), ((5, 3), (2,), 0), ((5, 2, 2), (2, 0), 0), ((4, 2), (0,), 2)],
 )
-def test_an_endless_text_is_the_limit_of_long_ones(
-    windows: tuple[int, ...], rounds: tuple[int, ...], tail: int
-) -> None:
+def test_an_endless_text_is_the_limit_of_long_ones(windows, rounds, tail) -> None:
     accept = (0.8, 0.7, 0.6)[: len(windows)]
     seconds = RandomSeconds()
     everywhere = theory.Acceptance.constant(*accept, tail=0.5)
@@ -307,11 +301,8 @@ def behind(one: theory.Acceptance, other: theory.Acceptance) -> theory.Acceptanc
 
 @settings(max_examples=20)
 @given(chains(4), st.booleans(), st.sampled_from([None, 30]))
-def test_batches_take_the_steps_of_the_state_rows(
-    chain: tuple[list[int], list[int], int], proposals: bool, room: int | None
-) -> None:
-    """Two rows that accept differently, of different lengths: every step that either has a part in,
-    in the time of the row with the most tokens."""
+def test_batches_take_the_steps_of_the_state_rows(chain, proposals, room) -> None:
+    """Two rows of other acceptance and length; a step takes the time of the longest."""
     windows, rounds, tail = chain
     whole = random_acceptance(len(windows) + 1, 7, proposals=proposals, room=room)
     seconds = RandomSeconds()
@@ -352,8 +343,7 @@ def test_a_greedy_replay_counts_what_the_engine_does(window: int, seed: int) -> 
 
 
 def test_a_sampled_replay_is_exact_over_all_texts() -> None:
-    """Expected passes of the target: all draws of the engine enumerated, against the replay of
-    every text, accepting each token with min(1, q/p)."""
+    """Enumerate the engine's draws, and replay every text with min(1, q/p)."""
     target, draft, length = ToyLevel(3, 1), ToyLevel(3, 2), 3
     enumerator, passes = Enumerator(), 0.0
     chain = ps.Chain([target, draft], [2], operators=enumerator.operators)
@@ -372,8 +362,7 @@ def test_a_sampled_replay_is_exact_over_all_texts() -> None:
 
 
 def independent_levels() -> list[ToyLevel]:
-    """Tokens of two bits; the target differs from the middle in one, the drafter in the other, so
-    that what the middle accepts tells nothing about what the target will."""
+    """Tokens of two bits: target and drafter differ from the middle in one each."""
     levels = [ToyLevel(4, seed) for seed in range(3)]
     for level, first, second in zip(levels, (1.0, 0.0, 0.0), (0.0, 0.0, 1.5), strict=True):
         level.table[:] = torch.tensor([first + second, first, second, 0.0])

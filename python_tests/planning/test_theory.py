@@ -1,5 +1,4 @@
-"""Formulas of `planning.theory` and of `formulas` against the papers' printed numbers and
-enumerations."""
+"""Formulas of `planning.theory` and `formulas` against printed numbers and enumerations."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ def test_the_printed_insertions(case: tuple[float, ...]) -> None:
 @pytest.mark.parametrize("beta", [0.0, 1.0, 6.0])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("without", [None, (21.0, 5.0)])
-def test_the_exact_condition_is_lemma_3_1_twice(
-    case: tuple[float, ...], beta: float, without: tuple[float, float] | None
-) -> None:
+def test_the_exact_condition_is_lemma_3_1_twice(case, beta, without) -> None:
     above, of_new, new, new_length, below, length = case[:6]
     test = theory.insertion_test(above, new, below, length, of_new, new_length, beta, without)
     above_before, beta_before = without or (above, beta)

@@ -1,5 +1,4 @@
-"""The policies of the library: the distribution stays the target's whatever they look at, and they
-choose what their papers say."""
+"""The policies: the distribution stays the target's, and they choose what papers say."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ EXECUTORS = pytest.mark.parametrize("at_once", [False, True])
 
 
 class Clock:
-    """Tells a policy times that follow the tokens: what it may look at, it looks at, and the
-    windows of the next round depend on all that the last one brought."""
+    """Tells a policy times that follow the tokens, so that windows depend on both."""
 
     def __init__(self, policy: policies.Adaptive) -> None:
         self.policy = policy
@@ -53,9 +51,7 @@ class Clock:
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "fixed"])
 @pytest.mark.parametrize(("count", "length"), [(2, 4), (3, 3)])
-def test_sampled_text_has_the_targets_distribution(
-    count: int, length: int, name: str, rule: str, at_once: bool
-) -> None:
+def test_sampled_text_has_the_targets_distribution(count, length, name, rule, at_once) -> None:
     kind = toy_rows.Staying if at_once else toy_rows.Rows
     made = [kind(2, 11 + i) for i in range(count)]
     options: dict[str, Any] = {"ngram": 1} if name == "cached-fsm" else {}
@@ -92,8 +88,7 @@ def rounds(
     windows: Sequence[int],
     count: int = 400,
 ) -> list[list[int]]:
-    """The windows that a policy of two levels chooses where the first tokens of a block are
-    accepted as often as `accept` says, round after round."""
+    """The windows that a policy of two levels chooses under `accept`, round by round."""
     report = RoundReport(0, windows, [1, 2, 3], 0)
     chosen, text, owed = [], [1, 2, 3], 0.0
     for number in range(count):
@@ -136,8 +131,7 @@ def test_window_is_the_argmax(kind: type[policies.Adaptive], accept: float) -> N
 
 
 def test_naive_share_would_be_biased() -> None:
-    """Equation 2 is the maximum-likelihood estimate of a censored geometric: with half the windows
-    full, V / gamma is not the acceptance."""
+    """Equation 2 is the maximum-likelihood estimate of a censored geometric."""
     policy = policies.Online(guard=False, history=1000)
     chosen = rounds(policy, [0.8], linear, [4], 800)
     naive = sum(0.8**i for i in range(1, 5)) / 4
@@ -183,9 +177,7 @@ def test_it_speculates_again(name: str) -> None:
 def three_levels(
     policy: policies.Adaptive, accept: Sequence[tuple[float, float]], windows: Sequence[int]
 ) -> list[list[int]]:
-    """The windows that a policy of three levels chooses where the target accepts the middle's
-    tokens and the middle the drafter's as often as `accept` says, round by round: 10, 3 and 1 ms a
-    pass. Lengths of blocks are stratified."""
+    """The windows that a policy of three levels chooses under `accept`; 10, 3 and 1 ms a pass."""
     report, text, chosen = RoundReport(0, windows, [1, 2, 3], 0), [1, 2, 3], []
     owed = [0.0, 0.0]
 
@@ -215,8 +207,7 @@ def three_levels(
 
 
 def test_an_inner_window_of_zero_grows_again() -> None:
-    """A level with a window of 0 sees nothing of the one below: without forgetting, it would stay
-    there for good."""
+    """Without forgetting, a level with a window of 0 would stay there."""
     rounds = [(0.95, 0.02)] * 150 + [(0.95, 0.9)] * 300
     chosen = three_levels(policies.Online(), rounds, [4, 2])
     assert sum(inner == 0 for outer, inner in chosen[100:150] if outer) > 20

@@ -84,9 +84,7 @@ def gap(
 @EXECUTORS
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("count", "length"), [(2, 5), (3, 4)])
-def test_law_under_a_random_policy(
-    count: int, length: int, seed: int, at_once: bool, rule: str
-) -> None:
+def test_law_under_a_random_policy(count, length, seed, at_once, rule) -> None:
     made, policy = make(count, 2, at_once), Random(seed)
     assert gap(made, [2] * (count - 1), policy, length, at_once, rule=rule) < 1e-12
     for level in range(count - 1):
@@ -106,9 +104,7 @@ GROWING: list[tuple[list[list[int]], int]] = [
 @pytest.mark.parametrize("rule", RULES)
 @EXECUTORS
 @pytest.mark.parametrize(("windows", "length"), GROWING, ids=str)
-def test_law_where_windows_of_zero_grow_again(
-    windows: list[list[int]], length: int, at_once: bool, rule: str
-) -> None:
+def test_law_where_windows_of_zero_grow_again(windows, length, at_once, rule) -> None:
     made = make(len(windows[0]) + 1, 2, at_once)
     assert gap(made, windows[0], Listed(windows), length, at_once, rule=rule) < 1e-12
 
@@ -135,8 +131,7 @@ def test_law_of_rows_with_windows_of_their_own(at_once: bool, rule: str) -> None
 
 
 def test_windows_that_depend_on_a_pending_token_are_seen() -> None:
-    """The policy's contract is needed: one that learns which token was drafted, and takes the
-    window back where it does not like it, changes the distribution."""
+    """A policy that takes a window back by the drafted token changes the distribution."""
     made = toy.make_levels(2, vocab=2, scale=1.5)
 
     class Peeping(toy.Enumerator):
@@ -187,8 +182,7 @@ def test_reports() -> None:
 
 @EXECUTORS
 def test_rows_do_not_see_each_others_windows(at_once: bool) -> None:
-    """What a row drafts in a round is as much as it would alone, whichever row has the largest
-    windows."""
+    """A row drafts as much as it would alone, whatever the others' windows."""
     prompts = [[1], [4, 2], [7, 7, 7]]
 
     def run(prompts: Sequence[list[int]], seeds: list[int], numbers: list[int]) -> ps.Output:

@@ -1,7 +1,4 @@
-"""Batches through the chain: rows that leave and stop, seeds, padding, statistics and errors.
-
-Rows are compared with rows alone in python_tests/exactness/test_one_screen.py.
-"""
+"""Batches: rows that leave and stop, seeds, padding, statistics and errors."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ def test_stop_ends_a_row_and_no_other() -> None:
     batch = chain.batch([ROWS[0]["prompt"], ROWS[4]["prompt"]], **arguments([ROWS[0], ROWS[4]]))
     first = dict(batch.advance())
     batch.stop(0)
-    while batch.advance():
-        pass
+    batch.complete()
     assert batch.rows[0].tokens[: 1 + len(first[0])] == [*ROWS[0]["prompt"], *first[0]]
     assert batch.rows[0].stats.num_new_tokens == len(first[0]) < 25
     assert batch.rows[1].tokens == alone[1]

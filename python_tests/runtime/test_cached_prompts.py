@@ -1,5 +1,4 @@
-"""Kept prompts (`cache_prompt`) are not read again. Tokens, draws and log-probabilities are those
-of reading the whole prompt: bit for bit, since the models here are packed or in 4 bits."""
+"""Kept prompts (`cache_prompt`) are not read again, and change no bit of what is generated."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ KINDS: dict[str, Callable[[Path], list[Any]]] = {
 
 
 def conversation(levels: list[Any], temperature: float, cache: bool) -> list[Any]:
-    """Three turns; the second goes on behind a part of the first answer, as where the template
-    writes it otherwise."""
+    """Three turns, of which the second goes on behind a part of the first answer."""
     chain = ps.Chain(levels)
     for level in levels:
         if isinstance(level, Counting):

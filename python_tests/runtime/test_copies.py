@@ -1,5 +1,4 @@
-"""Chains are copied and pickled as they are made: with their models, and idle. A copy gives the
-same tokens and knows nothing of the original."""
+"""Chains are copied and pickled with their models, idle; a copy gives the same tokens."""
 
 from __future__ import annotations
 
@@ -74,9 +73,7 @@ def generate(chain: ps.Chain, **options: Any) -> ps.Output:
 
 @pytest.mark.parametrize("way", [copy.deepcopy, pickled])
 @pytest.mark.parametrize("kind", CHAINS)
-def test_a_copy_gives_the_same_tokens_and_is_independent(
-    kind: str, way: Callable[[ps.Chain], ps.Chain]
-) -> None:
+def test_a_copy_gives_the_same_tokens_and_is_independent(kind, way) -> None:
     chain = CHAINS[kind]()
     fresh = way(chain)
     all_rows = generate(chain)

@@ -1,5 +1,4 @@
-"""Rounds without host synchronisation, run on the CPU: their caches, logits and errors are those
-of rounds step by step, and nothing in them reads a value on the host."""
+"""Rounds without host synchronisation, on the CPU: as step by step, and no value is read."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def test_the_target_s_logits_are_those_behind_the_tokens() -> None:
             rows[number].append(logits.clone())
 
         batch = chain.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[], observe=observe)
-        while batch.advance():
-            pass
+        batch.complete()
     for number in range(3):
         a, b = (torch.cat(rows[number]) for rows in seen)
         assert a.shape == (20, 40)
@@ -75,8 +73,7 @@ def test_one_synchronisation_per_round(window: list[int], temperature: float) ->
     _, alone = chains(window)
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, temperature, seed=1, eos_token_id=[])
-        while batch.advance():
-            pass
+        batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads == batch.stats.levels[0].num_forward_passes > 3
 
@@ -163,8 +160,7 @@ def test_a_text_of_one_token_reads_the_target_alone() -> None:
     [(0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (1, 1, 0), (1, 0, 1), (2, 0, 0), (2, 1, 0)],
 )
 def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
-    """The same error as in rounds step by step, and the chain is unharmed: from token
-    `first` of a verification on, hence behind accepted ones as well."""
+    """The error of rounds step by step, also behind accepted tokens; the chain is unharmed."""
     errors = []
     for chain in chains([4, 2]):
         good = chain.generate(PROMPTS, 14, 1.0, seed=7, eos_token_id=[])

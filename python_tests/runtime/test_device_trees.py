@@ -1,6 +1,4 @@
-"""Rounds with trees and hidden states without host synchronisation, run on the CPU:
-nothing in them reads a value on the host, and their steps are captured. EAGLE's heads, as trees and
-as a chain, Medusa's and Hydra's."""
+"""Rounds of heads and trees without host synchronisation, on the CPU, and their captures."""
 
 from __future__ import annotations
 
@@ -59,8 +57,7 @@ def chain_of(
     sync: bool | None = False,
     **options: Any,
 ) -> ps.Chain:
-    """Levels of one size, and a drafter; `tree`: its first by default; `shared`: the levels are the
-    target's 4-bit copies in its cache."""
+    """`tree`: the first by default; `shared`: levels are 4-bit copies in the target's cache."""
     levels: list[Any] = [level(0, 3, "level 0", captured is not None, **SHARP)]
     for i in range(1, len(window)):
         if shared:
@@ -75,8 +72,7 @@ def chain_of(
 
 
 def passes_without_the_host(out: ps.Output, rounds: list[Any]) -> None:
-    """All but the first, where prompts are long or no cache is allocated yet, and the last, which
-    has nothing to draft."""
+    """All but the first, before caches are allocated, and the last, without drafts."""
     assert len(rounds) >= out.stats.levels[0].num_forward_passes - 2 > 1
 
 
@@ -93,15 +89,13 @@ def test_one_synchronisation_per_round(heads: Heads) -> None:
     alone = chain_of(heads, [6, 3])
     with watched(alone) as seen:
         batch = alone.batch(PROMPTS, 20, 1.0, seed=1, eos_token_id=[])
-        while batch.advance():
-            pass
+        batch.complete()
     assert seen.synchronisations == 0
     assert seen.reads >= batch.stats.levels[0].num_forward_passes - 2 > 3
 
 
 def test_its_steps_are_captured(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replayed by a recorder that stands in for CUDA graphs: operators on the memory that they were
-    captured with, and nothing else."""
+    """A recorder replays operators on the memory that they were captured with."""
     captured_texts(heads, monkeypatch, shared=False)
 
 
@@ -130,8 +124,7 @@ def captured_texts(heads: Heads, monkeypatch: pytest.MonkeyPatch, shared: bool) 
 
 @some("first tree", "first chain", "third chain")
 def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> None:
-    """Count captures of a draft and of a verification, in spans of 512 and 1024 slots. Caches grow
-    once at most."""
+    """Count captures of a draft and a verification, in spans of 512 and 1024 slots."""
 
     class Wide(OnADevice):
         def __init__(self, *given: Any, **options: Any) -> None:
@@ -155,8 +148,7 @@ def test_a_text_of_900_tokens_has_two_captures_a_step(heads, monkeypatch) -> Non
 @pytest.mark.parametrize("window", [[6, 3], [6]], ids=str)
 @some("first tree", "third chain", "medusa")
 def test_rounds_that_the_host_follows_in_between(heads, window, monkeypatch) -> None:
-    """Windows of a row's own: what is not told yet goes to the host, and comes back. With graphs
-    drafted pairs are on the device alone."""
+    """With windows by row, states that are not told yet go to the host and come back."""
     texts = []
     for sync, graphs in ((None, None), (False, None), (False, WatchedGraphs())):
         if graphs is not None:

@@ -1,5 +1,4 @@
-"""Hidden states on their way to the drafter: put together as they come, and at a place of their
-own."""
+"""Hidden states on their way to the drafter, as they come or at a fixed address."""
 
 from collections.abc import Sequence
 
@@ -41,8 +40,7 @@ step = st.tuples(
 @settings(max_examples=300)
 @given(st.lists(step, max_size=12))
 def test_a_window_has_the_latest_state_of_every_token(width: int, steps: list[tuple]) -> None:
-    """A pass keeps what it has skipped, and drops what was behind its end. `write` copies into a
-    window of the other kind, which goes on."""
+    """A pass keeps what it has skipped; `write` copies into a window of the other kind."""
     window, other = HiddenWindow(2, CPU, width), HiddenWindow(2, CPU, WIDTH - width)
     rows: list[dict[int, float]] = [{}, {}]
     ends = [0, 0]

@@ -1,6 +1,4 @@
-"""Captured passes of steps that the host follows: they give the texts of passes that run as they
-are, and a step is one upload, one replay and one read. On the CPU, with a recorder that stands in
-for CUDA graphs (`recorder.py`)."""
+"""Captured passes of steps that the host follows: one upload, one replay and one read."""
 
 from __future__ import annotations
 
@@ -124,8 +122,7 @@ HEADS += [("medusa", "none", 1), ("hydra", "none", 1), ("dflash", "none", 0)]
 
 @pytest.mark.parametrize(("kind", "middle", "tree"), HEADS)
 def test_a_head_that_the_host_follows(kind, middle, tree, tmp_path, monkeypatch) -> None:
-    """Below a smaller model, which has no states for it; below a copy, and the target itself. Its
-    network is in graphs as well; a replay counts as many passes."""
+    """Below a smaller model without states, a copy, or the target; replays count as passes."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
 
     def levels(device: bool) -> list[Any]:
@@ -307,9 +304,7 @@ def test_a_pass_is_one_replay_one_upload_and_one_read(name, uploads, launches) -
 
 @pytest.mark.parametrize("tree", [None, ps.DynamicTree(3, 9)], ids=["chain", "tree"])
 def test_a_head_s_draft_is_few_replays_and_reads(tree, tmp_path, monkeypatch) -> None:
-    """Count a replay and a read for each token of a chain. A tree has a replay for what it reads,
-    one for the tree, and one read. The verification has one of each more. (The window of states
-    lies on the host, and counts as the device's here once it has met that.)"""
+    """A replay and a read for each token of a chain; of a tree two replays and one read."""
     monkeypatch.setattr("polyspec_ext.drafters.features.RollbackCache", OnADevice)
     window, target = 3, one(0, True)
     drafter = head_for(target, "eagle", tmp_path, tree)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import toy
 
 import polyspec_ext as ps
+from polyspec_ext import tiny
 from polyspec_ext.runtime.plan import RoundPlan, default_rounds, round_plan
 
 
@@ -67,6 +67,12 @@ def test_default_rounds() -> None:
     assert default_rounds([16, 8, 4]) == [2, 2]
     chain = ps.Chain(toy.make_levels(3), [8, 4])
     assert chain.rounds == [2]
-    for bad in ([], [1, 2], [-1]):
-        with pytest.raises(ValueError, match=r"^rounds: expected .*integer"):
-            ps.Chain(toy.make_levels(3), [8, 4], rounds=bad)
+
+
+def test_windows_and_rounds_of_the_shipped_chain() -> None:
+    """Its own, unless the caller names others."""
+    chain = tiny.chain()
+    assert (tuple(chain.window), tuple(chain.rounds)) == ((5, 3), (3,))
+    assert tiny.chain(window=[6, 2]).rounds == [2]
+    assert tiny.chain(rounds=[1]).rounds == [1]
+    assert tiny.chain(("target", "drafter")).rounds == []

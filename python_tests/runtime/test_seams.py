@@ -1,5 +1,4 @@
-"""The seams of a drafter that is told more, and proposes more, than a chain of tokens: hidden
-states of the verifiers, and trees. One class each."""
+"""The seams of a drafter that is told hidden states, and begins behind copies."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ LAYER = 7
 
 
 class HiddenLevel(TreeLevel):
-    """A level whose "hidden state" of a token is the token itself, its position, and the reader's
-    seed."""
+    """A level whose state of a token is the token, its position and the level's seed."""
 
     def __init__(self, seed: int, name: str, size: int = 3) -> None:
         super().__init__(V, seed, name, size)
@@ -65,8 +63,7 @@ class OwnLevel(HiddenLevel):
 
 
 class HiddenDrafter(TreeDrafter):
-    """A batched drafter that counts upwards from the last token. Wants hidden states, and finds out
-    whether they are those of the tokens they are said to be."""
+    """A batched drafter that counts upwards, and checks which tokens states are of."""
 
     name = "hidden"
 
@@ -113,8 +110,7 @@ class HiddenDrafter(TreeDrafter):
 
 
 def test_states_of_rejected_tokens_are_not_told() -> None:
-    """Between two levels whose states are told stands one that has others, and rejects what the
-    lower one has read."""
+    """The level between has other states, and rejects tokens that the lower one has read."""
     levels = [HiddenLevel(1, "a"), HiddenLevel(2, "wider", size=4), HiddenLevel(3, "c")]
     drafter = HiddenDrafter(size=3)
     chain = ps.Chain([*levels, drafter], [6, 4, 2])

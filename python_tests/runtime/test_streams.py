@@ -1,5 +1,4 @@
-"""Prefills that overlap, with streams that write down what they wait for. Every piece of work knows
-what it comes after; on a device nothing else orders it."""
+"""Prefills that overlap, with streams that write down what they wait for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One chain works on one call at a time: a second is refused and says why, the first is unharmed,
-and nothing that merely exists (a stream, a batch) holds a chain."""
+"""One chain works on one call at a time: a second is refused, the first is unharmed."""
 
 from __future__ import annotations
 

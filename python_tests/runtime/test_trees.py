@@ -1,5 +1,4 @@
-"""Trees through whole chains: the distribution is the target's, by enumeration of every draw, and
-mistakes show."""
+"""Trees in chains: the distribution is the target's, by enumeration, and mistakes show."""
 
 from __future__ import annotations
 

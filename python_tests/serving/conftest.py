@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def chains() -> tuple[ps.Chain, ps.Chain]:
-    """A chain to serve, and the same models for the texts of requests alone. Packed weights: no
-    logit depends on the rows of a pass."""
+    """A chain to serve, and one for comparison; packed, so that no logit depends on rows."""
     return tiny.chain(pack=True), tiny.chain(pack=True)
 
 

@@ -1,5 +1,4 @@
-"""Requests that join a batch and leave it: their texts are those of a chain that serves each of
-them alone."""
+"""Requests that join a batch and leave it have the texts that a chain gives them alone."""
 
 from __future__ import annotations
 
@@ -176,32 +175,12 @@ def alone(chain: ps.Chain, request: dict[str, Any]) -> ps.Output:
     )
 
 
-@pytest.mark.parametrize("policy", [None, "joint"])
-def test_packed_levels_give_the_same_bits(policy: str | None) -> None:
-    """Cached prefixes, chunks of prompts and other batches are other passes."""
-    chain = tiny.chain(pack=True)
-    assert chain.levels[0].varies == ()
-    wanted = [alone(chain, request) for request in MIXED]
-    chain.policy = None if policy is None else ps.policies.POLICIES[policy]()
-    server = ps.Server(chain, 3)
-    served = serve(server, [{**one, "eos_token_id": []} for one in MIXED], [0, 0, 1, 2, 3, 9])
-    if policy is None:
-        for out, events in zip(wanted, served, strict=True):
-            assert tokens_of(events) == out.new_tokens[0]
-            assert logprobs_of(events) == out.logprobs[0]
-    cached = [events[-1].stats.num_cached_tokens for events in served if events[-1].stats]
-    assert cached[-1] == 47  # two requests of the same prompt
-    assert server.stats.num_cached_tokens == sum(cached)
-    assert server.stats.num_requests == len(MIXED)
-
-
 FAMILIES = ["llama", "gpt2", "gemma2, sliding window", "shared", "eagle"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
-    """Float products may round differently in other passes; greedy texts of sharp models do not
-    feel it."""
+    """Greedy texts of sharp models do not feel the rounding of other passes."""
     target: Any = make("llama" if family in ("shared", "eagle") else family)
     if family == "shared":
         level = ps.Level(target)
@@ -517,29 +496,8 @@ def test_windows_are_bounded_by_request(bound: int) -> None:
     assert [tokens_of(own) for own in served] == [wanted, free]
 
 
-def test_a_policy_chooses_by_request() -> None:
-    class Odd:
-        """Windows that follow the text."""
-
-        def next(self, report: Any) -> list[int]:
-            return [report.text[-1] % 4]
-
-    def chain() -> ps.Chain:
-        levels: list[Any] = [Admitting(VOCAB, 11 + i, 1.2) for i in range(2)]
-        return ps.Chain(levels, [3], policy=Odd())
-
-    requests: list[dict[str, Any]] = [
-        {"prompt": [i], "max_new_tokens": 20, "temperature": 1.0, "seed": i, "eos_token_id": []}
-        for i in range(5)
-    ]
-    wanted = [alone(chain(), one).new_tokens[0] for one in requests]
-    served = serve(ps.Server(chain(), 2), requests)
-    assert [tokens_of(own) for own in served] == wanted
-
-
 def test_a_prompt_is_read_by_the_levels_that_draft() -> None:
-    """While a policy has all requests decode plainly, levels below the target read nothing; what
-    they have missed is read once where they draft."""
+    """Levels below the target read nothing while all decode plainly, then all at once."""
 
     class Counting(Admitting):
         begun = late = 0

@@ -1,6 +1,4 @@
-"""The SGLang plug-in: signatures against SGLang's sources, where they are here, and its code
-against stand-ins with those signatures. Nothing runs inside SGLang.
-"""
+"""The SGLang plug-in: signatures against its sources, and its code against stand-ins."""
 
 from __future__ import annotations
 
@@ -195,8 +193,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_requests_have_their_parameters_and_seeds(drawn: bool) -> None:
-    """Each request of a batch has the tokens that it has alone; without a rejection they are those
-    that `ps.sample` and `ps.verify` draw under its parameters."""
+    """A request has the tokens that it has alone, those that `ps` draws for it."""
     given, logits, seq_lens = random_step(6, 3, 9)
     if not drawn:
         del given.draft_probs

@@ -22,8 +22,7 @@ KINDS = ["eagle", "eagle 3", "eagle dynamic", "medusa", "hydra", "mtp", "dflash"
 
 
 def head_for(target: Any, kind: str, place: Path, tree: Any = None, **sizes: Any) -> Any:
-    """Return the head of a model with three layers and the default heads: "eagle", "eagle 3",
-    "medusa" or "hydra". `sizes`: of "eagle"."""
+    """Return a head ("eagle", "eagle 3", "medusa", "hydra") of a model with three layers."""
     config = getattr(target, "model", target).config
     hidden, vocab = config.hidden_size, config.vocab_size
     if kind == "medusa":

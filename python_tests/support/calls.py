@@ -1,5 +1,4 @@
-"""Calls of the operators: what the dispatcher sees, whether two gave the same, and the same call
-with its rows and parameters elsewhere."""
+"""Calls of the operators: what the dispatcher sees, and the same call with rows elsewhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rounds without host synchronisation, watched: what the host reads of them, and whether it reads
-anything else."""
+"""Rounds without host synchronisation, watched: what the host reads."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def same(a: ps.Output, b: ps.Output) -> None:
 
 
 def same_counts(a: ps.Stats, b: ps.Stats) -> None:
-    """Compare all but seconds and passes: a pass that no row needs is still done, and a draft is
-    not cut short, where the host stays out of a round."""
+    """Compare all but seconds and passes, of which rounds without the host do more."""
     assert a.num_new_tokens == b.num_new_tokens
     for mine, theirs in zip(a.levels, b.levels, strict=True):
         for name in LevelStats.__slots__:
@@ -61,8 +59,7 @@ def same_counts(a: ps.Stats, b: ps.Stats) -> None:
 def same_without_the_host(
     followed: ps.Chain, alone: ps.Chain, prompts: Any, *arguments: Any, **options: Any
 ) -> tuple[ps.Output, list[Record]]:
-    """What `alone` generates, and its rounds without synchronisation; `followed`, which has none,
-    generates the same."""
+    """Return what `alone`, as `followed`, generates, and its rounds without the host."""
     with counted() as rounds:
         wanted = followed.generate(prompts, *arguments, **options)
     assert not rounds
@@ -91,8 +88,7 @@ class Seen:
 
 @contextmanager
 def watched(chain: ps.Chain) -> Iterator[Seen]:
-    """Counts what the host sees of the chain's rounds without synchronisation meanwhile, and
-    refuses operators that give it a value."""
+    """Counts what the host sees of rounds without synchronisation, and refuses reads."""
     seen, inside = Seen(), False
     engine: Any = chain.engine
     run, read = engine._run_steps, StateRows.read

@@ -1,5 +1,4 @@
-"""Checkpoints of DFlash and DSpark with random weights in the published formats, and their forward
-pass written down plainly from its description: no cache, no batch, double precision."""
+"""DFlash and DSpark checkpoints with random weights, and their forward pass plainly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""EAGLE checkpoints with random weights in the published formats, and their forward pass written
-down plainly from its description: no cache, no batch, double precision."""
+"""EAGLE checkpoints with random weights, and their forward pass plainly, in float64."""
 
 from __future__ import annotations
 

@@ -77,8 +77,7 @@ def total_variation(a: Floats, b: Floats) -> float:
 
 
 def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike, least: float = 5.0) -> float:
-    """p-value of `counts` under `probs`. Cells of probability 0 must be empty; cells that expect
-    fewer than `least` are pooled."""
+    """p-value of `counts` under `probs`; cells that expect fewer than `least` are pooled."""
     seen, distribution = np.asarray(counts, float).ravel(), np.asarray(probs, float).ravel()
     assert not seen[distribution == 0].any(), "a token of probability 0 was drawn"
     expected = distribution * seen.sum()

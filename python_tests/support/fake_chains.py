@@ -1,5 +1,4 @@
-"""Chains of levels on CUDA without a GPU (`fake_cuda.py`), and what the steps of a round launch.
-Their levels are made without trying them, since their logits have no numbers."""
+"""Chains of levels on CUDA without a GPU (`fake_cuda.py`), and launches of their steps."""
 
 from __future__ import annotations
 

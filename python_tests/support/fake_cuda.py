@@ -1,6 +1,4 @@
-"""CUDA without a GPU: tensors on ``cuda`` that have shapes and no numbers, and the launches that
-operations on them would be. What it counts holds for the operators' calls; no kernel runs. Tensors
-of the host stay what they are."""
+"""CUDA without a GPU: tensors on ``cuda`` without numbers, and launches; no kernel runs."""
 
 from __future__ import annotations
 

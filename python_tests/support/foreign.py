@@ -9,8 +9,7 @@ from pathlib import Path
 
 
 def sources(package: str) -> Path | None:
-    """Return the folder of a package's sources: in the folder that POLYSPEC_SOURCES names, such as
-    an unpacked wheel, or as it is installed. None: there are none."""
+    """Return the folder of a package's sources (POLYSPEC_SOURCES, or installed), or None."""
     named = Path(os.environ.get("POLYSPEC_SOURCES", "/nonexistent")) / package
     if named.is_dir():
         return named

@@ -29,8 +29,7 @@ def length_mean(acceptance: float, most: int) -> float:
 
 
 def length_variance(acceptance: float, most: int) -> float:
-    """Theorem 3.3, correct: ``Var[N] = [a (1 - a^{2n-1}) - (2n-1)(1-a) a^n] / (1-a)^2``, of the
-    same N. (For a = 1 it is 0.)"""
+    """Theorem 3.3, correct; for a = 1 it is 0."""
     a, n = acceptance, most
     if a == 1:
         return 0.0

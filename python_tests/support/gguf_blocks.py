@@ -15,8 +15,7 @@ _WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K")
 
 
 def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0, size: float = 0.02) -> Any:
-    """``[outputs, bytes of a row]`` uint8: any bytes, with scales of about `size` over the largest
-    whole number."""
+    """``[outputs, bytes of a row]`` uint8: any bytes, with scales of about `size`."""
     random = np.random.default_rng(seed)
     each, width = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     blocks = random.integers(0, 256, (outputs, inputs // each, width), dtype=np.uint8)

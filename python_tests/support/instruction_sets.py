@@ -11,8 +11,7 @@ import polyspec_ext
 
 
 def printed(isa: str, module: str, call: str) -> str:
-    """`call`, an expression, of a test module of `ops`, at most with the instruction set `isa`
-    (POLYSPEC_CPU_ISA) and on three threads."""
+    """`call` of a test module of `ops` with the instruction set `isa`, on three threads."""
     folders = [Path(polyspec_ext.__file__).parents[1], Path(__file__).parents[1] / "ops"]
     code = f"import torch, {module} as m; torch.set_num_threads(3); print(m.{call})"
     path = os.pathsep.join([*map(str, folders), str(Path(__file__).parent)])

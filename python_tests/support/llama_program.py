@@ -1,5 +1,4 @@
-"""In place of polyspec_llama: the ids behind the prompt count on, but for llama.cpp's own rule,
-which goes astray at the third."""
+"""In place of polyspec_llama: ids count on; llama.cpp's own rule fails at the third."""
 
 from __future__ import annotations
 

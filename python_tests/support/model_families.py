@@ -1,5 +1,4 @@
-"""Model families of `transformers` made tiny from their configurations alone, and what a level
-does with each: the table of docs/models.md, which docs/tables.py writes there."""
+"""Tiny models of transformers' families, and the table of docs/models.md about them."""
 
 from __future__ import annotations
 
@@ -260,8 +259,7 @@ def config_of(family: str) -> Any | None:
 
 
 def model_of(family: str) -> Any | None:
-    """A random model whose greedy texts are not all the same token; None: there is no such family
-    in this release of transformers."""
+    """A random model whose greedy texts vary; None: transformers lacks the family."""
     config = config_of(family)
     if config is None:
         return None

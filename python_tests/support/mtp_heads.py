@@ -1,5 +1,4 @@
-"""Tiny models with a multi-token prediction head in the layouts of published checkpoints, and the
-head's forward pass written down plainly: full passes over a text, no cache, no batch."""
+"""Tiny models with a multi-token prediction head, and its forward pass plainly."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ class Reference:
 
     @torch.no_grad()
     def behind(self, tokens: Sequence[int], states: torch.Tensor, number: int = 0) -> torch.Tensor:
-        """Return a head's states ``[n, H]`` behind pairs of tokens and the states ``[n, H]`` in
-        front of them."""
+        """Return a head's states ``[n, H]`` behind pairs of tokens and the states before them."""
         head = self.heads[number]
         embeds = self.target.get_input_embeddings()(torch.tensor(tokens))[None]
         pair = [head.embed_norm(embeds), head.state_norm(states[None])]
@@ -171,8 +169,7 @@ class Reference:
     def draft(
         self, text: Sequence[int], states: torch.Tensor, drafted: Sequence[int]
     ) -> torch.Tensor:
-        """Return the logits ``[n, V]`` that each of the `drafted` tokens is drawn from, behind a
-        text whose tokens but the last have these states."""
+        """Return the logits ``[n, V]`` that the `drafted` tokens behind a text are drawn from."""
         tokens, rows, behind = [*text, *drafted], [], states
         for step in range(len(drafted)):
             head = min(step, len(self.heads) - 1)

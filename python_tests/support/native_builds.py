@@ -35,8 +35,7 @@ needs_tools = pytest.mark.skipif(not (CMAKE and CXX), reason="needs cmake and a 
 def run(
     *command: object, check: bool = True, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Return what a command without CUDA has printed, by default of one that succeeds. `variables`:
-    of its environment; None: it has none of the name."""
+    """Return what a command has printed; `variables`: of its environment, None: absent."""
     words = [str(word) for word in command]
     every = {**os.environ, "PATH": TOOLS, "POLYSPEC_CUDA": "OFF", **variables}
     env = {name: value for name, value in every.items() if value is not None}

@@ -93,8 +93,7 @@ def new_tokens(row: Any, request: Row) -> list[int]:
 
 
 def require_same_alone(levels: list[Any], shape: Shape, batch: list[Row], rows: list[Any]) -> None:
-    """Compare rows of `run` with those that a chain of these levels gives one by one, whose host
-    reads every step."""
+    """Compare rows of `run` with those of a chain one by one, with the host in each step."""
     options = shape._replace(sync_each_step=None).options()
     chain = ps.Chain(levels, **options, check_vocabulary=False)
     for request, row in zip(batch, rows, strict=True):

@@ -175,8 +175,7 @@ class WatchedGraphs(Graphs):
         return outputs
 
     def require_named(self, least: int = 1, floats: bool = False) -> None:
-        """Find all memory that a captured step used, at least `least` tensors, in its key; with
-        `floats` but for tables of indices, which stay for good."""
+        """Find all memory of captured steps, at least `least` tensors, in their keys."""
         assert self.seen
         for key, recording in self.seen:
             used = [x for x in recording.outside.values() if x.is_floating_point() or not floats]

@@ -190,8 +190,7 @@ class Verified:
 
 
 def verify(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
-    """p: [m+1, V] target distributions, q: [m, V] proposal distributions, block: m tokens with q >
-    0."""
+    """p: [m+1, V] target, q: [m, V] proposals, block: m tokens with q > 0."""
     m = len(block)
     ratio = np.asarray([p[i, y] / q[i, y] for i, y in enumerate(block)], dtype=np.float64)
     weight = np.ones(m + 1)  # p_i of the block rule
@@ -212,8 +211,7 @@ def verify(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
 
 
 def stopping_distribution(accept: Floats, rule: str) -> Floats:
-    """Distribution [m+1] of the number of accepted tokens, from the acceptance probabilities
-    [m]."""
+    """Distribution [m+1] of the number of accepted tokens, from `accept` [m]."""
     if rule == "token":  # up to the first test that fails
         reached = np.append(1.0, np.cumprod(accept))
         return np.asarray(reached * np.append(1.0 - accept, 1.0))

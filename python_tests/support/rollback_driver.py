@@ -1,7 +1,4 @@
-"""Small random models, and a driver that checks every forward pass of a RollbackCache.
-
-The reference is each row run alone with DynamicCache.
-"""
+"""A driver that checks every pass of a RollbackCache against each row alone."""
 
 from __future__ import annotations
 

@@ -125,8 +125,7 @@ def large_tree(dtype: torch.dtype, device: str) -> None:
 
 
 def cache(dtype: torch.dtype, device: str) -> None:
-    """Appends to a contiguous cache, a ring and pages that are reserved and given back, and the
-    compaction of a tree: at the edges of tensors that end where their memory ends."""
+    """Append to a contiguous cache, a ring and pages, and compact a tree, at memory's edge."""
     layers, b, h, t, c, dk, dv = 2, 12, 3, 5, 16, 40, 24
     keys = [torch.zeros(b, h, c, dk, device=device, dtype=dtype) for _ in range(layers)]
     values = [torch.zeros(b, h, c, dv, device=device, dtype=dtype) for _ in range(layers)]

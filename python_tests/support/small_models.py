@@ -55,8 +55,7 @@ def make(family: str, layers: int = 2, seed: int = 0, vocab: int = V, **sizes: i
 
 @torch.no_grad()
 def sharp(model: Any, deviation: float = 0.25) -> Any:
-    """Return the model with other matrices: the usual initialisation hardly tells positions
-    apart."""
+    """Return the model with other matrices, which tell positions apart."""
     for p in model.parameters():
         if p.dim() > 1:
             p.normal_(0, deviation)
@@ -73,8 +72,7 @@ def llama(seed: int, layers: int, vocab: int, **config: Any) -> Any:
 def wide(
     family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float32, **more: Any
 ) -> Any:
-    """Return a random model with heads as the operators of packed levels take them, whose norms and
-    biases tell."""
+    """Return a random model with heads, norms and biases for packed levels."""
     sizes = {
         "vocab_size": 97, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,

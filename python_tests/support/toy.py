@@ -88,8 +88,7 @@ def distribution(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> list[float]:
-    """The processed distribution of one row, ties at a filter's edge kept; temperature 0 is one-hot
-    at the lowest argmax."""
+    """The processed distribution of a row; temperature 0 is one-hot at the lowest argmax."""
     z = [float(x) for x in logits]
     top = max(z)
     if temperature == 0:
@@ -150,8 +149,7 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 def text_distribution(
     level: ToyLevel, prompt: Sequence[int], length: int, eos: Sequence[int] = (), **sampling: float
 ) -> dict[tuple[int, ...], float]:
-    """Exact distribution of the next `length` tokens of one level, texts ending at the first
-    EOS."""
+    """Exact distribution of the next `length` tokens, texts ending at the first EOS."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
@@ -232,8 +230,7 @@ class Enumerator:
         return bits - 2**64 if bits >= 2**63 else bits
 
     def _token(self, weights: Sequence[float]) -> tuple[int, int]:
-        """A token of the distribution proportional to `weights`, and bits in the middle of its
-        interval."""
+        """Return a token of the distribution proportional to `weights`, and its bits."""
         total = sum(weights)
         token = self.choose([w / total for w in weights])
         return token, self._bits((sum(weights[:token]) + weights[token] / 2) / total)

@@ -1,5 +1,4 @@
-"""Toy levels of batches, whose logits depend on nothing but the row's own cache, and
-rows that differ in everything."""
+"""Toy levels of batches, whose logits follow the row's cache, and rows that differ."""
 
 from __future__ import annotations
 
@@ -103,8 +102,7 @@ def run(chain: ps.Chain, rows: list[dict[str, Any]]) -> ps.Output:
 
 
 class Staying(Rows):
-    """The same level as on a device: a chain may leave its lengths there for a round of the target.
-    What it reads for its own bookkeeping is not counted."""
+    """The same level as on a device, where its lengths may stay for a round."""
 
     max_length = None
     device = torch.device("cpu")

@@ -1,8 +1,4 @@
-"""Toy levels and drafters of trees, and the verification of trees with every draw enumerated.
-
-The walk is written from the papers (EAGLE-2's deterministic children; the recursive residual of
-arXiv 2401.06706 for independent ones), in double precision Python.
-"""
+"""Toy levels and drafters of trees, and verification with every draw enumerated, plainly."""
 
 from __future__ import annotations
 
@@ -109,8 +105,7 @@ class TreeLevel:
 
 
 class StayingTrees(TreeLevel):
-    """The same level as on a device: a chain may leave its lengths there for a round of the
-    target."""
+    """The same level as on a device, where its lengths may stay for a round."""
 
     @property
     def capabilities(self) -> LevelCapabilities:

@@ -99,8 +99,7 @@ class Law:
                 self.logits.append(logits.double())
 
     def of(self, process: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
-        """Return the probability of each text, [len(ids) ** LENGTH], where `process` maps logits to
-        probabilities."""
+        """Return each text's probability, where `process` maps logits to probabilities."""
         law = torch.ones(1, dtype=torch.float64)
         for logits in self.logits:
             law = (law[:, None] * process(logits)).flatten()

@@ -103,8 +103,7 @@ def test_sampled_distribution_is_the_targets(program, text, prompt, rule, filter
 
 
 def test_comparison_sees_a_lossy_chain(prefix, text, prompt, tmp_path) -> None:
-    """The middle level hands up the drafter's distribution in place of its own (papers: TV
-    0.22)."""
+    """The middle level hands up the drafter's distribution (papers: TV 0.22)."""
     lossy = tmp_path / "lossy"
     shutil.copytree(prefix, lossy)
     source = lossy / "include" / "polyspec" / "engines" / "chain.hpp"

@@ -1,5 +1,4 @@
-"""Progress is for people: on standard error, and only where that is a terminal, but for the phases
-of a long command."""
+"""Progress is written to standard error, and only to a terminal, but for phases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""README, docs and examples: their programs run, their commands parse, their links lead somewhere,
-their tables are what docs/tables.py makes, and their lists are those of the code."""
+"""README, docs and examples: programs run, commands parse, links lead, tables are made."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""One pass through everything that is compiled: what a binary must do with every torch that it
-is said to run with (`make test-oldest`)."""
+"""What a binary must do with every torch that it is said to run with (`make test-oldest`)."""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ def test_pieces_are_the_text_of_the_whole(kind: str, tidies: bool) -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[int, int]:
-    """Return where the stop string that is complete first begins and ends, character by
-    character."""
+    """Return begin and end of the first stop string that is complete."""
     for end in range(1, len(text) + 1):
         begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begins:
@@ -121,8 +120,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[int, int]:
 @pytest.mark.parametrize("tidies", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_end_in_front_of_a_stop_string(kind: str, tidies: bool) -> None:
-    """Stop strings out of the text, so that they begin and end within tokens and characters of
-    several bytes, and others that are nearly there."""
+    """Stop strings within tokens and characters of several bytes, and near misses."""
     tokenizer = tokenizer_of(kind, tidies)
     drawn = random.Random(1)
     words = [token for text in TEXTS for token in tokenizer(text).input_ids]

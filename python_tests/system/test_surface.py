@@ -39,8 +39,7 @@ def test_help_of_chain_shows_what_a_user_calls() -> None:
 
 
 def test_every_shipped_drafter_is_public() -> None:
-    """And so is what one of a user's own is written with. The contract of a drafter of batches, and
-    the adapter to it, are in `polyspec_ext.drafters` alone."""
+    """The contracts of batched drafters are in `polyspec_ext.drafters` alone."""
     kinds = {name: getattr(drafters, name) for name in drafters.__all__}
     shipped = {name for name, kind in kinds.items() if is_drafter(kind)} - {"ProposalDrafter"}
     assert {"DraftModel", "PromptLookup"} <= shipped

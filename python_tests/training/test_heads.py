@@ -130,9 +130,7 @@ class _Stopped(Exception):
 
 
 @pytest.mark.parametrize("settings", [SMALL, MTP], ids=["eagle3", "mtp"])
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(settings, tmp_path, monkeypatch) -> None:
     """Bit for bit, from the middle of a block, whose states the target reads again."""
     model = make("llama", 4).requires_grad_(False)
     documents = own_texts(model, 16)
@@ -261,9 +259,7 @@ def test_some_texts_are_held_out_and_none_of_these_is_learnt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
-def test_the_command_trains_a_head_for_the_shipped_target(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_trains_a_head_for_the_shipped_target(kind, tmp_path, capsys) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps(line) for line in LINES))
     words = [kind, "--target", str(tiny.path("target")), "--texts", str(file)]
@@ -294,9 +290,7 @@ def test_the_command_trains_a_head_for_the_shipped_target(
         ("", "expected texts or prompts, given none"),
     ],
 )
-def test_what_is_no_text_is_named(
-    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_text_is_named(line, message, tmp_path, capsys) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text(line + "\n")
     words = ["eagle3", "--target", str(tiny.path("target")), "--output", str(tmp_path)]

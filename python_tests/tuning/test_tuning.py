@@ -105,9 +105,7 @@ def test_measured_times_decide() -> None:
     )
 
 
-def test_a_busy_machine_is_told_of_before_it_is_timed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_is_told_of_before_it_is_timed(capsys, monkeypatch) -> None:
     monkeypatch.setattr("polyspec_ext.progress.on_terminal", lambda: True)
     for load, busy in ((0.0, False), (99.0, True)):
         monkeypatch.setattr("os.getloadavg", lambda load=load: (load, load, load))
@@ -217,13 +215,7 @@ def test_the_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ([(2.0, 1.0), (2.1, 1.1)], 10**6, False),  # which no processor takes for such a model
     ],
 )
-def test_times_of_a_busy_machine_are_not_kept(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    times: list[tuple[float, float]],
-    size: int,
-    kept: bool,
-) -> None:
+def test_times_of_a_busy_machine_are_not_kept(tmp_path, monkeypatch, times, size, kept) -> None:
     model = torch.nn.Linear(size // 4, 1, bias=False, device="meta")
     monkeypatch.setattr(SlowLevel, "model", model, raising=False)
     measured = itertools.cycle(times)
@@ -375,9 +367,7 @@ def test_nothing_is_timed_where_there_is_nothing_to_pack(home: Path) -> None:
 
 @pytest.mark.parametrize("multiplies", [True, False])
 @pytest.mark.parametrize("pack", [None, "auto"])
-def test_no_clock_chooses_a_data_type(
-    home: Path, multiplies: bool, pack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_clock_chooses_a_data_type(home, multiplies, pack, monkeypatch) -> None:
     """Nor how a level in another than float32 is packed: both change texts."""
     monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: multiplies)
     for number, name in enumerate(tiny.LEVELS):
