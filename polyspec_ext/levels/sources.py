@@ -30,7 +30,8 @@ from .hugging_face import HuggingFaceLevel, level_of
 from .models import ModelLevel, is_encoder_decoder
 
 if TYPE_CHECKING:
-    from .stateful import EncoderDecoderLevel, StatefulLevel
+    from .encoder_decoder import EncoderDecoderLevel
+    from .stateful import StatefulLevel
 
 # Advice for files that are no models, by the end of their names.
 _BESIDE = "; the directory is wanted that holds it, with a config.json beside it"
@@ -289,7 +290,7 @@ def load(
 def level_class(model: Any) -> Any:
     """Return the class of level for a model of `transformers`."""
     if is_encoder_decoder(model):
-        from .stateful import EncoderDecoderLevel
+        from .encoder_decoder import EncoderDecoderLevel
 
         return EncoderDecoderLevel
     if is_stateful(model):

@@ -12,7 +12,7 @@ import transformers as hf
 
 import polyspec_ext as ps
 from polyspec_ext.levels import EncodedInput, InputBlock, PromptBatch
-from polyspec_ext.levels.stateful import EncoderDecoderLevel
+from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 
 V = 24
 SOURCE = [3, 9, 14, 5, 20, 7, 1]

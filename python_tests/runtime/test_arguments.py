@@ -26,7 +26,7 @@ import polyspec_ext as ps
 from polyspec_ext import _C, arguments, inputs, tiny
 from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
-from polyspec_ext.levels.stateful import EncoderDecoderLevel
+from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.plan import Operators
