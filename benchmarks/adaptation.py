@@ -399,6 +399,8 @@ def overhead(levels: int) -> dict[str, float]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure; return the JSON report."""
+    if args.prompts < 2:
+        raise ValueError(f"--prompts: expected 2 or more, given {args.prompts}")
     report = output.header("adaptation", 3)
     report["overhead_us"] = {str(n): overhead(n) for n in (2, 3, 4)}
     if args.traces and args.traces.exists():

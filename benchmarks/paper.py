@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import measuring, methods, output, questions, record
-from benchmarks.engines import LLAMA_OPTIONS, engines_of
+from benchmarks.engines import LLAMA_OPTIONS, Vllm, engines_of
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
@@ -72,6 +72,8 @@ OPTIONS: tuple[Any, ...] = (
     ("--eagle3", None, None, "HEAD", "EAGLE-3 head, directory or id"),
     ("--openvino", options.words, [], "DIR[,DIR]", "models as OpenVINO has them (methods openvino, "
      "openvino-assisted)"),
+    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
+     "make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
     *LLAMA_OPTIONS,
     ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
      "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
@@ -102,8 +104,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
-        if drafts or heads or args.openvino or args.gguf:
-            names = "--draft, --eagle2, --eagle3, --openvino, --gguf"
+        if drafts or heads or args.openvino or args.gguf or args.vllm:
+            names = "--draft, --eagle2, --eagle3, --openvino, --gguf, --vllm"
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
@@ -122,6 +124,7 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = dict(zip(drafts, found, strict=False))
     heads = dict(zip(heads, found[len(drafts) :], strict=True))
     engines = engines_of(args.gguf, args.llama, args.openvino)
+    engines += [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
     return Models(target, drafts, heads, tree, engines=engines, **more), template
 
 

@@ -85,10 +85,11 @@ def between(name: str, value: Any, low: float, high: float) -> float:
     plain = _scalar(name, value)
     if isinstance(plain, bool) or not isinstance(plain, numbers.Real):
         raise TypeError(f"{name}: expected a number, given {shown(value)}")
-    number = float(plain)
+    number: Any = plain  # of any size: `float` raises an OverflowError
     if not low <= number <= high:
-        raise ValueError(f"{name}: expected a number in [{low:g}, {high:g}], given {number:g}")
-    return number
+        wanted = f"expected a number in [{low:g}, {high:g}]"
+        raise ValueError(f"{name}: {wanted}, given {shown(plain)}")
+    return float(number)
 
 
 def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) -> int:

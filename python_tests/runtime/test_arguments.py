@@ -322,7 +322,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("load_w4", lambda **own: ps.load_w4(**{"model": model(), "folder": "/not/there", **own}),
      {"model": MODEL, "folder": PATH}),
     ("LogitsRules", ps.LogitsRules,
-     {"repetition_penalty": [*NO_NUMBER, 0, 0.009, 100.5], "presence_penalty": OF_OPENAI,
+     {"repetition_penalty": [*NO_NUMBER, 0, 0.009, 100.5, 10**400], "presence_penalty": OF_OPENAI,
       "frequency_penalty": OF_OPENAI, "min_new_tokens": FROM_0,
       "logit_bias": [1, 2.5, True, "1", [(1, 2)], {"1": 2}, {1: 101}, {1: -101}, {1: "2"}],
       "bad_words": [1, 2.5, True, len, [3], [[]], [["a"]], [[2.5]], [[True]]]}),
