@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+import toy_rows
 from toy_rows import ROWS, arguments, make, run
 
 import polyspec_ext as ps
@@ -193,3 +194,41 @@ def test_bad_batches() -> None:
 
     with pytest.raises(ValueError, match="once: expected one prompt, given 2; Once has no `fork`"):
         ps.Chain([make(1)[0], Once()], [3]).generate([[1], [2]], 3)
+
+
+class FirstAlone:
+    """Drafts for row 0 at once, and for the others after `later` tokens."""
+
+    def __init__(self, later: int) -> None:
+        self.later = later
+
+    def next(self, report: Any) -> list[int]:
+        return [2 if report.request == 0 or len(report.text) > self.later else 0]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("later", [20, 100])
+def test_a_level_reads_the_rows_that_it_drafts_for(later: int, sync: bool) -> None:
+    read: list[list[int]] = []
+
+    class Counting(toy_rows.Staying):
+        def prefill(self, prompts: Any) -> None:
+            read.append(list(prompts.counts or [prompts.tokens.shape[1]] * len(prompts.tokens)))
+            super().prefill(prompts)
+
+        def read(self, tokens: torch.Tensor, counts: Any) -> None:
+            read.append(list(counts))
+            super().read(tokens, counts)
+
+    levels = [toy_rows.Staying(20, 11, 1.5), Counting(20, 12, 1.5)]
+    chain = ps.Chain(levels, [2], policy=FirstAlone(later), sync_each_step=sync)
+    prompts = [[3] * 10, [4] * 12, [5] * 8]
+    texts = chain.generate(prompts, 30, 1.0, seed=[1, 2, 3], eos_token_id=[]).new_tokens
+    plain = ps.Chain(levels[:1]).generate(prompts, 30, 1.0, seed=[1, 2, 3], eos_token_id=[])
+    assert [len(text) for text in texts] == [30] * 3
+    assert read[0] == [9, 0, 0]
+    if later == 100:
+        assert len(read) == 1
+        assert texts[1:] == plain.new_tokens[1:]
+    else:
+        assert all(sum(counts[row] for counts in read) >= later for row in (1, 2))

@@ -37,11 +37,9 @@ class Guard {
 
   void update(const Round& round) {
     const bool speculated = round.speculated && state_ != State::kPlain;
-    if (speculated && round.catch_up > 0) {
-      reading_ =
-          round.catch_up / (round.share * static_cast<double>(std::max<int64_t>(missed_, 1)));
-    }
-    missed_ = speculated && round.share == 1 ? 0 : missed_ + round.tokens;
+    const double missed = static_cast<double>(std::max<int64_t>(missed_, 1));
+    if (round.speculated && round.catch_up > 0) reading_ = round.catch_up / (round.share * missed);
+    missed_ = round.speculated && round.share == 1 ? 0 : missed_ + round.tokens;
     if (state_ == State::kPlain && round.speculated) {
       // Of a batch, which is told of a round behind the decision.
       debt_ += std::min(round.loss, limits_.loss) + round.catch_up;
