@@ -442,10 +442,10 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
     """Return a method that calls the level's `method`; without `returns`, it must return None."""
 
-    def call(self: Any, *given: Any) -> Any:
+    def call(self: Any, *arguments: Any) -> Any:
         if not returns:
-            return returned.call(self.name, self.level, method, *given)
-        return getattr(self.level, method)(*given)
+            return returned.call(self.name, self.level, method, *arguments)
+        return getattr(self.level, method)(*arguments)
 
     return call
 
@@ -482,10 +482,10 @@ class _Wrapper:
         batch, keep = block.tokens.shape[0], block.keep
         returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
 
-    def _kept(self, kept: Any, asked: RowCounts) -> Sequence[int]:
-        if kept is None or kept is asked or asked.host is None:
-            return asked
-        return returned.require_kept(self.name, kept, asked.host)
+    def _kept(self, result: Any, lengths: RowCounts) -> Sequence[int]:
+        if result is None or result is lengths or lengths.host is None:
+            return lengths
+        return returned.require_kept(self.name, result, lengths.host)
 
 
 class LevelAdapter(_Wrapper):
@@ -548,19 +548,19 @@ class CheckedLevel(_Wrapper):
         return self._states(self.level.prefill(prompts), prompts)
 
     def extend(self, sequence: Any, tokens: torch.Tensor, layers: Layers) -> Hidden | None:
-        asked = PromptBatch(tokens, hidden_layers=layers)
-        return self._states(self.level.extend(sequence, tokens, layers), asked)
+        prompt = PromptBatch(tokens, hidden_layers=layers)
+        return self._states(self.level.extend(sequence, tokens, layers), prompt)
 
     def extend_together(
         self, sequences: Sequence[Any], tokens: torch.Tensor, counts: Ints, layers: Layers
     ) -> Hidden | None:
-        asked = PromptBatch(tokens, counts, hidden_layers=layers)
-        return self._states(self.level.extend_together(sequences, tokens, counts, layers), asked)
+        prompt = PromptBatch(tokens, counts, hidden_layers=layers)
+        return self._states(self.level.extend_together(sequences, tokens, counts, layers), prompt)
 
-    def _states(self, hidden: Hidden | None, asked: PromptBatch | InputBlock) -> Hidden | None:
-        if asked.hidden_layers:
-            shape = asked.tokens.shape
-            returned.require_hidden(self.name, hidden, asked.hidden_layers, shape)
+    def _states(self, hidden: Hidden | None, call: PromptBatch | InputBlock) -> Hidden | None:
+        if call.hidden_layers:
+            shape = call.tokens.shape
+            returned.require_hidden(self.name, hidden, call.hidden_layers, shape)
             return hidden
         return None  # an empty dict would count as states
 
@@ -599,15 +599,15 @@ def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
     """
     # A tokenizer takes a second to load; copies of the target share the target's.
     first = _model_path(levels[0])
-    others = [
+    below = [
         (name, level)
         for name, level in zip(names[1:], levels[1:], strict=True)
         if first is None or _model_path(level) != first
     ]
-    if not others:
+    if not below:
         return
     target, size = _vocabulary(levels[0]), levels[0].vocab_size
-    for name, level in others:
+    for name, level in below:
         draft = _vocabulary(level)
         if target is None or draft is None:
             expected = why = ""
@@ -624,15 +624,15 @@ def require_same_vocabulary(names: list[str], levels: list[Any]) -> None:
                 )
         elif draft != target:
             common = min(size, level.vocab_size)
-            wanted, drafts = ({i: text for text, i in ids.items()} for ids in (target, draft))
-            both = sorted(i for i in wanted.keys() & drafts.keys() if i < common)
-            differ = [i for i in both if wanted[i] != drafts[i]]
+            texts, drafts = ({i: text for text, i in ids.items()} for ids in (target, draft))
+            shared = sorted(i for i in texts.keys() & drafts.keys() if i < common)
+            differ = [i for i in shared if texts[i] != drafts[i]]
             if differ:
                 i = differ[0]
                 raise ValueError(
                     f"tokenizer of {name}: expected that of the target {names[0]}, given one that "
                     f"differs in {len(differ)} of {common} ids (first: id {i} is {drafts[i]!r} and "
-                    f'not {wanted[i]!r}); "translated:MODEL" draws the tokens that both have'
+                    f'not {texts[i]!r}); "translated:MODEL" draws the tokens that both have'
                 )
 
 

@@ -73,9 +73,9 @@ def grouped_attention(
         causal = bool(getattr(module, "is_causal", True) if stated is None else stated)
     # (Several tokens without a mask begin a text. Others see the same number of keys as in
     # transformers, by its attention.)
-    more = _MORE.intersection(arguments)
+    extras = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
-    other = other or bool(more and any(arguments[name] is not None for name in more))
+    other = other or bool(extras and any(arguments[name] is not None for name in extras))
     taken = not other and operators.takes(query, key, value, attention_mask)
     calls = _calls.get()
     if calls is not None:
@@ -87,8 +87,8 @@ def grouped_attention(
         return plain
     if taken:
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        made = operators.attention(query, key, value, attention_mask, scale, causal)
-        return made, None
+        attended = operators.attention(query, key, value, attention_mask, scale, causal)
+        return attended, None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attention_mask, dropout, causal, scale=scaling, enable_gqa=True
     )
@@ -171,8 +171,8 @@ class _Norm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-        made = operators.rms_norm(rows, self.weight, self.variance_epsilon)
-        return made.view(hidden_states.shape)
+        normed = operators.rms_norm(rows, self.weight, self.variance_epsilon)
+        return normed.view(hidden_states.shape)
 
 
 class _Mlp(nn.Module):
@@ -182,8 +182,8 @@ class _Mlp(nn.Module):
     down_proj: RowProduct
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
-        return self.down_proj.forward(operators.gated(both)).view(x.shape)
+        projected = self.gate_proj.merged.linear.forward(x.reshape(-1, x.shape[-1]))
+        return self.down_proj.forward(operators.gated(projected)).view(x.shape)
 
 
 class _Attention(nn.Module):
@@ -220,10 +220,10 @@ class _Attention(nn.Module):
         cache = past_key_values if cache is None else cache  # argument name in older releases
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        made, _ = grouped_attention(
+        attended, _ = grouped_attention(
             self, query, key, value, attention_mask, scaling=self.scaling, **arguments
         )
-        rows = self.o_proj.forward(made.view(batch * tokens, heads * width))
+        rows = self.o_proj.forward(attended.view(batch * tokens, heads * width))
         return rows.view(batch, tokens, -1), None
 
 
@@ -242,8 +242,8 @@ class _Layer(nn.Module):
         residual, normed = operators.add_rms_norm(
             rows, attended.reshape(rows.shape), norm.weight, norm.variance_epsilon
         )
-        made: Tensor = residual.view(shape) + self.mlp(normed.view(shape))
-        return made
+        output: Tensor = residual.view(shape) + self.mlp(normed.view(shape))
+        return output
 
 
 @torch.inference_mode()
@@ -324,10 +324,10 @@ def _fits_attention(module: Any) -> bool:
 def _are_merged(module: Any, *names: str) -> bool:
     # Whether the projections are exactly a merged product, in that order.
     parts = [getattr(module, name) for name in names]
-    if not all(_runs(part, Part) for part in parts):
+    if not all(_runs(p, Part) for p in parts):
         return False
     merged = parts[0].merged
-    in_order = all(part.merged is merged and part.index == i for i, part in enumerate(parts))
+    in_order = all(p.merged is merged and p.index == i for i, p in enumerate(parts))
     return in_order and len(merged.sizes) == len(parts) and _runs(merged.linear, RowProduct)
 
 
@@ -407,17 +407,17 @@ class StackedPass:
         count, taken = len(self.numbers), list[int]()
         if hidden_layers:
             taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
-        made, entering, status = self.native(
+        deepest, entering, status = self.native(
             x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
         )
         if rows.at is None:  # else the host knows that there was room
             rows.status.bitwise_or_(status)
-        last = body.norm(made)
-        wanted = last[:, -keep:] if indices is None else gather(last, indices)
-        logits = model.get_output_embeddings()(wanted)
+        last = body.norm(deepest)
+        rows_with_logits = last[:, -keep:] if indices is None else gather(last, indices)
+        logits = model.get_output_embeddings()(rows_with_logits)
         if not hidden_layers:
             return LevelOutput(logits)
-        states = {**dict(zip(taken, entering, strict=True)), count: made, -1: last}
+        states = {**dict(zip(taken, entering, strict=True)), count: deepest, -1: last}
         return LevelOutput(logits, {layer: states[layer] for layer in hidden_layers})
 
 
@@ -438,7 +438,7 @@ def stacked_pass(model: Any, native: bool = True) -> StackedPass | None:
         return None
     if not native or _norms_of(layers[0])[0].weight.is_cuda:
         return StackedPass(model, LayerOperators(list(map(_products, layers)), shape))
-    weights = [each for each in map(_weights, layers) if each is not None]
+    weights = [weight for weight in map(_weights, layers) if weight is not None]
     if len(weights) != len(layers):
         return None
     return StackedPass(model, DecoderLayers(weights, shape))
@@ -453,7 +453,7 @@ def layer_operators(layers: Sequence[Any], all_known: bool = False) -> LayerOper
             first may have no norm before its attention.
     """
     known = all_known or all(
-        isinstance(each, _Layer) and _is_known(type(each.self_attn), "Attention") for each in layers
+        isinstance(m, _Layer) and _is_known(type(m.self_attn), "Attention") for m in layers
     )
     fused = bool(layers) and known and all(map(_has_fused_parts, layers))
     shape = _shape_of_all(layers) if fused else None
@@ -518,8 +518,8 @@ def _weights(layer: Any) -> LayerParts | None:
 
 
 def _products(layer: Any) -> LayerParts:
-    first, *others = _products_of(layer)
-    calls: list[Any] = [first.product, *(each.forward for each in others)]
+    first, *rest = _products_of(layer)
+    calls: list[Any] = [first.product, *(product.forward for product in rest)]
     return LayerParts(*_norm_weights(layer), *calls)
 
 
@@ -589,8 +589,8 @@ def pack_layers(module: _Model, merge: bool = True) -> _Model:
     """Return a copy of `module` with packed linear layers, which shares all other parameters and
     buffers. On the CPU, later changes of its linear weights have no effect on the copy. Only plain
     `nn.Linear` layers are packed. With `merge`, projections of the same input share a product."""
-    made: _Model = replaced(module, is_packable, pack_linear, merge)
-    return made
+    copied: _Model = replaced(module, is_packable, pack_linear, merge)
+    return copied
 
 
 def keep_freed_memory() -> None:

@@ -71,11 +71,11 @@ class GgufTensor:
             rows = rows.view(np.float32)
         elif kind == gguf.GGMLQuantizationType.F16:
             rows = rows.view(np.float16)
-        made = np.empty((len(rows), self.shape[-1]), np.float32)
+        values = np.empty((len(rows), self.shape[-1]), np.float32)
         step = max(1, _AT_ONCE // self.shape[-1])
         for begin in range(0, len(rows), step):
-            made[begin : begin + step] = gguf.dequantize(rows[begin : begin + step], kind)
-        return torch.from_numpy(made).view(self.shape)
+            values[begin : begin + step] = gguf.dequantize(rows[begin : begin + step], kind)
+        return torch.from_numpy(values).view(self.shape)
 
 
 class GgufFile:
@@ -99,17 +99,17 @@ class GgufFile:
 
     def __init__(self, path: str | Path) -> None:
         paths = _files_of(Path(path))
-        files = [_OneFile(each) for each in paths]
+        files = [_OneFile(shard) for shard in paths]
         self.path, self.metadata = paths[0], files[0].metadata
         self.tensors: dict[str, GgufTensor] = {}
         for number, file in enumerate(files):
             # split.count is 0 in files that were merged again.
-            told = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
-            if told != (number, len(files)):
+            split = file.metadata.get("split.no", 0), file.metadata.get("split.count", 1) or 1
+            if split != (number, len(files)):
                 raise ValueError(
                     f"{file.path}: expected part {number + 1} of {len(files)}, as files of a split "
-                    f"model are named (NAME-00001-of-0000N.gguf), given split.no {told[0]} and "
-                    f"split.count {told[1]}"
+                    f"model are named (NAME-00001-of-0000N.gguf), given split.no {split[0]} and "
+                    f"split.count {split[1]}"
                 )
             twice = self.tensors.keys() & file.tensors.keys()
             if twice:
@@ -125,17 +125,17 @@ class GgufFile:
 
 def first_part(path: Path) -> Path:
     """Return the file with a model's header: `path`, or the first file of a split model."""
-    found = _SPLIT.fullmatch(path.name)
-    return path.with_name("{}-00001-of-{}{}".format(*found.group(1, 3, 4))) if found else path
+    match = _SPLIT.fullmatch(path.name)
+    return path.with_name("{}-00001-of-{}{}".format(*match.group(1, 3, 4))) if match else path
 
 
 def _files_of(path: Path) -> list[Path]:
-    found = _SPLIT.fullmatch(path.name)
-    if found is None:
+    match = _SPLIT.fullmatch(path.name)
+    if match is None:
         return [path]
-    name, _, count, end = found.groups()
+    name, _, count, end = match.groups()
     paths = [path.with_name(f"{name}-{i:05d}-of-{count}{end}") for i in range(1, int(count) + 1)]
-    missing = next((each for each in paths if not each.is_file()), None)
+    missing = next((file for file in paths if not file.is_file()), None)
     if missing is not None:
         raise ValueError(f"expected all {int(count)} files of a split model, given no {missing}")
     return paths
@@ -212,17 +212,17 @@ class _OneFile:
             raise ValueError(
                 f"{self.path}: general.alignment: expected a power of two, given {step}"
             )
-        told = []
+        entries = []
         for _ in range(count):
             name, (axes,) = self._string().decode(), self._take("I")
             if not 1 <= axes <= _AXES:
                 raise ValueError(f"{self.path}: {name}: expected 1 to 4 axes, given {axes}")
-            told.append((name, self._take(f"{axes}Q"), *self._take("IQ")))
+            entries.append((name, self._take(f"{axes}Q"), *self._take("IQ")))
         begin, expected = -(-self._at // step) * step, 0
-        found: dict[str, GgufTensor] = {}
-        for name, sizes, kind, offset in told:
+        tensors: dict[str, GgufTensor] = {}
+        for name, sizes, kind, offset in entries:
             size = self._size(name, kind, sizes)
-            if offset != expected or name in found:
+            if offset != expected or name in tensors:
                 raise ValueError(
                     f"{self.path}: {name}: expected one tensor of this name, at {expected}, behind "
                     f"the one before, given offset {offset}"
@@ -233,9 +233,9 @@ class _OneFile:
                     f"expected a whole GGUF file, given {self.path} of {len(self._bytes)} bytes, "
                     f"where {name} ends at {at + size}"
                 )
-            found[name] = GgufTensor(kind, sizes[::-1], self._bytes[at : at + size])
+            tensors[name] = GgufTensor(kind, sizes[::-1], self._bytes[at : at + size])
             expected = -(-(offset + size) // step) * step
-        return found
+        return tensors
 
     def _size(self, name: str, kind: int, sizes: tuple[int, ...]) -> int:
         try:
@@ -362,19 +362,19 @@ class _Header:
     def _of(self, key: str) -> Any:
         """Return a value, or None. An array with equal values for all layers gives that value."""
         self.unread.discard(self._prefix + key)
-        value, layers = (self._values.get(self._prefix + each) for each in (key, "block_count"))
+        value, layers = (self._values.get(self._prefix + name) for name in (key, "block_count"))
         if isinstance(value, np.ndarray):
             value = value.tolist()
             if type(layers) is int and len(value) == layers and len({*value}) == 1:
                 value = value[0]
         return value
 
-    def _error(self, key: str, expected: object, given: object) -> ValueError:
-        return ValueError(f"{self._prefix}{key}: expected {expected}, given {shown(given)}")
+    def _error(self, key: str, expected: object, value: object) -> ValueError:
+        return ValueError(f"{self._prefix}{key}: expected {expected}, given {shown(value)}")
 
     def integer(self, key: str, default: int | None = None, largest: int = 2**31 - 1) -> int:
-        found = self._of(key)
-        value = default if found is None else found
+        stored = self._of(key)
+        value = default if stored is None else stored
         if type(value) is not int or not 1 <= value <= largest:
             raise self._error(key, f"an integer in [1, {largest}]", value)
         return value
@@ -384,17 +384,17 @@ class _Header:
         return self.integer(key, default, self._largest)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        found = self._of(key)
-        value: Any = default if found is None else found
+        stored = self._of(key)
+        value: Any = default if stored is None else stored
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self._error(key, "a number > 0", value)
         return float(value)
 
     def require(self, key: str, expected: object, there: bool = False) -> None:
         """Refuse a value other than `expected`, and with `there` a missing value."""
-        found = self._of(key)
-        if (there or found is not None) and (type(found), found) != (type(expected), expected):
-            raise self._error(key, expected, found)
+        value = self._of(key)
+        if (there or value is not None) and (type(value), value) != (type(expected), expected):
+            raise self._error(key, expected, value)
 
     def rope(self) -> dict[str, Any]:
         """Return the `rope_parameters` of transformers. Without a type, scaling is linear."""
@@ -406,15 +406,15 @@ class _Header:
         self._of("rope.scaling.finetuned")  # no effect
         old, factor = self._of("rope.scale_linear"), self._of("rope.scaling.factor")
         factor = old if factor is None else factor
-        made: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "rope_type": "default",
             "rope_theta": self.positive("rope.freq_base", 10000.0),
         }
         if factor is not None and (type(factor) is not float or not 0 <= factor < math.inf):
             raise self._error("rope.scaling.factor", "a number >= 0", factor)
         if kind == "linear" and factor not in (None, 0.0, 1.0):  # 0: no scaling
-            made |= {"rope_type": "linear", "factor": factor}
-        return made
+            parameters |= {"rope_type": "linear", "factor": factor}
+        return parameters
 
     def gemma(self, layers: int, scale: int) -> dict[str, Any]:
         """Return the additional configuration values of Gemma 2 and 3."""
@@ -431,7 +431,7 @@ class _Header:
         self.require("attention.sliding_window_pattern", 6)
         cap, window = self._of("final_logit_softcapping"), self._of("attention.sliding_window")
         local = self.positive("rope.freq_base_swa", 10000.0)
-        made = {
+        values = {
             "query_pre_attn_scalar": scale,
             "final_logit_softcapping": self.positive("final_logit_softcapping") if cap else None,
             "rope_parameters": {
@@ -440,29 +440,29 @@ class _Header:
             },
         }
         if window:
-            return made | {"sliding_window": self.integer("attention.sliding_window")}
-        return made | {"layer_types": ["full_attention"] * layers}
+            return values | {"sliding_window": self.integer("attention.sliding_window")}
+        return values | {"layer_types": ["full_attention"] * layers}
 
     def token(self, name: str) -> int | None:
         """Return the id of a special token; None: not in the vocabulary."""
         kind = self._values.get("tokenizer.ggml.model")
         default = _SENTENCEPIECE.get(name) if kind == "llama" else None
-        found = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
-        return found if type(found) is int and 0 <= found < self._ids else None
+        special = self._values.get(f"tokenizer.ggml.{name}_token_id", default)
+        return special if type(special) is int and 0 <= special < self._ids else None
 
     def ends(self) -> list[int] | None:
         """Return the ids that end a text, a turn or a message."""
-        found = {self.token(name) for name in ("eos", "eot", "eom")} - {None}
+        ids = {self.token(name) for name in ("eos", "eot", "eom")} - {None}
         tokens = self._values.get("tokenizer.ggml.tokens")
         kinds = self._values.get("tokenizer.ggml.token_type")
         if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
-            known = {text.encode() for text in _ENDS}
-            found |= {
+            end_texts = {text.encode() for text in _ENDS}
+            ids |= {
                 i
                 for i, (text, kind) in enumerate(zip(tokens, kinds.tolist(), strict=False))
-                if kind == _CONTROL and text in known and i < self._ids
+                if kind == _CONTROL and text in end_texts and i < self._ids
             }
-        return sorted(i for i in found if i is not None) or None
+        return sorted(i for i in ids if i is not None) or None
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -486,19 +486,19 @@ class BlockLinear(QuantizedLinear):
         self.out_features = sum(len(rows) for rows, _ in parts)
         self.register_buffer("bias", bias)
         self._forms = []  # outputs and type of each product
-        for i, (kind, same) in enumerate(itertools.groupby(parts, lambda part: part[1])):
-            each = [rows for rows, _ in same]
-            whole = each[0] if len(each) == 1 else torch.cat(each)
-            packed = blocks.pack(whole, inputs, kind)
+        for i, (kind, rows_of_kind) in enumerate(itertools.groupby(parts, lambda block: block[1])):
+            tensors = [rows for rows, _ in rows_of_kind]
+            joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+            packed = blocks.pack(joined, inputs, kind)
             self.register_buffer(f"packed{i}", in_huge_pages(packed))
-            self._forms.append((len(whole), kind))
+            self._forms.append((len(joined), kind))
 
     def product(self, x: Tensor) -> Tensor:
-        made = [
+        products = [
             blocks.product(x, getattr(self, f"packed{i}"), outputs, kind)
             for i, (outputs, kind) in enumerate(self._forms)
         ]
-        return made[0] if len(made) == 1 else torch.cat(made, 1)
+        return products[0] if len(products) == 1 else torch.cat(products, 1)
 
     def matrices(self) -> Sequence[Matrix]:
         return [
@@ -533,10 +533,10 @@ def gguf_model(file: GgufFile, dtype: torch.dtype, as_blocks: bool = True) -> An
         total=total, desc=file.path.name, unit="B", unit_scale=True, leave=False
     ) as bar:
         named.read = bar.update
-        made = _with_blocks(skeleton, named) if as_blocks else skeleton
-        _fill(made, named)
-    made.name_or_path = str(file.path)
-    return made
+        model = _with_blocks(skeleton, named) if as_blocks else skeleton
+        _fill(model, named)
+    model.name_or_path = str(file.path)
+    return model
 
 
 def head_rows(path: str | Path, rows: Tensor) -> BlockLinear:
@@ -572,17 +572,17 @@ class _Named:
         """Return the tensor name of a parameter in the file."""
         if name == "lm_head.weight":
             return HEAD if HEAD in self._tensors else EMBEDDINGS
-        found = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
-        if found is None:
+        tensor_name = self._map.get_name(name, try_suffixes=(".weight", ".bias"))
+        if tensor_name is None:
             raise ValueError(f"expected a model of {self._family} without {name}, given one")
-        return str(found)
+        return str(tensor_name)
 
     def require_all(self, skeleton: nn.Module) -> None:
         """Refuse a file with tensor names or shapes other than the model's. A missing bias is 0."""
-        wanted = {self.source(name): p.shape for name, p in skeleton.named_parameters()}
+        shapes = {self.source(name): p.shape for name, p in skeleton.named_parameters()}
         if self._family == "llama" and _FACTORS in self._tensors:
-            wanted[_FACTORS] = torch.Size(self._frequencies)
-        for name, shape in wanted.items():
+            shapes[_FACTORS] = torch.Size(self._frequencies)
+        for name, shape in shapes.items():
             tensor = self._tensors.get(name)
             if tensor is None and not name.endswith(".bias"):
                 raise ValueError(f"expected a tensor {name} in {self._file.path}, given none")
@@ -591,7 +591,7 @@ class _Named:
                     f"{self._file.path}: {name}: expected shape {list(shape)}, given "
                     f"{list(tensor.shape)}"
                 )
-        unread = self._tensors.keys() - wanted.keys()
+        unread = self._tensors.keys() - shapes.keys()
         if unread:
             name = min(unread)
             raise ValueError(
@@ -609,11 +609,11 @@ class _Named:
 
     def rows(self, name: str, rows: Tensor) -> Tensor:
         """Return rows of a parameter, reordered from the file's order to the model's."""
-        heads = next((count for part, count in self._turned.items() if f".{part}." in name), None)
+        heads = next((count for layer, count in self._turned.items() if f".{layer}." in name), None)
         if heads is None:
             return rows
-        made: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        return made.contiguous()
+        reordered: Tensor = rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return reordered.contiguous()
 
     def dequantised(self, name: str, like: Tensor) -> Tensor:
         """Return a parameter dequantised, in the shape and dtype of `like`."""
@@ -627,21 +627,21 @@ class _Named:
 
     def factors(self) -> Tensor | None:
         """Return the divisors of the rotary frequencies, ``[width / 2]``; None: not in the file."""
-        found = self._tensors.get(_FACTORS)
-        return None if found is None else found.dequantised()
+        divisors = self._tensors.get(_FACTORS)
+        return None if divisors is None else divisors.dequantised()
 
 
 def _with_blocks(skeleton: Any, named: _Named) -> Any:
     """Return a copy with `BlockLinear` for each linear layer of a supported type and width."""
-    known: dict[int, str] = {}
+    block_layers: dict[int, str] = {}
     for name, module in skeleton.named_modules():
         if is_plain(module):
             size = blocks.BLOCK_INPUTS.get(named.kind(f"{name}.weight"))
             if size is not None and module.in_features % size == 0:
-                known[id(module)] = name
+                block_layers[id(module)] = name
 
     def make(siblings: Sequence[nn.Linear]) -> nn.Module:
-        names = [known[id(layer)] for layer in siblings]
+        names = [block_layers[id(layer)] for layer in siblings]
         weights = [f"{name}.weight" for name in names]
         parts = [
             (named.rows(weight, tensor.blocks()), tensor.type)
@@ -649,14 +649,14 @@ def _with_blocks(skeleton: Any, named: _Named) -> Any:
         ]
         bias = None
         if siblings[0].bias is not None:
-            both = zip(names, siblings, strict=True)
-            bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in both])
+            layers = zip(names, siblings, strict=True)
+            bias = torch.cat([named.dequantised(f"{name}.bias", s.bias) for name, s in layers])
         return BlockLinear(parts, siblings[0].in_features, bias)
 
-    return replaced(skeleton, lambda module: id(module) in known, make)
+    return replaced(skeleton, lambda module: id(module) in block_layers, make)
 
 
-def _fill(made: Any, named: _Named) -> None:
+def _fill(model: Any, named: _Named) -> None:
     """Set all parameters, embedding scales and rotary tables that have no values yet."""
     values: dict[str, nn.Parameter] = {}  # by tensor name; tied parameters share a value
 
@@ -667,15 +667,15 @@ def _fill(made: Any, named: _Named) -> None:
         return values[source]
 
     factors = named.factors()
-    for path, module in made.named_modules():
+    for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, value(f"{path}.{name}", parameter))
         for name, child in list(module.named_children()):
             if getattr(child, "embed_scale", None) is not None:
                 child.embed_scale = torch.tensor(child.scalar_embed_scale)
             # Rotary tables follow from the configuration alone.
-            elif any(own.is_meta for own in child.buffers(recurse=False)):
-                remade: Any = type(child)(config=made.config)
+            elif any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+                remade: Any = type(child)(config=model.config)
                 if factors is not None:
                     for table in ("inv_freq", "original_inv_freq"):
                         setattr(remade, table, getattr(remade, table) / factors)
@@ -750,14 +750,14 @@ def tokenizer_of(file: GgufFile) -> Any:
             f"{len(texts)} ({len({*texts})} of them different) and {len(kinds)} types"
         )
     make = _sentencepiece if kind == "llama" else _bytes
-    model, parts, begins = make(about, texts)
-    made = Tokenizer(model)
-    for name, part in parts.items():
-        setattr(made, name, part)
+    model, components, begins = make(about, texts)
+    tokenizer = Tokenizer(model)
+    for name, component in components.items():
+        setattr(tokenizer, name, component)
     for special, members in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER,))):
-        own = [text for text, each in zip(texts, kinds, strict=True) if each in members]
-        add = made.add_special_tokens if special else made.add_tokens
-        add([AddedToken(text, normalized=False, special=special) for text in own])
+        added = [text for text, code in zip(texts, kinds, strict=True) if code in members]
+        add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+        add([AddedToken(text, normalized=False, special=special) for text in added])
     defaults = {"bos": 1, "eos": 2, "unknown": 0} if kind == "llama" else {}
     names = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
@@ -769,13 +769,13 @@ def tokenizer_of(file: GgufFile) -> Any:
         around.insert(0, _required(names, "bos_token"))
     if about.get("tokenizer.ggml.add_eos_token", False):
         around.append(_required(names, "eos_token"))
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=around, special_tokens=[(text, texts.index(text)) for text in around if text != "$A"]
     )
     # transformers would add default special tokens for missing names.
     names = {name: names.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
         chat_template=about.get("tokenizer.chat_template"),
         **names,
@@ -783,10 +783,10 @@ def tokenizer_of(file: GgufFile) -> Any:
 
 
 def _array(about: dict[str, Any], name: str, kind: type) -> Any:
-    found = about.get(f"tokenizer.ggml.{name}")
-    if not isinstance(found, kind):
-        raise ValueError(f"tokenizer.ggml.{name}: expected an array, given {shown(found)}")
-    return found
+    array = about.get(f"tokenizer.ggml.{name}")
+    if not isinstance(array, kind):
+        raise ValueError(f"tokenizer.ggml.{name}: expected an array, given {shown(array)}")
+    return array
 
 
 def _required(names: dict[str, str], name: str) -> str:
@@ -823,8 +823,8 @@ def _sentencepiece(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[s
     if prefix:
         spaces.insert(0, normalizers.Prepend("▁"))
         back.append(decoders.Strip(" ", 1, 0))
-    parts = {"normalizer": normalizers.Sequence(spaces), "decoder": decoders.Sequence(back)}
-    return model, parts, True
+    components = {"normalizer": normalizers.Sequence(spaces), "decoder": decoders.Sequence(back)}
+    return model, components, True
 
 
 def _bytes(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any], bool]:
@@ -835,14 +835,14 @@ def _bytes(about: dict[str, Any], texts: list[str]) -> tuple[Any, dict[str, Any]
     pre = about.get("tokenizer.ggml.pre")
     if pre not in _PRE:
         raise ValueError(f"tokenizer.ggml.pre: expected one of {', '.join(_PRE)}, given {pre!r}")
-    cuts, whole, begins = _PRE[pre]
+    cuts, ignore_merges, begins = _PRE[pre]
     merges = [tuple(text.decode().split(" ")) for text in _array(about, "merges", list)]
     ids = {text: i for i, text in enumerate(texts)}
     if not all(len(pair) == 2 and pair[0] + pair[1] in ids for pair in merges):
         raise ValueError("tokenizer.ggml.merges: expected pairs that make tokens, given others")
-    model = models.BPE(ids, merges, ignore_merges=whole)
-    own = cuts in (_DIGITS, _GPT2)
+    model = models.BPE(ids, merges, ignore_merges=ignore_merges)
+    use_regex = cuts in (_DIGITS, _GPT2)
     steps: list[Any] = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own))
-    parts = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "decoder": decoders.ByteLevel()}
-    return model, parts, begins
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
+    components = {"pre_tokenizer": pre_tokenizers.Sequence(steps), "decoder": decoders.ByteLevel()}
+    return model, components, begins

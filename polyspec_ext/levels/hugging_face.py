@@ -150,9 +150,9 @@ class HuggingFaceLevel(ModelLevel):
         # need no other arguments.
         self._arguments: dict[str, Any] = {"use_cache": True, "return_dict": True}
         masked = getattr(text_config, "_attn_implementation", None) in _MASKED
-        wanted = self._placed and masked
+        masks = self._placed and masked
         self._make, self._makes_batches = caches.factory(
-            model, self.name, new_cache, streaming, cache_options, wanted=wanted
+            model, self.name, new_cache, streaming, cache_options, wanted=masks
         )
         with torch.inference_mode():
             self.adopt(self._make(1))
@@ -164,7 +164,7 @@ class HuggingFaceLevel(ModelLevel):
         # Reason why batches are refused, or None.
         self.one_at_a_time = self._without(masked)
         self.no_trees: str | None = None
-        self._probe(new_cache, wanted)
+        self._probe(new_cache, masks)
         if shares_cache_with is not None:
             if new_cache is not None or streaming is not None or cache_options:
                 raise ValueError(
@@ -182,12 +182,12 @@ class HuggingFaceLevel(ModelLevel):
             return f"a RollbackCache is needed, not {type(self._past).__name__}"
         return None
 
-    def _probe(self, new_cache: Callable[..., Cache] | None, wanted: bool) -> None:
+    def _probe(self, new_cache: Callable[..., Cache] | None, masks: bool) -> None:
         """Test whether the model continues cached texts correctly (`levels.models`)."""
         # A ring of keys drops tokens, so that a full cache is tested instead.
         rings = not self.cache.keeps_all
         make, _ = caches.factory(
-            self.model, self.name, None if rings else new_cache, None, {}, wanted=wanted
+            self.model, self.name, None if rings else new_cache, None, {}, wanted=masks
         )
         probe = Probe(self, make, self.max_length)
         kind = type(self.model).__name__
@@ -468,10 +468,10 @@ class HuggingFaceLevel(ModelLevel):
     ) -> dict[int, Tensor]:
         """Append prompt tokens, without logits. Returns hidden states by layer, ``[B, T, H]``;
         empty for an empty prompt."""
-        parts, given = [], None if counts is None else RowCounts.of(counts)
+        parts, sizes = [], None if counts is None else RowCounts.of(counts)
         try:
-            for _, piece, some in _pieces(tokens, given, self._chunk):
-                block = InputBlock(piece, 1, some, hidden_layers=layers)
+            for _, piece, size in _pieces(tokens, sizes, self._chunk):
+                block = InputBlock(piece, 1, size, hidden_layers=layers)
                 parts.append(self.run(block).hidden or {})
         except BaseException:
             self._drop()
@@ -533,9 +533,9 @@ class HuggingFaceLevel(ModelLevel):
         if first is not None and not first.all(longest - keep):
             rows = _row_indices(first, keep, tokens)
         if self._stacked is not None:
-            made = self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
-            if made is not None:
-                return made
+            output = self._stacked(tokens, inputs, self._past, keep, rows, block.hidden_layers)
+            if output is not None:
+                return output
         arguments = {
             **self._arguments, **inputs, "input_ids": tokens, self._cache_name: self._past
         }  # fmt: skip
@@ -561,16 +561,16 @@ class HuggingFaceLevel(ModelLevel):
         counts, first = block.counts, block.first
         longest = tokens.shape[1]
         begin = longest - keep if first is None else min(first)
-        kept: list[Tensor] = []
+        chunks: list[Tensor] = []
         states: list[Hidden] = []
-        for start, piece, some in _pieces(tokens, counts, self._chunk):
+        for start, piece, size in _pieces(tokens, counts, self._chunk):
             width = piece.shape[1]
             needed = max(start + width - max(begin, start), 0)
-            out = self.run(InputBlock(piece, max(needed, 1), some, hidden_layers=layers))
+            out = self.run(InputBlock(piece, max(needed, 1), size, hidden_layers=layers))
             states.append(out.hidden or {})
             if needed:
-                kept.append(out.logits)
-        logits, hidden = torch.cat(kept, 1), _concatenated(states, layers) if layers else None
+                chunks.append(out.logits)
+        logits, hidden = torch.cat(chunks, 1), _concatenated(states, layers) if layers else None
         if first is None:
             return LevelOutput(logits, hidden)
         rows = _row_indices(first.less(begin), keep, logits)
@@ -578,15 +578,15 @@ class HuggingFaceLevel(ModelLevel):
 
     @torch.inference_mode()
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self.cache).rollback(lengths)
-        return kept
+        cached: Sequence[int] = (self._member or self.cache).rollback(lengths)
+        return cached
 
     @torch.inference_mode()
     def keep_path(
         self, begin: Sequence[int], path: Tensor, lengths: Sequence[int]
     ) -> Sequence[int]:
-        kept: Sequence[int] = (self._member or self.cache).keep_path(begin, path, lengths)
-        return kept
+        cached: Sequence[int] = (self._member or self.cache).keep_path(begin, path, lengths)
+        return cached
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
@@ -618,10 +618,10 @@ def _pieces(
         yield start, piece, None if counts is None else counts.less(start, piece.shape[1])
 
 
-def _concatenated(parts: Sequence[Hidden], layers: Sequence[int]) -> dict[int, Tensor]:
-    if len(parts) == 1:
-        return dict(parts[0])
-    return {layer: torch.cat([part[layer] for part in parts], 1) for layer in layers}
+def _concatenated(pieces: Sequence[Hidden], layers: Sequence[int]) -> dict[int, Tensor]:
+    if len(pieces) == 1:
+        return dict(pieces[0])
+    return {layer: torch.cat([piece[layer] for piece in pieces], 1) for layer in layers}
 
 
 def _row_indices(first: RowCounts, keep: int, tokens: Tensor) -> Tensor:

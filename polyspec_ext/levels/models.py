@@ -109,10 +109,10 @@ class ModelLevel:
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """Load the tokenizer beside the model's weights, or None. Never asks the network."""
-        path, found = getattr(self.model, "name_or_path", ""), None
+        path, loaded = getattr(self.model, "name_or_path", ""), None
         with contextlib.suppress(ValueError):
-            found = tokenizer_at(path, local=True) if path else None
-        return found
+            loaded = tokenizer_at(path, local=True) if path else None
+        return loaded
 
 
 def _restored(kind: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
@@ -157,8 +157,8 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     weight = getattr(head, "weight", None)
     kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
     # The dtype of a quantised head's products does not follow from its weights.
-    told = type(head) is nn.Linear or kind == torch.float64
-    if told and kind not in LOGITS_DTYPES:
+    shown = type(head) is nn.Linear or kind == torch.float64
+    if shown and kind not in LOGITS_DTYPES:
         raise ValueError(
             f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
             f"of {kind}"
@@ -200,7 +200,7 @@ def num_parameters(level: Any) -> int | None:
     plain = sum(weight.numel() for weight in model.parameters() if weight.dtype.is_floating_point)
     tied = getattr(getattr(model, "config", None), "tie_word_embeddings", False)
     heads = [level.model.get_output_embeddings()] if tied else []
-    return plain + sum(_quantised(model)) - sum(count for one in heads for count in _quantised(one))
+    return plain + sum(_quantised(model)) - sum(count for h in heads for count in _quantised(h))
 
 
 def has_quantised_layers(model: nn.Module) -> bool:
@@ -256,14 +256,14 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
             about = file.stat()
             return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
         source = str(path if path.exists() else place)
-        found = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
         raise ValueError(
             f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
         ) from error
-    if len(found) <= len(found.all_special_tokens):
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError(f"expected a tokenizer beside the model, given none in {place}")
-    return found
+    return tokenizer
 
 
 @functools.lru_cache(maxsize=4)
@@ -319,15 +319,15 @@ class Unchanged:
         now = self._facts()
         if now == self._before:
             return
-        what = next(key for key, value in now.items() if value != self._before[key])
+        changed = next(key for key, value in now.items() if value != self._before[key])
         hint = "make the level anew"
-        if what == "training modes" and self._model.training:
+        if changed == "training modes" and self._model.training:
             hint = "call model.eval()"
-        elif what in ("hooks", "modules", "weights"):
+        elif changed in ("hooks", "modules", "weights"):
             hint += ", without pack where they are to change between calls"
         raise ValueError(
             f"{self._name}: expected the model as it was when its level was made, given one with "
-            f"other {what}; {hint}"
+            f"other {changed}; {hint}"
         )
 
     def _bound_weights(self) -> Iterator[Tensor]:
@@ -352,10 +352,10 @@ class Unchanged:
             ]
             facts["modules"] = [(dict(m._modules), m.__dict__.get("forward")) for m in modules]
             with torch.inference_mode():
-                some = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
+                samples = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
             facts["weights"] = (
                 [weight.data_ptr() for weight in self._bound_weights()],
-                [values.cpu().view(torch.uint8).numpy().tobytes() for values in some],
+                [values.cpu().view(torch.uint8).numpy().tobytes() for values in samples],
             )
         return facts
 
@@ -373,7 +373,7 @@ class HiddenStates:
         # Both end with the final norm: in some models the layers are nested deeper, in others the
         # base model is never called. If both are called, the outer module ends last.
         self._bodies = [
-            each for each in dict.fromkeys((body, model.base_model)) if each is not model
+            module for module in dict.fromkeys((body, model.base_model)) if module is not model
         ]
         self.count = len(self._layers)
 
@@ -451,22 +451,22 @@ def gathering(head: torch.nn.Module, rows: Tensor | None) -> Iterator[None]:
     if rows is None:
         yield
         return
-    wanted: list[Tensor] = [rows]
+    pending: list[Tensor] = [rows]
     thread = threading.get_ident()
 
     def hook(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         # Once, because a hook left by an interrupt must not change later passes; and in this
         # thread, because chains of other threads may run the same model.
-        if not wanted or threading.get_ident() != thread:
+        if not pending or threading.get_ident() != thread:
             return arguments
-        return (gather(arguments[0], wanted.pop()), *arguments[1:])
+        return (gather(arguments[0], pending.pop()), *arguments[1:])
 
     handle = None
     try:
         handle = head.register_forward_pre_hook(hook, prepend=True)
         yield
     finally:
-        wanted.clear()
+        pending.clear()
         if handle is not None:
             handle.remove()
 
@@ -597,8 +597,8 @@ class Probe:
             have, before = list(level.rollback(RowCounts(kept))), have
             for b, (start, n) in enumerate(zip(first, new, strict=True)):
                 for j in range(start, n):
-                    wanted = self._reference[before[b] + j]
-                    worst = max(worst, relative_difference(logits[b, j - start], wanted))
+                    expected = self._reference[before[b] + j]
+                    worst = max(worst, relative_difference(logits[b, j - start], expected))
         return worst
 
     def _worst_of_tree(self) -> float:
@@ -618,8 +618,8 @@ class Probe:
         logits = level.run(InputBlock(self._padded(input_ids), 5, parents=parents)).logits
         for b, n in enumerate(prompts):
             for depth, node in enumerate(path):
-                wanted = self._reference[n + depth]
-                worst = max(worst, relative_difference(logits[b, node], wanted))
+                expected = self._reference[n + depth]
+                worst = max(worst, relative_difference(logits[b, node], expected))
         have = [n + len(path) for n in prompts]
         level.keep_path(RowCounts(prompts), torch.tensor([path, path]), RowCounts(have))
         logits = level.run(InputBlock(self._padded([text[n : n + 1] for n in have]), 1)).logits
@@ -730,7 +730,7 @@ def switch_of(config: Any) -> tuple[int, str] | None:
     drops the cache and reads the text again, or answers as no single pass would. Embeddings may
     differ by kind of layer.
     """
-    found: list[tuple[int, str]] = []
+    limits: list[tuple[int, str]] = []
     for name in ("rope_parameters", "rope_scaling"):
         ropes = getattr(config, name, None) or {}
         several = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
@@ -744,5 +744,5 @@ def switch_of(config: Any) -> tuple[int, str] | None:
             if named is None or "dynamic" in kind:
                 # A shorter pass resets frequencies that a longer pass has set.
                 named = int(config.max_position_embeddings) - 1
-            found.append((int(named), f"{kind} embeddings change beyond them"))
-    return min(found, default=None)
+            limits.append((int(named), f"{kind} embeddings change beyond them"))
+    return min(limits, default=None)

@@ -181,8 +181,8 @@ def _as_one_matrix(layers: Sequence[nn.Linear]) -> Tensor:
         if all(map(Tensor.is_set_to, parts, weights)):
             return first.as_strided(*form)
     whole = torch.cat(weights)
-    for layer, part in zip(layers, whole.split(sizes), strict=True):
-        layer.weight.data = part
+    for layer, weight in zip(layers, whole.split(sizes), strict=True):
+        layer.weight.data = weight
     return whole
 
 
@@ -318,11 +318,11 @@ def shallow(module: Any) -> Any:
     """Return the module with new tables of the same parameters, buffers, children and hooks. (Later
     hooks are not shared: transformers adds hooks to a model when hidden states are first requested,
     and shared hooks would record each state twice.)"""
-    made = copy.copy(module)
+    twin = copy.copy(module)
     for name, table in vars(module).items():
         if isinstance(table, dict) and name.startswith("_"):
-            made.__dict__[name] = copy.copy(table)
-    return made
+            twin.__dict__[name] = copy.copy(table)
+    return twin
 
 
 def replaced(
@@ -334,26 +334,26 @@ def replaced(
     """Return a copy of `module` with ``make([layer])`` for every layer that is `wanted`; with
     `merge`, ``make(siblings)`` for projections of the same input, with concatenated outputs. The
     copy shares all other parameters and buffers."""
-    made: dict[int, nn.Module] = {}  # by id, since a module may be at several paths
+    copies: dict[int, nn.Module] = {}  # by id, since a module may be at several paths
 
     def copied(module: Any) -> nn.Module:
-        if id(module) in made:
-            return made[id(module)]
+        if id(module) in copies:
+            return copies[id(module)]
         if wanted(module):
-            made[id(module)] = make([module])
-            return made[id(module)]
-        twin = made[id(module)] = shallow(module)
+            copies[id(module)] = make([module])
+            return copies[id(module)]
+        twin = copies[id(module)] = shallow(module)
         children = twin._modules
         for names in SIBLINGS if merge else ():
             layers: list[Any] = [children.get(name) for name in names]
             if all(layer is not None and wanted(layer) for layer in layers) and _alike(layers):
                 merged = Merged(make(layers), [layer.out_features for layer in layers])
                 width = layers[0].in_features
-                made.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
+                copies.update((id(layer), Part(merged, i, width)) for i, layer in enumerate(layers))
         for name, child in children.items():
             if child is not None:
                 children[name] = copied(child)
-        return made[id(module)]
+        return copies[id(module)]
 
     return copied(module)
 

@@ -29,11 +29,11 @@ from .base import Hidden, InputBlock, LevelOutput, PromptBatch
 def require_same_shape(model: Any, other: Any, name: str) -> None:
     """Refuse to share a cache between models whose keys and values differ in shape or dtype."""
     ours, theirs = (m.config.get_text_config(decoder=True) for m in (model, other))
-    for what, mine in _facts(ours).items():
-        wanted = _facts(theirs)[what]
-        if mine != wanted:
+    for fact, mine in _facts(ours).items():
+        shared = _facts(theirs)[fact]
+        if mine != shared:
             raise ValueError(
-                f"{name}: expected the {what} of the level whose cache it shares, {wanted}, given "
+                f"{name}: expected the {fact} of the level whose cache it shares, {shared}, given "
                 f"{mine}"
             )
     if ours.num_hidden_layers > theirs.num_hidden_layers:
@@ -84,7 +84,7 @@ class Member:
     @property
     def members(self) -> list[Member]:
         """Members by level, the owner first."""
-        return [member for each in self._members if (member := each()) is not None]
+        return [member for reference in self._members if (member := reference()) is not None]
 
     @property
     def lengths(self) -> list[int]:
@@ -222,18 +222,18 @@ class Member:
             skip = torch.minimum((held - have).clamp_min(0), counts)
             # Logits after a token need its query even if a level above has read it, and so do
             # hidden states that no level above returns. Its key and value are restored afterwards.
-            asked = torch.where(first < counts, torch.minimum(skip, first), skip)
+            skips = torch.where(first < counts, torch.minimum(skip, first), skip)
             if alone:
-                asked = torch.zeros_like(skip)
-            start, end = have + asked, have + skip
-            counts, first = counts - asked, (first - asked).clamp_min(0)
-            if blind or asked.any():
-                skipped = asked
+                skips = torch.zeros_like(skip)
+            start, end = have + skips, have + skip
+            counts, first = counts - skips, (first - skips).clamp_min(0)
+            if blind or skips.any():
+                skipped = skips
                 wide = width if blind else max(int(counts.max()), 1)
-                tokens = _shift(tokens, asked, wide)
+                tokens = _shift(tokens, skips, wide)
                 # Skipped tokens come before the tree, and so before its later passes.
                 if parents is not None and parents.shape[1] == width:
-                    parents = _shift(parents, asked, wide) - asked[:, None].to(parents)
+                    parents = _shift(parents, skips, wide) - skips[:, None].to(parents)
         # (A chain needs logits after the last token that a level above has emitted, or later, and
         # no level has read its last token: with lengths on the device, only hidden states may need
         # a token to be read again.)
@@ -278,13 +278,13 @@ class Member:
 
     def rollback(self, lengths: Sequence[int]) -> Sequence[int]:
         """Truncate this level's lengths only: tokens that other levels have written stay."""
-        kept = RowCounts.of(lengths)
-        if kept.host is None:
+        counts = RowCounts.of(lengths)
+        if counts.host is None:
             have = self.on_device
-            torch.minimum(have, kept.on(have.device), out=have)
-            return kept
+            torch.minimum(have, counts.on(have.device), out=have)
+            return counts
         self.lengths = [min(have, n) for have, n in zip(self.lengths, lengths, strict=True)]
-        return kept
+        return counts
 
     def select(self, rows: Sequence[int]) -> None:
         """Select rows of all members with the owner's call."""

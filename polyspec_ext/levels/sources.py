@@ -91,7 +91,7 @@ class Source:
 
     def model(self, kind: Any, dtype: Any) -> Any:
         """Return the model of a checkpoint, of the class `kind`."""
-        made, about = kind.from_pretrained(
+        loaded, about = kind.from_pretrained(
             self.place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         for key, expected in (
@@ -104,9 +104,9 @@ class Source:
             if key == "unexpected_keys":
                 names = [name for name in names if not _is_of_head(name, names)]
             if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise ValueError(f"expected {expected.format(names[0] + more)}")
-        return made
+                rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                raise ValueError(f"expected {expected.format(names[0] + rest)}")
+        return loaded
 
 
 def _is_of_head(name: str, names: Sequence[str]) -> bool:
@@ -166,10 +166,10 @@ def model_source(name: str, place: str | Path) -> Source:
         local = True
     # The name of a file can be a valid id as well, which no model has.
     if local or path.suffix.lower() in (*_FILES, ".gguf"):
-        what = "a file" if path.exists() else "not there"
+        state = "a file" if path.exists() else "not there"
         raise ValueError(
             f"{name}: expected a model id, the directory of a model or a GGUF file, given "
-            f"{text!r}, which is {what}{_FILES.get(path.suffix, '')}"
+            f"{text!r}, which is {state}{_FILES.get(path.suffix, '')}"
         )
     if "/" not in text:
         progress.note(f"{name}: no directory {text!r} here: looking for a model of this id")
@@ -247,7 +247,7 @@ def load_model(
 
     where = arguments.device("device", device) or torch.device("cpu")
     default: Any = torch.float32 if where.type == "cpu" else "auto"
-    wanted = arguments.loaded_dtype("dtype", dtype) or default
+    choice = arguments.loaded_dtype("dtype", dtype) or default
     with found(name, place) as source, progress.loading():
         if source.file is not None:
             from .gguf import GgufFile, gguf_model, has_blocks
@@ -258,11 +258,11 @@ def load_model(
             if blocks and not as_blocks:
                 progress.note(f"{name}: dequantising {source.file.name}: no tensor in blocks")
             default = torch.float32 if as_blocks else torch.bfloat16
-            kind = wanted if isinstance(wanted, torch.dtype) else default
+            kind = choice if isinstance(choice, torch.dtype) else default
             model = gguf_model(file, kind, as_blocks)
         else:
-            both = not source.is_adapter and source.config().is_encoder_decoder
-            model = source.model(AutoModelForSeq2SeqLM if both else AutoModelForCausalLM, wanted)
+            encodes = not source.is_adapter and source.config().is_encoder_decoder
+            model = source.model(AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM, choice)
     return model.to(where).eval()
 
 
@@ -361,8 +361,8 @@ class Options:
         """Return the target, a Hugging Face model; `what` is the expectation in the error."""
         if self.above and isinstance(self.above[0], HuggingFaceLevel):
             return self.above[0]
-        given = shown(self.above[0]) if self.above else "nothing above it"
-        raise ValueError(f"{self.name}: expected {what}, given {given}")
+        above = shown(self.above[0]) if self.above else "nothing above it"
+        raise ValueError(f"{self.name}: expected {what}, given {above}")
 
 
 class Loader(Protocol):
@@ -415,14 +415,14 @@ class Registry:
         """
         for loader in self._loaders:
             if loader.matches(thing):
-                made = loader.load(thing, options)
-                if not isinstance(made, loader.gives):
+                member = loader.load(thing, options)
+                if not isinstance(member, loader.gives):
                     kinds = " or ".join(kind.__name__ for kind in loader.gives)
                     raise TypeError(
                         f"{options.name}: expected {type(loader).__name__}.load to return {kinds}, "
-                        f"given {shown(made)}"
+                        f"given {shown(member)}"
                     )
-                return made
+                return member
         known = "; ".join(loader.expects for loader in reversed(self._loaders))
         raise TypeError(f"{options.name}: expected one of: {known}; given {shown(thing)}")
 

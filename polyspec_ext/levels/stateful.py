@@ -139,9 +139,9 @@ class RowState:
     def restore(self, state: SavedState) -> None:
         """Restore a copy of the state, which stays unchanged."""
         self.length = state.length
-        for layer, kept in zip(self._layers, state.layers, strict=True):
+        for layer, stored in zip(self._layers, state.layers, strict=True):
             vars(layer).clear()
-            vars(layer).update(_copied(kept))
+            vars(layer).update(_copied(stored))
 
     def rollback(self, length: int) -> bool:
         """Keep at most `length` tokens. Returns whether a checkpoint was advanced to `length`; else
@@ -157,7 +157,7 @@ class RowState:
         if latest is not None and latest.calls is not None and latest.before.length < length:
             self._advance(latest, latest.calls, length)
             return True
-        states = [self._empty, *pinned, *(one.before for one in self.passes)]
+        states = [self._empty, *pinned, *(record.before for record in self.passes)]
         newest = max(states, key=lambda state: state.length)
         self.restore(newest)
         if latest is not None and latest.before is newest:  # the next pass stores it again
@@ -194,17 +194,17 @@ def _cut(layer: Any) -> None:
 
 def _copied(values: dict[str, Any], overwritten: Sequence[str] = _OVERWRITTEN) -> dict[str, Any]:
     """Return the attributes of a layer, with copies of tensors that passes overwrite."""
-    kept = dict(values)
-    for name, value in kept.items():
+    copies = dict(values)
+    for name, value in copies.items():
         if isinstance(value, dict):
-            kept[name] = dict(value)
+            copies[name] = dict(value)
     for name in overwritten:
-        states = kept.get(name)
+        states = copies.get(name)
         if isinstance(states, Tensor):
-            kept[name] = states.clone()
+            copies[name] = states.clone()
         elif isinstance(states, dict):
-            kept[name] = {key: copy.deepcopy(state) for key, state in states.items()}
-    return kept
+            copies[name] = {key: copy.deepcopy(state) for key, state in states.items()}
+    return copies
 
 
 # ---- calls that compute a state ------------------------------------------------------------------
@@ -235,8 +235,8 @@ class Call(NamedTuple):
 
     def state(self, count: int, before: Tensor | None) -> Tensor:
         """Return the state after the first `count` tokens, from the initial state `before`."""
-        some = {name: self.arguments[name][:, :count] for name in self.inputs.by_token}
-        arguments = {**self.arguments, **some, self.inputs.state: before}
+        prefix = {name: self.arguments[name][:, :count] for name in self.inputs.by_token}
+        arguments = {**self.arguments, **prefix, self.inputs.state: before}
         state: Tensor = self.function(**arguments)[1]
         return state
 
@@ -384,8 +384,8 @@ class StatefulLevel(ModelLevel):
         tokens, and hidden states ``[1, T, H]`` by layer."""
         options: dict[str, Any] = {"use_cache": True, "return_dict": True}
         if self._placed:  # some models count from 0 in every pass
-            places = torch.arange(row.length, row.length + tokens.shape[1], device=tokens.device)
-            options["position_ids"] = places[None]
+            positions = torch.arange(row.length, row.length + tokens.shape[1], device=tokens.device)
+            options["position_ids"] = positions[None]
         if self._slices:
             options["logits_to_keep"] = max(keep, 1)
         options[self._cache_name] = row.past
@@ -394,11 +394,11 @@ class StatefulLevel(ModelLevel):
             logits: Tensor = self._runs(input_ids=tokens, **options).logits
         records = self.advances and 1 < tokens.shape[1] <= _RECORDED
         row.end_pass(tokens.shape[1], calls if records else None)
-        wanted = [*tokens.shape, self.hidden_size]
+        expected = [*tokens.shape, self.hidden_size]
         for layer, states in hidden.items():
-            if list(states.shape) != wanted:
+            if list(states.shape) != expected:
                 raise ValueError(
-                    f"{self.name}: expected hidden states {wanted} of layer {layer}, given "
+                    f"{self.name}: expected hidden states {expected} of layer {layer}, given "
                     f"{list(states.shape)}"
                 )
         return logits[0, logits.shape[1] - keep :], hidden
@@ -415,18 +415,18 @@ class StatefulLevel(ModelLevel):
             ends = list(range(1, total))
         elif self.stepwise:
             ends = list(range(max(total - keep, 1), total))
-        kept, states, begin = [], [], 0
+        rows, states, begin = [], [], 0
         for end in sorted({*ends, total}):
-            wanted = max(0, end - max(begin, total - keep))
-            logits, hidden = self._pass(row, tokens[:, begin:end], wanted, layers)
+            count = max(0, end - max(begin, total - keep))
+            logits, hidden = self._pass(row, tokens[:, begin:end], count, layers)
             states.append(hidden)
-            if wanted:
-                kept.append(logits)
+            if count:
+                rows.append(logits)
             begin = end
         if layers:
             row.told = row.length
-        whole = {layer: torch.cat([one[layer] for one in states], 1) for layer in layers}
-        return torch.cat(kept) if kept else logits[:0], whole
+        whole = {layer: torch.cat([h[layer] for h in states], 1) for layer in layers}
+        return torch.cat(rows) if rows else logits[:0], whole
 
     @torch.inference_mode()
     def prefill(self, prompts: PromptBatch) -> Hidden | None:
@@ -470,19 +470,19 @@ class StatefulLevel(ModelLevel):
         for number, (row, ids, count, begin) in enumerate(rows):
             if not count:
                 continue
-            wanted = max(count - begin, 0)
-            some, states = self._append(row, ids[None, :count], wanted, layers)
-            if logits.shape[2] != some.shape[1]:
-                logits = some.new_zeros(batch, keep, some.shape[1])
-            logits[number, : min(wanted, keep)] = some[:keep]
+            needed = max(count - begin, 0)
+            of_ids, states = self._append(row, ids[None, :count], needed, layers)
+            if logits.shape[2] != of_ids.shape[1]:
+                logits = of_ids.new_zeros(batch, keep, of_ids.shape[1])
+            logits[number, : min(needed, keep)] = of_ids[:keep]
             for layer, of_row in states.items():
                 if layer not in hidden:
                     hidden[layer] = of_row.new_zeros(batch, width, of_row.shape[2])
                 hidden[layer][number, :count] = of_row[0]
         for layer in layers if not hidden else ():  # of empty prompts
             hidden[layer] = torch.zeros(batch, width, self.hidden_size, dtype=self.model.dtype)
-        told = torch.tensor(skipped) if layers and any(skipped) else None
-        return LevelOutput(logits, hidden if layers else None, told)
+        skips = torch.tensor(skipped) if layers and any(skipped) else None
+        return LevelOutput(logits, hidden if layers else None, skips)
 
     def read(self, tokens: Tensor, counts: Sequence[int]) -> None:
         if tokens.shape[1] and max(counts):
@@ -532,10 +532,10 @@ class StatefulLevel(ModelLevel):
     @torch.inference_mode()
     def save(self, row: int, begin: int, end: int) -> SavedState | None:
         """Return a copy of a row's first `end` tokens; None: no checkpoint at this length."""
-        kept = self._rows[row]
-        if begin == 0 and kept.length == end:
-            kept.pin()
-        pinned = (state for state in kept.pinned if begin == 0 and state.length == end)
+        current = self._rows[row]
+        if begin == 0 and current.length == end:
+            current.pin()
+        pinned = (state for state in current.pinned if begin == 0 and state.length == end)
         return next(pinned, None)
 
     @torch.inference_mode()
@@ -576,9 +576,9 @@ class StatefulLevel(ModelLevel):
             for way in _WAYS[not self._advance :]:
                 self.advances, self.stepwise = way
                 self.num_replayed = 0
-                found = failure(differ)
-                if found is None:
+                difference = failure(differ)
+                if difference is None:
                     break
-            require_continued(found, self.model, self.name)
+            require_continued(difference, self.model, self.name)
         finally:
             self._rows, self.num_replayed, self.num_advanced = [], 0, 0
