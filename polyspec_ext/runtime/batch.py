@@ -144,8 +144,8 @@ class CacheOwner:
     @property
     def latest(self) -> object:
         """Return the common batch of all caches; None: no common batch."""
-        first, *others = (cache.batch and cache.batch() for _, cache in self._caches)
-        return first if all(other is first for other in others) else None
+        first, *rest = (cache.batch and cache.batch() for _, cache in self._caches)
+        return first if all(other is first for other in rest) else None
 
 
 class Batch:
@@ -204,7 +204,7 @@ class Batch:
             from ..policies.recorder import RoundRecorder
 
             # Processes that share a level must choose the same windows.
-            timed = not any(part.capabilities.sharded for part in engine.parts)
+            timed = not any(member.capabilities.sharded for member in engine.parts)
             self._reports = RoundRecorder(self.stats, timed)
         self._recorder = self._reports or StatsRecorder(self.stats)
         self._processors = RequestProcessors(processors)
@@ -247,9 +247,9 @@ class Batch:
             return {}
         return self._prefixes.find(row.tokens[:-1], self._engine.caches.ahead)
 
-    def _open(self, row: Row, found: Mapping[int, Copies]) -> Reading:
-        reading = self._engine.caches.open(row, found, self._plain)
-        for stats in {id(one): one for one in (row.stats, self.stats)}.values():
+    def _open(self, row: Row, copies: Mapping[int, Copies]) -> Reading:
+        reading = self._engine.caches.open(row, copies, self._plain)
+        for stats in {id(counts): counts for counts in (row.stats, self.stats)}.values():
             stats.num_cached_tokens += reading.begin
         return reading
 
@@ -257,10 +257,10 @@ class Batch:
         """Start the rows from the saved copies of their prefixes, if any."""
         caches = self._engine.caches
         levels = caches.can_begin()
-        found = [self._find(row) for row in self.rows]
-        if not any(level in copies for copies in found for level in levels):
+        saved = [self._find(row) for row in self.rows]
+        if not any(level in copies for copies in saved for level in levels):
             return
-        readings = [self._open(*both) for both in zip(self.rows, found, strict=True)]
+        readings = [self._open(*pair) for pair in zip(self.rows, saved, strict=True)]
         caches.extend_all(readings, self._recorder)
         self._engine.fill(readings)
 
@@ -317,8 +317,8 @@ class Batch:
             return
         levels, whole = caches.can_begin(), caches.saves_rows
         for row in rows:
-            there = any(row is other for other in self._engine.slots)
-            if not there or row.error is not None or row.kept == row.committed:
+            in_batch = any(row is other for other in self._engine.slots)
+            if not in_batch or row.error is not None or row.kept == row.committed:
                 continue
             cached = self._engine.cached(row)
             lengths = [n if level in levels else 0 for level, n in enumerate(cached, 1)]

@@ -103,14 +103,14 @@ class Engine:
         reason = needs_host(config, levels, drafter, self._gives_hidden, bounded)
         if sync_each_step is False and reason is not None:
             raise ValueError(f"sync_each_step: expected True or None, since {reason}, given False")
-        wanted = config.device.type == "cpu" if sync_each_step is None else sync_each_step
-        self._sync_each_step = reason is not None or wanted
+        synced = config.device.type == "cpu" if sync_each_step is None else sync_each_step
+        self._sync_each_step = reason is not None or synced
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
         self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self._passes: Passes | None = None  # captured passes of steps that the host reads
-        if graphs is not None and any(part.capabilities.keeps_lengths for part in self.parts):
+        if graphs is not None and any(member.capabilities.keeps_lengths for member in self.parts):
             self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Current level and step (None: all rows), for messages.
@@ -202,9 +202,9 @@ class Engine:
         """Restore the state before a failed round (`recovers`), to run it again with the same
         draws. All levels read the texts again."""
         slots, counts = self._before  # rows may have left since
-        places = {id(row): place for place, row in enumerate(slots)}
+        indices = {id(row): index for index, row in enumerate(slots)}
         self._rows = self._rows.select(range(len(self.slots)))
-        self._rows.state.begin_again(counts[[places[id(row)] for row in self.slots]])
+        self._rows.state.begin_again(counts[[indices[id(row)] for row in self.slots]])
         self._begin_caches()
 
     @torch.inference_mode()
@@ -224,17 +224,17 @@ class Engine:
         if self._layers:
             reading = f"{self.config.names[-1]}: expected a drafter that reads tokens alone"
             raise ValueError(f"{reading}, whose texts can be replaced, given one of hidden states")
-        kept = {}
+        lengths = {}
         for row, text in zip(rows, texts, strict=True):
             if not text or row.ended:
-                given = "a request that has ended" if row.ended else "an empty text"
-                raise ValueError(f"rewind: expected a text of a running request, given {given}")
-            kept[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
+                state = "a request that has ended" if row.ended else "an empty text"
+                raise ValueError(f"rewind: expected a text of a running request, given {state}")
+            lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
         self._rows = self._rows.select(range(len(self.slots)))
         self._rounds = 0
         try:
             # A step that the host reads also reads the token after accepted drafts.
-            self.caches.cut(kept, self.slots, self._rows.state, int(self._sync_each_step))
+            self.caches.cut(lengths, self.slots, self._rows.state, int(self._sync_each_step))
         except BaseException:
             self._begin_caches()  # some caches are cut
             raise
@@ -255,8 +255,8 @@ class Engine:
         state, numbers, hidden = self._rows.state, range(1, len(self.parts) + 1), self._rows.hidden
         lengths = [min(state.cached(number)[row.slot], row.committed) for number in numbers]
         if hidden is not None:
-            told = int(hidden.begin[row.slot])  # states
-            lengths[-1] = min(lengths[-1], told + 1 if told else 0)
+            read = int(hidden.begin[row.slot])  # states
+            lengths[-1] = min(lengths[-1], read + 1 if read else 0)
         return lengths
 
     def set_windows(self, row: Row, windows: Sequence[int]) -> None:
@@ -412,7 +412,7 @@ class Engine:
         if self._passes is not None and follows and self._passes.serves(drafter):
             passes, sent = self._passes, self._sent(step, drafter.device)
         window = rows.hidden
-        told = None if window is None else window.states()
+        states = None if window is None else window.states()
         inputs = DraftInput(
             self._ids(sent.input_ids, level),
             RowCounts(None if host is None else host.counts, sent.plan.counts),
@@ -428,7 +428,7 @@ class Engine:
             eos=rows.eos,
             processors=self._applied,
             text=rows.text,
-            hidden=told,
+            hidden=states,
             vocab_size=size,
             passes=passes,
         )
@@ -440,16 +440,16 @@ class Engine:
             block, drafts = drafter.draft(inputs), True
         if self._trees or block.parents is not None:
             if self._trees != (block.parents is not None):
-                wanted, given = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
+                form, actual = ("a tree", "a chain of tokens")[:: 1 if self._trees else -1]
                 raise ValueError(
-                    f"{self.config.names[-1]}: expected {wanted} from a drafter whose capabilities "
-                    f"have {'' if self._trees else 'no '}`trees`, given {given}"
+                    f"{self.config.names[-1]}: expected {form} from a drafter whose capabilities "
+                    f"have {'' if self._trees else 'no '}`trees`, given {actual}"
                 )
             pending.append_tree(self.config.names[-1], block, step, size)
         self._at_work = None
-        if window is not None and told is not None and drafts:
+        if window is not None and states is not None and drafts:
             if window.width:
-                window.forget(plan.part, told.counts)
+                window.forget(plan.part, states.counts)
             else:  # the drafter reads no states of complete texts
                 window.forget(plan.part + rows.state.complete())
         tree = pending.tree
@@ -556,16 +556,16 @@ class Engine:
             logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
-        own = sent.plan if sent.table.device == device else sent.on(device)
+        local = sent.plan if sent.table.device == device else sent.on(device)
         entries = self._target_to_draft if lowest and q is not None else None
         drawn = config.id_maps[-1].drawn
         if q is not None and drawn is not None and q.logits.shape[2] > len(drawn):
             entries = None  # the rows cover all ids
         shared: dict[str, Any] = {
             **parameters.on(device),
-            "position": own.positions,
+            "position": local.positions,
             "level": number,
-            "round": own.rounds,
+            "round": local.rounds,
             "rule": config.rule,
             "target_to_draft": entries,
             "allowed": allowed,
@@ -575,11 +575,11 @@ class Engine:
             if draft_logits is not None and draft_logits.shape[1] > step.most:
                 draft_logits = draft_logits[:, : step.most]
                 statistics = None if statistics is None else statistics[:, : step.most]
-            shared |= {"draft_lengths": own.lengths, "draft_statistics": statistics}
+            shared |= {"draft_lengths": local.lengths, "draft_statistics": statistics}
             result = config.operators.verify(logits, sent.pending(device), draft_logits, **shared)
         else:
-            proposed, more = tree.proposal(q, step.most, device)
-            result = config.operators.verify_tree(logits, *proposed, **more, **shared)
+            proposed, options = tree.proposal(q, step.most, device)
+            result = config.operators.verify_tree(logits, *proposed, **options, **shared)
             path = result.path if read.places is None else read.placed(result.path)
             logits, hidden = read.along(logits, hidden, result, path)
         self._at_work = None
@@ -593,8 +593,8 @@ class Engine:
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if rows.hidden is not None:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            kept = list(itertools.starmap(RowCounts, report.kept[:-1]))
-            rows.hidden.add_pass(plan, kept, number, hidden, skipped, above)
+            lengths = list(itertools.starmap(RowCounts, report.kept[:-1]))
+            rows.hidden.add_pass(plan, lengths, number, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
             paths = {} if tree is None else {number: path}
             if tree is not None and self._keeps_paths:
@@ -604,24 +604,24 @@ class Engine:
 
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
         """Cut the caches from the step's level downwards; for a tree keep the path, by level."""
-        asked = self._plan.asked if report.cut is None else report.cut
-        for number in sorted({*asked, *paths}):
+        levels = self._plan.asked if report.cut is None else report.cut
+        for number in sorted({*levels, *paths}):
             if number < step.level:
                 continue
-            part, wanted = self.parts[number - 1], RowCounts(*report.kept[number - 1])
+            member, lengths = self.parts[number - 1], RowCounts(*report.kept[number - 1])
             self._at_work = number, None
             path, positions = paths.get(number), step.plan.positions
             if path is not None:
                 # Idle rows keep all tokens.
-                front = torch.minimum(positions, wanted.on(positions.device))
-                begin = RowCounts.read(front, wanted.host is not None)
-                left = cast(Any, part).keep_path(begin, path.to(part.device), wanted)
+                front = torch.minimum(positions, lengths.on(positions.device))
+                begin = RowCounts.read(front, lengths.host is not None)
+                left = cast(Any, member).keep_path(begin, path.to(member.device), lengths)
             else:
-                left = part.rollback(wanted)
+                left = member.rollback(lengths)
             self._at_work = None
-            if wanted.host is not None and left is not wanted:
-                least = [min(int(n), most) for n, most in zip(left, wanted.host, strict=True)]
-                if least != list(wanted.host):
+            if lengths.host is not None and left is not lengths:
+                least = [min(int(n), most) for n, most in zip(left, lengths.host, strict=True)]
+                if least != list(lengths.host):
                     self._rows.state.set_cached(number, least)
                     self._rounds = 0
 
@@ -631,10 +631,10 @@ class Engine:
         """Commit the target's emitted tokens; end complete rows. Returns the tokens by row."""
         committed = []
         for slot, (row, entry) in enumerate(zip(self.slots, entries, strict=True)):
-            asked, _, _, emitted, ended, _, _ = entry
-            if emitted == 0 and row.active and (asked >= 0 or not self._rows.on_host):
+            checked, _, _, emitted, ended, _, _ = entry
+            if emitted == 0 and row.active and (checked >= 0 or not self._rows.on_host):
                 raise self._stuck(row)
-            if asked < 0:
+            if checked < 0:
                 continue
             new = record.tokens[slot][:emitted]
             row.tokens += new

@@ -39,10 +39,10 @@ def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) ->
     text = inputs.text
     assert text is not None
     left = [length - len(run) for length, run in zip(inputs.lengths, runs, strict=True)]
-    read = [list(run) if more else list(run[:-1]) for run, more in zip(runs, left, strict=True)]
-    more = [len(run) for run in read]
-    counts = list(map(int.__add__, inputs.counts, more))
-    tokens = torch.nn.functional.pad(inputs.tokens, (0, max(more)))
+    read = [list(run) if rest else list(run[:-1]) for run, rest in zip(runs, left, strict=True)]
+    added = [len(run) for run in read]
+    counts = list(map(int.__add__, inputs.counts, added))
+    tokens = torch.nn.functional.pad(inputs.tokens, (0, max(added)))
     for row, (end, run) in enumerate(zip(counts, read, strict=True)):
         tokens[row, end - len(run) : end] = id_map.to_below(tokens.new_tensor(run))
 
@@ -56,7 +56,7 @@ def _behind(inputs: DraftInput, runs: Sequence[Sequence[int]], id_map: IdMap) ->
         counts=RowCounts(counts),
         lengths=RowCounts(left),
         most=max(left),
-        positions=inputs.positions + inputs.positions.new_tensor(more),
+        positions=inputs.positions + inputs.positions.new_tensor(added),
         text=whole,
     )
 
@@ -107,5 +107,5 @@ def _in_front(
     counts = None
     if block.counts is not None:
         counts = block.counts + block.counts.new_tensor([len(run) for run in runs])
-    kept = None if rows is None else RowBuffer(rows, None)
-    return DraftBlock(tokens, counts, None, kept, parents, drawn if tree else None)
+    buffer = None if rows is None else RowBuffer(rows, None)
+    return DraftBlock(tokens, counts, None, buffer, parents, drawn if tree else None)

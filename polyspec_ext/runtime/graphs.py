@@ -125,7 +125,7 @@ class Graphs:
         if graph is None:
             if self._failures.get(kind, 0) == _FAILURES:
                 return step()
-            seen = tuple(part.of_any_span() if isinstance(part, Place) else part for part in full)
+            seen = tuple(item.of_any_span() if isinstance(item, Place) else item for item in full)
             if seen not in self._seen:
                 self._watch(full)
                 outputs = step()
@@ -167,20 +167,20 @@ class Graphs:
 
     def _watch(self, key: _Key) -> None:
         """Drop the graph of `key` when an owner of memory in the key is freed."""
-        this = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def gone(_: object) -> None:
-            graphs = this()
+            graphs = reference()
             if graphs is not None:
                 graphs._forget()
 
-        for owner in (place.owner() for place in _places(key)):
+        for owner in (memory.owner() for memory in _places(key)):
             if owner is not None and id(owner) not in self._owners:
                 self._owners[id(owner)] = weakref.ref(owner, gone)
 
     def _forget(self) -> None:
         for key in [*self._seen, *self._graphs]:
-            if any(place.owner() is None for place in _places(key)):
+            if any(memory.owner() is None for memory in _places(key)):
                 self._seen.pop(key, None)
                 self._graphs.pop(key, None)
         self._owners = {n: owner for n, owner in self._owners.items() if owner() is not None}
@@ -190,7 +190,7 @@ _Key = tuple[Hashable, ...]
 
 
 def _places(key: _Key) -> list[Place]:
-    return [part for part in key if isinstance(part, Place)]
+    return [item for item in key if isinstance(item, Place)]
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -250,8 +250,8 @@ class Queue:
         key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
         if not rows.parameters.greedy and (step.tail or 1 < level < count):
             key.append(rows.pending.padding(1 if draft else level - 1))
-        place = rows.place(level, step.tail, level in self._gives_hidden)
-        return self._graphs.run(kind, [*key, place, tuple(touched), *touched.values()], run)
+        memory = rows.place(level, step.tail, level in self._gives_hidden)
+        return self._graphs.run(kind, [*key, memory, tuple(touched), *touched.values()], run)
 
     def end(self, plan: RoundPlan, rows: Rows) -> None:
         """Set the cached lengths on the host after a round that the host did not follow."""
@@ -284,11 +284,11 @@ def uploaded(step: Step, device: torch.device, width: int) -> Step:
     keeps its host values."""
     rows, batch = step.table.shape
     ids = torch.nn.functional.pad(step.input_ids, (0, max(0, width - step.input_ids.shape[1])))
-    both = torch.cat([step.table.flatten(), ids.flatten()])
+    joined = torch.cat([step.table.flatten(), ids.flatten()])
     if device.type == "cuda":
-        both = both.pin_memory()
-    both = both.to(device, non_blocking=True)
-    table, ids = both[: rows * batch].view(rows, batch), both[rows * batch :].view(batch, -1)
+        joined = joined.pin_memory()
+    joined = joined.to(device, non_blocking=True)
+    table, ids = joined[: rows * batch].view(rows, batch), joined[rows * batch :].view(batch, -1)
     return step._replace(input_ids=ids, table=table, plan=Plan._make(table.unbind()))
 
 
@@ -352,16 +352,16 @@ class Passes:
         def run() -> tuple[torch.Tensor | None, ...]:
             known = RowCounts(None, inputs[0]), RowCounts(None, inputs[1])
             tokens, parents = inputs[2 : 2 + width].t(), inputs[2 + width :].t() if tree else None
-            own = InputBlock(tokens, block.keep, *known, parents, layers, block.depth)
-            out = level.forward(own)
+            captured = InputBlock(tokens, block.keep, *known, parents, layers, block.depth)
+            out = level.forward(captured)
             states = [] if out.hidden is None else [out.hidden[layer] for layer in layers]
             return out.logits, out.skipped, *states
 
         key = (width, block.keep, layers, tree, block.depth, Place(self, [inputs]), span)
         kind = f"a pass of {level.name}"
-        made = run() if span is None else self._graphs.run(kind, key, run)
+        outputs = run() if span is None else self._graphs.run(kind, key, run)
         lengths.note_lengths(self._cached)
-        logits, skipped, *states = made
+        logits, skipped, *states = outputs
         assert logits is not None
         # A later pass overwrites the states before the drafter has read them.
         hidden = {at: x.clone() for at, x in zip(layers, states, strict=False) if x is not None}
@@ -376,22 +376,22 @@ class Passes:
         run: Callable[..., Outputs],
     ) -> Outputs:
         """Return ``run(*inputs)`` (`CapturedPasses.call`)."""
-        kept = [self._kept((kind, number), x) for number, x in enumerate(inputs)]
+        fixed = [self._kept((kind, number), x) for number, x in enumerate(inputs)]
         span = reserve(self._limit)
         if span is None:
-            return run(*kept)
-        return self._graphs.run(kind, (form, Place(self, kept), span), lambda: run(*kept))
+            return run(*fixed)
+        return self._graphs.run(kind, (form, Place(self, fixed), span), lambda: run(*fixed))
 
     def _kept(self, name: Hashable, x: torch.Tensor) -> torch.Tensor:
         """Return `x` at a fixed address, at few widths."""
-        batch, *more = x.shape
-        if more and more[0] > 1:
-            more[0] = max(8, 1 << (more[0] - 1).bit_length())
-        size = name, batch, *more
+        batch, *rest = x.shape
+        if rest and rest[0] > 1:
+            rest[0] = max(8, 1 << (rest[0] - 1).bit_length())
+        size = name, batch, *rest
         if size not in self._inputs:
-            self._inputs[size] = x.new_zeros(batch, *more)
+            self._inputs[size] = x.new_zeros(batch, *rest)
         whole = self._inputs[size]
-        (whole[:, : x.shape[1]] if more else whole).copy_(x)
+        (whole[:, : x.shape[1]] if rest else whole).copy_(x)
         return whole
 
     def _written(self, level: int, block: InputBlock) -> torch.Tensor:
@@ -471,8 +471,8 @@ class Clock(NamedTuple):
             return cls(time.perf_counter)
 
         def event() -> Any:
-            made = torch.cuda.Event(enable_timing=True)
-            made.record()
-            return made
+            marker = torch.cuda.Event(enable_timing=True)
+            marker.record()
+            return marker
 
         return cls(event, lambda after, before: float(before.elapsed_time(after)) / 1000)

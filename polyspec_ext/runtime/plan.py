@@ -74,8 +74,8 @@ _STATED = {
 }
 
 
-def _refuse(name: str, expected: str, given: str) -> NoReturn:
-    raise ValueError(f"{name}: expected {expected}, given {given}")
+def _refuse(name: str, expected: str, actual: str) -> NoReturn:
+    raise ValueError(f"{name}: expected {expected}, given {actual}")
 
 
 def check_parts(
@@ -88,8 +88,8 @@ def check_parts(
         drawing = f"a target that draws all of its {target.vocab_size} ids"
         _refuse(target.name, drawing, f"one that draws {len(drawn)}; only levels below it may")
     parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
-    for part in parts:
-        _require_stated(part)
+    for member in parts:
+        _require_stated(member)
     for i in range(1, config.levels):
         if config.id_maps[i].entries_below(config.vocab_sizes[i - 1]) == 0:
             drawing = f"a level that draws some id of {config.names[i - 1]}, the level above it"
@@ -107,33 +107,33 @@ def check_parts(
     return _levels_with_hidden(levels, drafter)
 
 
-def _require_stated(part: Member) -> None:
+def _require_stated(member: Member) -> None:
     for capability, names in _STATED.items():
-        holders = part, getattr(part, "level", part)  # a wrapper has all attributes
-        lacks = [name for name in names if not all(hasattr(one, name) for one in holders)]
-        if lacks and getattr(part.capabilities, capability):
+        holders = member, getattr(member, "level", member)  # a wrapper has all attributes
+        lacks = [name for name in names if not all(hasattr(holder, name) for holder in holders)]
+        if lacks and getattr(member.capabilities, capability):
             stated = f"an attribute `{lacks[0]}` beside capabilities with `{capability}`"
-            _refuse(part.name, stated, "none")
+            _refuse(member.name, stated, "none")
 
 
 def _levels_with_hidden(levels: Sequence[BatchedLevel], drafter: BatchedDrafter) -> set[int]:
     """Return the numbers of the levels with hidden states of the drafter's width and layers.
     Refuses a target without them, and any level without hidden states."""
-    wanted, numbers = drafter.capabilities, set()
-    for number, level in enumerate(levels if wanted.hidden_layers else (), 1):
+    needs, numbers = drafter.capabilities, set()
+    for number, level in enumerate(levels if needs.hidden_layers else (), 1):
         can = level.capabilities
         if not can.hidden_states:
             giving = f"a level that gives hidden states, as {drafter.name} wants them"
             _refuse(level.name, giving, "one that does not")
-        fits = len({wanted.hidden_size, can.hidden_size} - {None}) < 2
-        deepest = max(wanted.hidden_layers)
+        fits = len({needs.hidden_size, can.hidden_size} - {None}) < 2
+        deepest = max(needs.hidden_layers)
         deep = can.num_layers is None or can.num_layers >= deepest
         if fits and deep:
             numbers.add(number)
         elif number == 1:
-            kind = f"of {wanted.hidden_size} values" if deep else f"of layer {deepest}"
-            given = str(can.hidden_size) if deep else f"{can.num_layers} layers"
-            _refuse(level.name, f"hidden states {kind}, as {drafter.name} reads them", given)
+            kind = f"of {needs.hidden_size} values" if deep else f"of layer {deepest}"
+            actual = str(can.hidden_size) if deep else f"{can.num_layers} layers"
+            _refuse(level.name, f"hidden states {kind}, as {drafter.name} reads them", actual)
     return numbers
 
 
@@ -147,12 +147,12 @@ def needs_host(
     """Return why the host has to read between steps; None: no need. `telling`: result of
     `check_parts`; `bounded`: whether the order of steps is known before the tokens."""
     parts: list[Member] = [*levels, *([] if drafter is None else [drafter])]
-    devices = {part.device for part in parts}
+    devices = {member.device for member in parts}
     if len(devices) > 1:
         return f"levels lie on {', '.join(sorted(map(str, devices)))}"
-    for part in parts:
-        if not part.capabilities.keeps_lengths:
-            return f"{part.name} keeps its lengths on the host"
+    for member in parts:
+        if not member.capabilities.keeps_lengths:
+            return f"{member.name} keeps its lengths on the host"
     if drafter is not None:
         can = drafter.capabilities
         if can.trees and can.tree_size is None:
@@ -194,14 +194,14 @@ class RoundPlan(NamedTuple):
     def queue(self) -> list[PlannedStep]:
         """Return the steps of a round with an order known before its tokens."""
         steps = []
-        for place, level in enumerate(self.steps or ()):
-            width = self.width_at(place)
+        for number, level in enumerate(self.steps or ()):
+            width = self.width_at(number)
             if level < self.levels:
                 steps.append(PlannedStep(level, self.max_pending[level - 1], width, False))
                 continue
-            last = self.tail > 0 and place == len(self.steps or ()) - 2
+            last = self.tail > 0 and number == len(self.steps or ()) - 2
             # The first draft is never a tail; a later draft may be, if a window is full early.
-            may = self.tail > 0 and place > 0
+            may = self.tail > 0 and number > 0
             steps.append(PlannedStep(level, self.tail if last else self.drafts, width, may))
         return steps
 
@@ -258,8 +258,8 @@ def round_plan(windows: tuple[int, ...], rounds: tuple[int, ...], tail: int = 0)
     tail = min(tail, windows[-1]) if gathered and count > 1 else 0
     max_pending[0] += tail
     steps = (*gathered, *([count + 1] if tail else []), 1)
-    asked = tuple(sorted(set(steps)))
-    return RoundPlan(windows, steps if bounded else None, tuple(max_pending), asked, tail)
+    levels = tuple(sorted(set(steps)))
+    return RoundPlan(windows, steps if bounded else None, tuple(max_pending), levels, tail)
 
 
 def size_of(most: int, usual: int) -> int:
@@ -342,9 +342,9 @@ class RoundPlanner:
         and the window of hidden states must have room."""
         longest = max(row.committed for row in active) + plan.ahead
         for number in plan.asked:
-            part = self._parts[number - 1]
-            short = part.max_length is not None and longest > part.max_length
-            if short or not part.capabilities.device_lengths:
+            member = self._parts[number - 1]
+            short = member.max_length is not None and longest > member.max_length
+            if short or not member.capabilities.device_lengths:
                 return False
         if rows.hidden is None:
             return True
@@ -380,8 +380,8 @@ class RoundPlanner:
         if rows is None or not rows.state.fits(steps, capacity):
             room = max(_CAPACITY, 1 << (capacity - 1).bit_length())
             device = torch.device("cpu") if on_host else self._config.device
-            made = StateRows(plan.levels, len(slots), steps, room, eos, device)
-            rows = Rows(made, on_host)
+            state = StateRows(plan.levels, len(slots), steps, room, eos, device)
+            rows = Rows(state, on_host)
         self._kept[key] = rows
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]

@@ -76,12 +76,12 @@ class Caches:
     @property
     def admits(self) -> bool:
         """Return whether texts can be read outside the batch: every level can add rows to it."""
-        return all(part.capabilities.admits for part in self._parts)
+        return all(level.capabilities.admits for level in self._parts)
 
     @property
     def saves_rows(self) -> list[int]:
         """Return the levels that copy whole rows (`LevelCapabilities.saves_rows`)."""
-        return [n for n, part in enumerate(self._parts, 1) if part.capabilities.saves_rows]
+        return [n for n, level in enumerate(self._parts, 1) if level.capabilities.saves_rows]
 
     @property
     def ahead(self) -> dict[int, int]:
@@ -91,42 +91,42 @@ class Caches:
 
     def can_begin(self) -> list[int]:
         """Return the levels that can begin a batch with copies; other levels read all texts."""
-        can = [(number, part.capabilities) for number, part in enumerate(self._parts, 1)]
-        able = [number for number, one in can if one.admits or one.continues]
+        can = [(number, level.capabilities) for number, level in enumerate(self._parts, 1)]
+        able = [number for number, caps in can if caps.admits or caps.continues]
         if self._layers and not {1, self._count} <= set(able):
             # The target must compute the hidden states that the drafter reads.
             able = [number for number in able if 1 < number < self._count]
         # A level that begins without copies may overwrite a cache shared with another level.
-        apart = {number for number, one in can if one.reads_apart}
-        others = {number for number, _ in can} - set(able)
-        return [] if set(able) - apart and others - apart else able
+        apart = {number for number, caps in can if caps.reads_apart}
+        whole = {number for number, _ in can} - set(able)
+        return [] if set(able) - apart and whole - apart else able
 
     def open(self, row: Row, found: Mapping[int, Copies], plain: bool) -> Reading:
         """Return the reading of a request's text, which begins with copies by level. If requests
         decode with the target alone (`plain`), lower levels read the text when they draft."""
         numbers = self.can_begin()
         parts = {number: cast(Admitting, self._parts[number - 1]) for number in numbers}
-        sequences = {number: part.open(row.committed) for number, part in parts.items()}
+        sequences = {number: level.open(row.committed) for number, level in parts.items()}
         # A target that decodes alone needs no lower level.
         alone = row.window_bound == 0 or (plain and not self._layers)
-        asked = numbers[:1] if alone else numbers
+        readers = numbers[:1] if alone else numbers
         lengths = dict.fromkeys(sequences, 0)
-        for number in asked:
+        for number in readers:
             lengths[number] = sum(count for _, count in found.get(number, ()))
             if sequences[number] is None:  # it has read as much as the levels above
-                lengths[number] = min(lengths[above] for above in asked if above < number)
-        if self._layers and self._count in asked and 1 in asked:
+                lengths[number] = min(lengths[above] for above in readers if above < number)
+        if self._layers and self._count in readers and 1 in readers:
             # The drafter reads the hidden states of the target's next passes. It combines a state
             # with the next token, so the last common token is read again.
             lengths[1] = max(0, min(lengths[1], lengths[self._count] - 1))
             lengths[self._count] = min(lengths[self._count], lengths[1] + 1)
-        for number in asked:
+        for number in readers:
             left = lengths[number]
             for copy, count in found.get(number, ()) if sequences[number] is not None else ():
                 if left > 0:
                     parts[number].restore(sequences[number], copy, min(count, left))
                 left -= count
-        return Reading(row, sequences, lengths, asked, lengths.get(1, 0))
+        return Reading(row, sequences, lengths, readers, lengths.get(1, 0))
 
     def extend(self, reading: Reading, most: int, recorder: StatsRecorder) -> None:
         """Read the text with every level, up to `most` tokens beyond the tokens that all levels
@@ -140,57 +140,57 @@ class Caches:
         """Read the whole texts with every level; completely unread texts in one pass, if the level
         can (`LevelCapabilities.reads_together`)."""
         for number in readings[0].sequences:
-            due = [one for one in readings if number in one.asked]
-            fresh = [one for one in due if one.lengths[number] == 0 and one.row.committed > 1]
+            due = [reading for reading in readings if number in reading.asked]
+            fresh = [text for text in due if text.lengths[number] == 0 and text.row.committed > 1]
             if self._parts[number - 1].capabilities.reads_together and len(fresh) > 1:
-                self._extend(number, fresh, max(one.row.committed for one in fresh) - 1, recorder)
-            for one in due:
-                if one.lengths[number] < one.row.committed - 1:
-                    self._extend(number, [one], one.row.committed - 1, recorder)
+                self._extend(number, fresh, max(text.row.committed for text in fresh) - 1, recorder)
+            for reading in due:
+                if reading.lengths[number] < reading.row.committed - 1:
+                    self._extend(number, [reading], reading.row.committed - 1, recorder)
 
     def _extend(
         self, number: int, readings: Sequence[Reading], end: int, recorder: StatsRecorder
     ) -> None:
         """Read texts with a level up to position `end`; several texts from their first token on."""
-        part, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
+        level, began = cast(Admitting, self._parts[number - 1]), time.perf_counter()
         layers = self._layers if number == 1 else ()
-        texts = [one.row.tokens[:-1][one.lengths[number] : end] for one in readings]
-        sequences = [one.sequences[number] for one in readings]
-        with named(self._config.names, number - 1, [one.row for one in readings]):
+        texts = [reading.row.tokens[:-1][reading.lengths[number] : end] for reading in readings]
+        sequences = [reading.sequences[number] for reading in readings]
+        with named(self._config.names, number - 1, [reading.row for reading in readings]):
             tokens, counts = padded(texts, self._parts[number - 1].device)
             tokens = self._config.id_maps[number - 1].to_below(tokens)
             if len(readings) == 1:
-                hidden = part.extend(sequences[0], tokens, layers)
+                hidden = level.extend(sequences[0], tokens, layers)
             else:
-                hidden = part.extend_together(sequences, tokens, counts, layers)
+                hidden = level.extend_together(sequences, tokens, counts, layers)
         seconds = (time.perf_counter() - began) / len(readings)
-        for place, (one, count) in enumerate(zip(readings, counts, strict=True)):
-            one.lengths[number] += count
+        for index, (reading, count) in enumerate(zip(readings, counts, strict=True)):
+            reading.lengths[number] += count
             if layers and hidden is not None:
-                states = {layer: x[place : place + 1, :count] for layer, x in hidden.items()}
-                one.hidden.append(states)
-            recorder.read_beside(one.row.stats, number - 1, seconds)
+                states = {layer: x[index : index + 1, :count] for layer, x in hidden.items()}
+                reading.hidden.append(states)
+            recorder.read_beside(reading.row.stats, number - 1, seconds)
 
     def join(self, readings: Sequence[Reading], slots: Sequence[Row], rows: Rows) -> None:
         """Add the requests of `readings` to the batch; `slots` and `rows` include them. In levels
         that have not begun the batch the other rows are empty. If the drafter reads the target's
         hidden states, both must have begun the batch (`can_join`)."""
-        joined = [one.row.slot for one in readings]
+        joined = [reading.row.slot for reading in readings]
         capacity = max(row.committed + min(row.room, _AHEAD) for row in slots)
         for number in readings[0].sequences:
-            part = cast(Admitting, self._parts[number - 1])
-            lengths = {one.row.slot: one.lengths[number] for one in readings}
-            sequences = {one.row.slot: one.sequences[number] for one in readings}
+            level = cast(Admitting, self._parts[number - 1])
+            lengths = {reading.row.slot: reading.lengths[number] for reading in readings}
+            sequences = {reading.row.slot: reading.sequences[number] for reading in readings}
             cached = rows.state.cached(number)
             begun = self._begun[number - 1]
             for slot in () if begun else range(len(slots)):
                 if slot not in sequences:
-                    sequences[slot], lengths[slot] = part.open(capacity), 0
+                    sequences[slot], lengths[slot] = level.open(capacity), 0
             order = sorted(sequences)
-            with named(self._config.names, number - 1, [one.row for one in readings]):
+            with named(self._config.names, number - 1, [reading.row for reading in readings]):
                 sizes = [lengths[slot] for slot in order]
                 numbers = joined if begun else None
-                part.admit([sequences[slot] for slot in order], sizes, capacity, numbers)
+                level.admit([sequences[slot] for slot in order], sizes, capacity, numbers)
             for slot, length in lengths.items():
                 cached[slot] = length
             rows.state.set_cached(number, cached)
@@ -201,12 +201,12 @@ class Caches:
     def _join_hidden(self, readings: Sequence[Reading], batch: int, rows: Rows) -> None:
         begin, counts = [0] * batch, [0] * batch
         states: dict[int, torch.Tensor] = {}
-        longest = max(one.lengths[1] - one.begin for one in readings)
-        for one in readings:
-            slot = one.row.slot
-            begin[slot], counts[slot] = one.begin, one.lengths[1] - one.begin
-            for layer in self._layers if one.hidden else ():
-                of_row = torch.cat([each[layer] for each in one.hidden], 1)
+        longest = max(reading.lengths[1] - reading.begin for reading in readings)
+        for reading in readings:
+            slot = reading.row.slot
+            begin[slot], counts[slot] = reading.begin, reading.lengths[1] - reading.begin
+            for layer in self._layers if reading.hidden else ():
+                of_row = torch.cat([hidden[layer] for hidden in reading.hidden], 1)
                 if layer not in states:
                     states[layer] = of_row.new_zeros(batch, longest, of_row.shape[2])
                 states[layer][slot, : of_row.shape[1]] = of_row[0]
@@ -225,13 +225,13 @@ class Caches:
         """Cut every cache to at most ``lengths[slot]`` tokens per row. From now on the first step
         of a level may read `more` additional tokens instead of a separate pass."""
         self._more = more
-        for number, part in enumerate(self._parts, 1):
+        for number, level in enumerate(self._parts, 1):
             if self._begun[number - 1]:
                 cached = state.cached(number)
-                wanted = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
+                sizes = [min(n, lengths.get(slot, n)) for slot, n in enumerate(cached)]
                 with named(self._config.names, number - 1, slots):
-                    left = part.rollback(RowCounts(wanted))
-                state.set_cached(number, list(map(min, wanted, left)))
+                    left = level.rollback(RowCounts(sizes))
+                state.set_cached(number, list(map(min, sizes, left)))
 
     def prepare(
         self,
@@ -281,27 +281,27 @@ class Caches:
         states: Hidden | None = None
         capacity = max(row.committed + row.room for row in slots) + ahead
         chosen = [(number, self._parts[number - 1]) for number in numbers]
-        devices = {part.device for _, part in chosen}
+        devices = {level.device for _, level in chosen}
         with self.streams.open(list(devices)):
-            for number, part in chosen:
+            for number, level in chosen:
                 began = time.perf_counter()
                 # The target keeps its stream, where a sharded target has its collectives.
-                apart = number > 1 and part.capabilities.reads_apart
-                stream = self.streams.stream(part.device, number) if apart else nullcontext()
+                apart = number > 1 and level.capabilities.reads_apart
+                stream = self.streams.stream(level.device, number) if apart else nullcontext()
                 asks = [self._layers or self._asks(number, state, row) for row in slots]
                 texts = [
                     row.tokens[:-1] if asking else []
                     for row, asking in zip(slots, asks, strict=True)
                 ]
                 with named(self._config.names, number - 1, slots), stream:
-                    tokens, counts = padded(texts, part.device)
+                    tokens, counts = padded(texts, level.device)
                     counted = None if min(counts) == tokens.shape[1] else counts
                     tokens = self._config.id_maps[number - 1].to_below(tokens)
                     layers = self._layers if number == 1 else ()
                     encoded = slots[0].encoded  # levels with an encoder take one row
                     if encoded is not None and number > 1:
                         encoded = encoded._replace(states=None)
-                    hidden = part.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))
+                    hidden = level.prefill(PromptBatch(tokens, counted, capacity, layers, encoded))
                     if layers and isinstance(hidden, Mapping):
                         states = hidden
                 state.set_cached(number, counts)
@@ -315,23 +315,23 @@ class Caches:
 
     def _asks(self, number: int, state: StateRows, row: Row) -> bool:
         sizes, count = state.windows[row.slot], len(self._config.windows)
-        asked = round_plan(sizes[:count], sizes[count:], self._config.tail).asked
-        return not row.paused and number in asked
+        levels = round_plan(sizes[:count], sizes[count:], self._config.tail).asked
+        return not row.paused and number in levels
 
     def _read_rest(
         self, number: int, slots: Sequence[Row], reading: Sequence[Row], cached: Sequence[int]
     ) -> list[int]:
-        part, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
-        rest: list[list[int]] = [[] for _ in slots]
+        level, id_map = self._parts[number - 1], self._config.id_maps[number - 1]
+        unread: list[list[int]] = [[] for _ in slots]
         for row in reading:
-            rest[row.slot] = row.tokens[cached[row.slot] : -1]
-        tokens, counts = padded(rest, part.device)
-        part.read(id_map.to_below(tokens), counts)
+            unread[row.slot] = row.tokens[cached[row.slot] : -1]
+        tokens, counts = padded(unread, level.device)
+        level.read(id_map.to_below(tokens), counts)
         return [length + count for length, count in zip(cached, counts, strict=True)]
 
     def select(self, keep: Sequence[int], staying: Sequence[Row]) -> None:
         """Keep the rows `keep`, the requests `staying`, in every cache."""
-        for number, part in enumerate(self._parts, 1):
+        for number, level in enumerate(self._parts, 1):
             if self._begun[number - 1]:
                 with named(self._config.names, number - 1, staying):
-                    part.select(keep)
+                    level.select(keep)

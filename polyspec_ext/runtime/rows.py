@@ -200,16 +200,16 @@ def origins(
     drafted = Origin(levels, False)
     pending: dict[int, list[Origin]] = {level: [] for level in range(levels + 1)}
     for level, by_row in zip(steps, entries, strict=False):  # a log may be longer
-        asked, _, accepted, emitted, *_ = by_row[slot]
-        if asked < 0:
+        checked, _, accepted, emitted, *_ = by_row[slot]
+        if checked < 0:
             continue
         if level == levels and levels > 1:
             pending[level - 1] += [drafted] * emitted
             continue
         # A tail follows the tokens emitted by the level below.
-        tokens = [*pending[level], *[drafted] * asked][:accepted]
+        tokens = [*pending[level], *[drafted] * checked][:accepted]
         pending[level] = []
-        pending[level - 1] += [*tokens, *[Origin(level, accepted < asked)] * (emitted - accepted)]
+        pending[level - 1] += [*tokens, *[Origin(level, accepted < checked)] * (emitted - accepted)]
     return pending[0]
 
 
@@ -253,10 +253,10 @@ class StateRows:
         self.log: list[Sequence[Entry]] = []
         self._levels = [shape.level_at(level) for level in range(1, levels + 1)]
         # Words of the windows of all levels but the drafter, of their bounds, and of lasting state.
-        above, kept = self._levels[:-1], (shape.CACHED, shape.ROUND)
+        above, lasting = self._levels[:-1], (shape.CACHED, shape.ROUND)
         self._sizes = [at + word for word in (shape.WINDOW, shape.BOUND) for at in above]
         self.windows = [(0,) * len(self._sizes)] * batch
-        self._lasting = [*self._sizes, *(at + word for word in kept for at in self._levels)]
+        self._lasting = [*self._sizes, *(at + word for word in lasting for at in self._levels)]
         self._drafted = self._levels[-1] + shape.CACHED  # word of the drafter's cached length
         if device.type == "cpu":  # the same memory
             host = self.words.numpy()
@@ -291,12 +291,12 @@ class StateRows:
     def select(self, rows: Sequence[int | None]) -> StateRows:
         """Return state rows with windows, cached lengths and round counts of `rows`, in that order;
         None: an empty row."""
-        made = StateRows(self.shape.levels, len(rows))
-        for place, row in enumerate(rows):
+        state = StateRows(self.shape.levels, len(rows))
+        for index, row in enumerate(rows):
             if row is not None:
-                made.head[place] = self.head[row]
-                made.windows[place] = self.windows[row]
-        return made
+                state.head[index] = self.head[row]
+                state.windows[index] = self.windows[row]
+        return state
 
     @property
     def round_counts(self) -> npt.NDArray[np.int64]:
@@ -380,11 +380,11 @@ class StateRows:
             if status is None:
                 status = torch.zeros_like(tokens, dtype=torch.int32)
             eos, level = self.eos if ends else self.eos[:, :0], step.level
-            slots, kept = schedule.report(
+            slots, cached = schedule.report(
                 self.words, self.shape, level, step.table, tokens, counts, status, eos, padding or 0
             )
-            return Report(slots, list(zip(itertools.repeat(None), kept.unbind())))
-        made = self._rounds.report(
+            return Report(slots, list(zip(itertools.repeat(None), cached.unbind())))
+        result = self._rounds.report(
             step.host,
             tokens.cpu().numpy(),
             None if counts is None else counts.cpu().numpy(),
@@ -392,10 +392,10 @@ class StateRows:
             padding or 0,
             ends,
         )
-        entries = made.entries
+        entries = result.entries
         self.log.append(entries)
-        wanted = None if padding is None else torch.from_numpy(made.slots)
-        return Report(wanted, list(zip(made.kept)), entries, made.cut, made.status)
+        indices = None if padding is None else torch.from_numpy(result.slots)
+        return Report(indices, list(zip(result.kept)), entries, result.cut, result.status)
 
     def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
         """Return the record of a round for the host, ``[B, N]`` int64: the rows without their
@@ -540,23 +540,23 @@ class PendingRows:
         if step.host is not None:
             self.tree = tree if block.rows is None else tree.with_repeats()
             return
-        kept = self._trees[step.most][0] if step.most in self._trees else None
-        shapes = [[None if x is None else x.shape for x in each] for each in (kept or (), tree)]
-        if kept is None or shapes[0] != shapes[1]:
+        fixed = self._trees[step.most][0] if step.most in self._trees else None
+        shapes = [[None if x is None else x.shape for x in group] for group in (fixed or (), tree)]
+        if fixed is None or shapes[0] != shapes[1]:
             drawn = None if tree.drawn is None else tree.drawn.clone()  # the drafter overwrites it
-            kept = tree._replace(drawn=drawn)
+            fixed = tree._replace(drawn=drawn)
         else:
-            for into, new in zip(kept, tree, strict=True):
+            for into, new in zip(fixed, tree, strict=True):
                 if into is not None and new is not None:
                     into.copy_(new)
-        self.tree = kept
-        self._trees[step.most] = kept, block.rows
+        self.tree = fixed
+        self._trees[step.most] = fixed, block.rows
 
     def begin_draft(self, level: int, most: int) -> None:
         """Set the current trees to the memory of a replayed draft of depth `most` for `level`."""
-        kept, self.tree = self._trees.get(most), None
-        if kept is not None:
-            self.tree, self.tables[level] = kept
+        fixed, self.tree = self._trees.get(most), None
+        if fixed is not None:
+            self.tree, self.tables[level] = fixed
 
 
 # ---- all rows ------------------------------------------------------------------------------------
