@@ -124,8 +124,8 @@ def rotary_frequencies(model: Any, name: str) -> Tensor:
             f"positions of a known layout ({', '.join(_ROTATE_HALVES)}; {', '.join(_FIXED)}); "
             f"given {model.config.model_type}"
         )
-    found: Tensor = frequencies.float()
-    return found
+    values: Tensor = frequencies.float()
+    return values
 
 
 def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:

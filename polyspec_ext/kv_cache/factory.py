@@ -30,9 +30,9 @@ _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "h
 
 def name_of(model: Any) -> str:
     """Return a model's name for messages: its id, the name of its folder or file, or its class."""
-    place = str(getattr(model, "name_or_path", "") or "")
-    there = os.path.basename(os.path.normpath(place)) if os.path.exists(place) else place
-    return there or type(model).__name__
+    source = str(getattr(model, "name_or_path", "") or "")
+    name = os.path.basename(os.path.normpath(source)) if os.path.exists(source) else source
+    return name or type(model).__name__
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
@@ -41,10 +41,10 @@ def device_of(model: PreTrainedModel) -> torch.device:
     For a model spread by `device_map`, this is the device of its outermost hook; its first weights
     may be on another device, or on no device while offloaded.
     """
-    place = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
-    if place is None:
-        place = model.device
-    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+    device = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        device = model.device
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 def require_rollback(model: PreTrainedModel, name: str) -> None:
@@ -72,9 +72,9 @@ def require_rollback(model: PreTrainedModel, name: str) -> None:
             kind = "a hybrid of attention and recurrent layers"
         else:
             kind = "a recurrent state"
-        what = f" (layer types: {', '.join(types)})" if types else ""
+        listed = f" (layer types: {', '.join(types)})" if types else ""
         raise ValueError(
-            f"{name}: {type(model).__name__} keeps {kind}{what}, which cannot be "
+            f"{name}: {type(model).__name__} keeps {kind}{listed}, which cannot be "
             "cut after a rejected token; expected a model whose cache holds keys and values by "
             "position, or a StatefulLevel"
         )
@@ -101,7 +101,7 @@ def is_stateful(model: Any) -> bool:
         return False
     # (DummyLayer by name, because not all releases have the class: it reads another layer's keys.)
     known = (DynamicLayer, DynamicSlidingWindowLayer)
-    return any(type(one) not in known and type(one).__name__ != "DummyLayer" for one in layers)
+    return any(type(item) not in known and type(item).__name__ != "DummyLayer" for item in layers)
 
 
 def state_of(cache: Any, name: str) -> SequenceState:
@@ -115,9 +115,9 @@ def state_of(cache: Any, name: str) -> SequenceState:
         return cache
     # Only layers of these types are known to cut exactly: they keep all keys and values, in order.
     exact = (DynamicLayer,)
-    made = getattr(cache, "layer_class_to_replicate", None)
+    layer_kind = getattr(cache, "layer_class_to_replicate", None)
     kinds = [type(layer) for layer in getattr(cache, "layers", ())] + (
-        [made] if made is not None else []
+        [layer_kind] if layer_kind is not None else []
     )
     bad = sorted({kind.__name__ for kind in kinds if kind not in exact})
     if bad or not callable(getattr(cache, "crop", None)):
@@ -165,12 +165,12 @@ def factory(
     if new_cache is not None:
         if streaming is not None or options:
             raise ValueError(f"{name}: expected new_cache or options of the default, given both")
-        made = new_cache
+        create = new_cache
         takes = any(
             p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            for p in inspect.signature(made).parameters.values()
+            for p in inspect.signature(create).parameters.values()
         )
-        return states(lambda rows, _: made(rows) if takes else made()), takes
+        return states(lambda rows, _: create(rows) if takes else create()), takes
     step = int(options.get("step", _STEP))
     # On a device attention reads spare slots, so that captured graphs have few shapes.
     bucket = 1 if device_of(model).type == "cpu" else DEVICE_BUCKET

@@ -221,19 +221,19 @@ class Rows:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Clear the rows `slots`."""
-        here = torch.tensor(list(slots)).to(self.device, non_blocking=True)
+        index = torch.tensor(list(slots)).to(self.device, non_blocking=True)
         if self.host is None:
-            self.lengths.index_fill_(0, here, 0)
+            self.lengths.index_fill_(0, index, 0)
         else:
             gone = set(slots)
             left = [0 if row in gone else n for row, n in enumerate(self.host)]
             self.place(RowCounts(left))
-        self.status.index_fill_(0, here, 0)
+        self.status.index_fill_(0, index, 0)
 
     def select(self, indices: Tensor) -> None:
         """Select rows, in any order and number; `indices` is an int64 tensor."""
-        here = indices.to(self.device)
-        lengths, status = self.lengths.index_select(0, here), self.status.index_select(0, here)
+        index = indices.to(self.device)
+        lengths, status = self.lengths.index_select(0, index), self.status.index_select(0, index)
         self.resize(lengths.shape[0])
         self.lengths.copy_(lengths)
         self.base.zero_()
@@ -441,14 +441,14 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         """Select rows, in any order and number; `indices` is an int64 tensor."""
         if not self.is_initialized:
             return
-        kept = indices.tolist() if self.on_cpu else []
-        if kept and all(row >= place for place, row in enumerate(kept)):
+        chosen = indices.tolist() if self.on_cpu else []
+        if chosen and all(row >= slot for slot, row in enumerate(chosen)):
             # Rows move up in the same memory, which the next batch reuses.
-            for place, row in enumerate(kept):
-                if place != row:
-                    self.keys[place].copy_(self.keys[row])
-                    self.values[place].copy_(self.values[row])
-            self.keys, self.values = self.keys[: len(kept)], self.values[: len(kept)]
+            for slot, row in enumerate(chosen):
+                if slot != row:
+                    self.keys[slot].copy_(self.keys[row])
+                    self.values[slot].copy_(self.values[row])
+            self.keys, self.values = self.keys[: len(chosen)], self.values[: len(chosen)]
             self.rows.moves += 1
             return
         indices = indices.to(self.keys.device)

@@ -104,8 +104,8 @@ def tree_slots(
     node = slots[None, :] - base[:, None]
     inside = (node >= 0) & (node < nodes)
     index = node.clamp(0, nodes - 1)
-    own = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
-    seen = own | (node < 0)[:, None, :]
+    on_path = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
+    seen = on_path | (node < 0)[:, None, :]
     if window is not None:
         # Distances along the path to a node, not in slots.
         depth = tree.sum(-1) - 1

@@ -52,13 +52,13 @@ class Prefixes:
         Args:
             ahead: by level another level, which must have copies of at least one token more than
                 the state of the first."""
-        found: dict[int, Copies] = {}
+        copies: dict[int, Copies] = {}
         lengths: dict[int, int] = {}
         begin = 0
         for run, count in self._path(text):
             for level, (size, copy) in run.saved.items():
                 if lengths.get(level, 0) == begin:
-                    found.setdefault(level, []).append((copy, min(size, count)))
+                    copies.setdefault(level, []).append((copy, min(size, count)))
                     lengths[level] = begin + min(size, count)
             begin += count
         for level, known in self._states.items():
@@ -69,8 +69,8 @@ class Prefixes:
             if fitting:
                 longest = max(fitting, key=len)
                 known.move_to_end(longest)
-                found[level] = [(known[longest], len(longest))]
-        return found
+                copies[level] = [(known[longest], len(longest))]
+        return copies
 
     def add(self, text: Sequence[int], lengths: Sequence[int], save: _Save) -> None:
         """Save the prefix of `text` in each level's cache.

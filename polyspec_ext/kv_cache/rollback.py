@@ -349,19 +349,19 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             self._grown = self.rows.capacity
         self.rows.grow = False
 
-    def _of_rows(self, name: str, given: Sequence[int] | Tensor) -> RowCounts:
+    def _of_rows(self, name: str, numbers: Sequence[int] | Tensor) -> RowCounts:
         """Return a user's integers, one per row, as `RowCounts`."""
-        if type(given) is RowCounts:
-            return given
-        if not isinstance(given, Tensor):
-            return RowCounts(arguments.row_integers(name, given))
-        if given.dtype not in INT_DTYPES or given.is_meta:
-            raise TypeError(f"{name}: expected integers, given {arguments.shown(given)}")
-        if given.shape != (self.batch_size,):
+        if type(numbers) is RowCounts:
+            return numbers
+        if not isinstance(numbers, Tensor):
+            return RowCounts(arguments.row_integers(name, numbers))
+        if numbers.dtype not in INT_DTYPES or numbers.is_meta:
+            raise TypeError(f"{name}: expected integers, given {arguments.shown(numbers)}")
+        if numbers.shape != (self.batch_size,):
             raise ValueError(
-                f"{name}: expected shape [{self.batch_size}], given {list(given.shape)}"
+                f"{name}: expected shape [{self.batch_size}], given {list(numbers.shape)}"
             )
-        return RowCounts.of(given)
+        return RowCounts.of(numbers)
 
     def inputs(
         self,
@@ -399,14 +399,14 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             # In a first pass the causal mask also hides padding, for rows of any length.
             base = 0 if rows.first else rows.at
             if base is not None:
-                places = self._positions
-                if places.shape[1] < base + tokens:
-                    places = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
-                    places = self._positions = places[None]
+                table = self._positions
+                if table.shape[1] < base + tokens:
+                    table = torch.arange(max(rows.capacity, base + tokens), device=rows.device)
+                    table = self._positions = table[None]
                 # A single new token sees all slots.
                 hidden = masked and tokens > 1
                 causal = self._causal_mask(base, tokens) if hidden else None
-                return {"attention_mask": causal, "position_ids": places.narrow(1, base, tokens)}
+                return {"attention_mask": causal, "position_ids": table.narrow(1, base, tokens)}
         tree = None
         if parents is None:
             positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
@@ -468,8 +468,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         batch, _, new, _ = key_states.shape
         as_prepared = not rows.grow and layer_idx not in rows.seen
         if not (as_prepared and layer.takes_blocks and (batch, new) == (rows.batch, rows.new)):
-            kept: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
-            return kept
+            states: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
+            return states
         rows.seen.add(layer_idx)
         keys, values, span, at = layer.keys, layer.values, rows.span, rows.at
         if at is None:
@@ -517,22 +517,22 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             TypeError, ValueError: invalid lengths, or a rollback needs keys that later tokens have
                 overwritten (`slack`).
         """
-        kept = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
+        counts = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
         if bound is not None:
             bound = arguments.integer("bound", bound)
-        if self._ring is not None and kept.host is not None:
-            self._require_kept(self._ring, kept.host)
-        self.rows.cut(kept, bound)
-        return kept
+        if self._ring is not None and counts.host is not None:
+            self._require_kept(self._ring, counts.host)
+        self.rows.cut(counts, bound)
+        return counts
 
     def _require_kept(self, ring: RingLayer, lengths: Sequence[int]) -> None:
-        for row, (longest, wanted) in enumerate(zip(self._longest, lengths, strict=True)):
+        for row, (longest, length) in enumerate(zip(self._longest, lengths, strict=True)):
             now = longest if self.rows.host is None else self.rows.host[row]
-            if wanted < now and longest > ring.size and longest - wanted > ring.slack:
+            if length < now and longest > ring.size and longest - length > ring.slack:
                 raise ValueError(
                     f"lengths: expected at least {longest - ring.slack} tokens of row {row}, which "
                     f"has had {longest}, in a cache that can roll back {ring.slack} (slack), given "
-                    f"{wanted}"
+                    f"{length}"
                 )
 
     def keep_path(
@@ -555,21 +555,21 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 keys, values, pointers, front.on(device), path.to(device, non_blocking=True)
             )
             rows.status.bitwise_or_(status.to(rows.status.device))
-        kept = self._of_rows("lengths", lengths)
-        rows.cut(kept, None)
-        return kept
+        counts = self._of_rows("lengths", lengths)
+        rows.cut(counts, None)
+        return counts
 
     def _alike(self) -> list[_Layers]:
         """Group the layers that share a launch of `compact_tree`, usually all layers."""
-        found: dict[Any, list[RollbackLayer]] = {}
+        forms: dict[Any, list[RollbackLayer]] = {}
         for layer in self.layers:
             if layer.is_initialized:
                 form = [(x.shape, x.stride(), x.device) for x in (layer.keys, layer.values)]
-                found.setdefault(tuple(form), []).append(layer)
+                forms.setdefault(tuple(form), []).append(layer)
         return [
             (keys, values, self._pointers(keys, values))
             for keys, values in (
-                ([x.keys for x in layers], [x.values for x in layers]) for layers in found.values()
+                ([x.keys for x in layers], [x.values for x in layers]) for layers in forms.values()
             )
         ]
 

@@ -27,9 +27,9 @@ def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> boo
         return False
     if not (query.shape[3] in WIDTHS and value.shape[3] in WIDTHS):
         return False
-    place = query.device
+    device = query.device
     for x in (query, key, value, mask):  # a generator's frames are calls
-        if x is not None and not (x.stride(3) == 1 and x.device == place):
+        if x is not None and not (x.stride(3) == 1 and x.device == device):
             return False
     if query.is_cpu:
         return True
@@ -146,15 +146,15 @@ def _(x: Tensor) -> Tensor:
 
 
 @_fake("polyspec::rotary")
-def _(*given: Any) -> tuple[Tensor, ...]:
-    x, _, cosine, _, batch, heads, groups, *_ = given
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    x, _, cosine, _, batch, heads, groups, *_ = arguments
     shape = cosine.shape[1:]
     return tuple(x.new_empty(batch, count, *shape) for count in (heads, groups, groups))
 
 
 @_fake("polyspec::rotary_append")
-def _(*given: Any) -> tuple[Tensor, Tensor]:
-    x, _, cosine, _, keys, _, lengths, _, heads, *_ = given
+def _(*arguments: Any) -> tuple[Tensor, Tensor]:
+    x, _, cosine, _, keys, _, lengths, _, heads, *_ = arguments
     batch = keys.shape[0]
     return x.new_empty(batch, heads, *cosine.shape[1:]), lengths.new_empty(batch, dtype=torch.int32)
 
@@ -232,7 +232,7 @@ class Layers:
     def __init__(self, layers: Sequence[LayerParts], shape: LayerShape) -> None:
         self.layers, self.shape = list(layers), shape  # keeps the memory that tables point to
         norms = ((x.attention_norm, x.gated_norm, x.query_norm, x.key_norm) for x in layers)
-        self.norms = [norm for each in norms for norm in each if norm is not None]
+        self.norms = [norm for group in norms for norm in group if norm is not None]
 
 
 class DecoderLayers(Layers):
@@ -321,14 +321,14 @@ class LayerOperators(Layers):
         ``lengths[b] + t``, for any `causal`. If `first`, [B, T, any], is not None, the first
         layer's attention reads it instead of the norm of `x`."""
         shape, (heads, _, _, epsilon, scale) = x.shape, self.shape
-        rows, more = x.reshape(-1, shape[2]), None
+        rows, update = x.reshape(-1, shape[2]), None
         states, status = list[Tensor](), Tensor()
         seen = lengths if mask is None else None
-        for number, each in enumerate(self.layers):
-            norm = each.attention_norm
-            if more is not None:
+        for number, layer in enumerate(self.layers):
+            norm = layer.attention_norm
+            if update is not None:
                 assert norm is not None
-                rows, normed = add_rms_norm(rows, more, norm, epsilon)
+                rows, normed = add_rms_norm(rows, update, norm, epsilon)
             elif first is not None:
                 normed = first.flatten(0, 1)
             else:
@@ -339,16 +339,16 @@ class LayerOperators(Layers):
             slots = keys[number], values[number]
             # (The status is the same in every layer.)
             query, status = rotary_append(
-                each.attention_in(normed), each.attention_bias, cosine, sine, *slots, lengths,
-                counts, heads, each.query_norm, each.key_norm, epsilon,
+                layer.attention_in(normed), layer.attention_bias, cosine, sine, *slots, lengths,
+                counts, heads, layer.query_norm, layer.key_norm, epsilon,
             )  # fmt: skip
             key, value = (slot.narrow(2, 0, span) for slot in slots)
-            made = attention(query, key, value, mask, scale, lengths=seen)
-            added = each.attention_out(made.flatten(2).flatten(0, 1))
-            rows, normed = add_rms_norm(rows, added, each.gated_norm, epsilon)
-            more = each.gated_out(gated(each.gated_in(normed)))
-        assert more is not None
-        return (rows + more).view(shape), states, status
+            attended = attention(query, key, value, mask, scale, lengths=seen)
+            added = layer.attention_out(attended.flatten(2).flatten(0, 1))
+            rows, normed = add_rms_norm(rows, added, layer.gated_norm, epsilon)
+            update = layer.gated_out(gated(layer.gated_in(normed)))
+        assert update is not None
+        return (rows + update).view(shape), states, status
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -362,7 +362,7 @@ def _row(matrix: Matrix) -> list[int]:
 
 
 @_fake("polyspec::decoder_layers")
-def _(x: Tensor, *others: Any) -> _Result:
-    taken = others[-1]
+def _(x: Tensor, *arguments: Any) -> _Result:
+    taken = arguments[-1]
     states = x.new_empty(len(taken), *x.shape)
     return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)

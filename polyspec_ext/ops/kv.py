@@ -95,9 +95,9 @@ Returns:
 
 
 # Results of the operators are like `lengths`, argument number `place`.
-def _register(name: str, place: int) -> None:
-    def fake(*given: Any) -> Appended:
-        lengths = given[place]
+def _register(name: str, index: int) -> None:
+    def fake(*arguments: Any) -> Appended:
+        lengths = arguments[index]
         return torch.empty_like(lengths), torch.empty_like(lengths, dtype=torch.int32)
 
     torch.library.register_fake(f"polyspec::{name}", fake)

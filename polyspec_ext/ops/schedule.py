@@ -100,6 +100,6 @@ def _(state: Tensor, *numbers: int) -> _Two:
 
 
 @_fake("polyspec::schedule_report")
-def _(*given: Any) -> _Two:
-    state, levels, _, _, _, tokens, *_ = given
+def _(*arguments: Any) -> _Two:
+    state, levels, _, _, _, tokens, *_ = arguments
     return state.new_empty(tokens.shape), state.new_empty(levels, state.shape[0])

@@ -255,7 +255,7 @@ def _results(logits: Tensor, offsets: Tensor | None, rows: int) -> tuple[Tensor,
 
 
 @_fake("polyspec::sample")
-def _(logits: Tensor, *others: object) -> tuple[Tensor, ...]:
+def _(logits: Tensor, *arguments: object) -> tuple[Tensor, ...]:
     tokens, _, logprobs, status, statistics, _ = _results(logits, None, 1)
     return tokens.view(-1), logprobs.view(-1), status, statistics.view(-1, 2)
 
@@ -266,17 +266,17 @@ def _(logits: Tensor, _: object, offsets: Any, most: int, *__: object) -> tuple[
 
 
 @_fake("polyspec::verify_tree")
-def _(*given: Any) -> tuple[Tensor, ...]:
-    logits, _, _, offsets, _, depth, *_ = given
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    logits, _, _, offsets, _, depth, *_ = arguments
     *emitted, ends = _results(logits, offsets, depth + 1)
     tokens = emitted[0]
     return (*emitted, tokens.new_empty(len(tokens), depth), torch.empty_like(tokens), ends)
 
 
-def _together(place: Tensor, tensors: Iterable[object]) -> None:
+def _together(first: Tensor, tensors: Iterable[object]) -> None:
     for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.device != place.device:
-            raise ValueError(f"expected tensors on {place.device}, given one on {tensor.device}")
+        if isinstance(tensor, Tensor) and tensor.device != first.device:
+            raise ValueError(f"expected tensors on {first.device}, given one on {tensor.device}")
 
 
 @_fake("polyspec::draw")

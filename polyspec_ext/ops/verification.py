@@ -133,17 +133,17 @@ def sample(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    place = _checks.logits("logits", logits, "[B, V]", 2)
+    batch = _checks.logits("logits", logits, "[B, V]", 2)
     if validate is not False and _arguments.flag("validate", validate):
         check_logits("logits", logits)
     return SampleResult._make(
         _sample(
             logits,
-            *_checks.per_request(place, temperature, top_k, top_p, min_p, seed, position, round),
-            *_checks.integer("node", node, place, _checks.NODE_MAX),
+            *_checks.per_request(batch, temperature, top_k, top_p, min_p, seed, position, round),
+            *_checks.integer("node", node, batch, _checks.NODE_MAX),
             _checks.level(level),
-            _checks.draws(draws, place, 1, "[B, 1]"),
-            _checks.allowed(allowed, place, place[:1], logits.shape[1], "[B, ceil(V / 32)]"),
+            _checks.draws(draws, batch, 1, "[B, 1]"),
+            _checks.allowed(allowed, batch, batch[:1], logits.shape[1], "[B, ceil(V / 32)]"),
         )
     )
 
@@ -290,33 +290,33 @@ def verify(
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len)
-    place, rows, vocab, shape, text, offsets = layout
-    batch = place[0]
-    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, torch.int64)
+    batch, rows, vocab, shape, text, offsets = layout
+    size = batch[0]
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, batch, shape, text, torch.int64)
     if draft_rows is not None:
-        draft_rows = _checks.table("draft_rows", draft_rows, place, shape, text, torch.int64)
+        draft_rows = _checks.table("draft_rows", draft_rows, batch, shape, text, torch.int64)
     draft_statistics, target_to_draft = _checks.drafted(
         draft_logits,
         draft_statistics,
         target_to_draft,
-        place,
+        batch,
         vocab,
-        (batch, rows - 1) if draft_rows is None else None,
+        (size, rows - 1) if draft_rows is None else None,
     )
     if draft_lengths is not None:
         draft_lengths = _checks.table(
-            "draft_lengths", draft_lengths, place, (batch,), "[B]", torch.int64
+            "draft_lengths", draft_lengths, batch, (size,), "[B]", torch.int64
         )
     slots, held = _checks.holders(
-        slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
+        slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     if validate is not False and _arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            found = _draft_rows(rows - 1, draft_tokens, None, draft_rows, draft_lengths, offsets)
+            indices = _draft_rows(rows - 1, draft_tokens, None, draft_rows, draft_lengths, offsets)
             parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
+            check_draft_statistics(draft_logits, draft_statistics, *indices, slots, parameters)
     cuts = eos is not None or room is not None
     *outputs, ends = _verify(
         target_logits,
@@ -331,12 +331,12 @@ def verify(
         *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
-        _checks.draws(draws, place, rows, "[B, K+1]"),
+        _checks.draws(draws, batch, rows, "[B, K+1]"),
         slots,
         held[0],
         None if eos is None else _checks.ids("eos", eos, held),
         *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
-        _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
+        _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
 
@@ -429,34 +429,34 @@ def verify_tree(
     if offsets is not None and counts is not None:
         raise ValueError("counts: expected None with offsets, given a tensor")
     layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes)
-    place, rows, vocab, shape, text, offsets = layout
+    batch, rows, vocab, shape, text, offsets = layout
     if rows > _checks.NODE_MAX + 1:
         raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")
-    batch, ints = place[0], torch.int64
-    draft_tokens = _checks.table("draft_tokens", draft_tokens, place, shape, text, ints)
-    parents = _checks.table("parents", parents, place, shape, text, ints)
+    size, ints = batch[0], torch.int64
+    draft_tokens = _checks.table("draft_tokens", draft_tokens, batch, shape, text, ints)
+    parents = _checks.table("parents", parents, batch, shape, text, ints)
     if counts is not None:
-        counts = _checks.table("counts", counts, place, (batch,), "[B]", ints)
-    most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, place, rows - 1)
+        counts = _checks.table("counts", counts, batch, (size,), "[B]", ints)
+    most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, batch, rows - 1)
     if (draft_logits is None) != (draft_rows is None):
-        given = "draft_rows" if draft_logits is None else "draft_logits"
-        raise ValueError(f"draft_logits, draft_rows: expected both or none, given {given} only")
+        name = "draft_rows" if draft_logits is None else "draft_logits"
+        raise ValueError(f"draft_logits, draft_rows: expected both or none, given {name} only")
     if draft_rows is not None:
-        by_row, form = ((batch, rows), "[B, N+1]") if offsets is None else (shape, text)
-        draft_rows = _checks.table("draft_rows", draft_rows, place, by_row, form, ints)
+        by_row, form = ((size, rows), "[B, N+1]") if offsets is None else (shape, text)
+        draft_rows = _checks.table("draft_rows", draft_rows, batch, by_row, form, ints)
     draft_statistics, target_to_draft = _checks.drafted(
-        draft_logits, draft_statistics, target_to_draft, place, vocab, None
+        draft_logits, draft_statistics, target_to_draft, batch, vocab, None
     )
     slots, held = _checks.holders(
-        slots, place, temperature, top_k, top_p, min_p, seed, position, round, room
+        slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     if validate is not False and _arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
-            found = _draft_rows(rows - 1, draft_tokens, parents, draft_rows, counts, offsets)
+            indices = _draft_rows(rows - 1, draft_tokens, parents, draft_rows, counts, offsets)
             parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(draft_logits, draft_statistics, *found, slots, parameters)
+            check_draft_statistics(draft_logits, draft_statistics, *indices, slots, parameters)
     tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
         target_logits,
         draft_tokens,
@@ -472,12 +472,12 @@ def verify_tree(
         *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
-        _checks.draws(draws, place, rows + most, "[B, N+D+1]"),
+        _checks.draws(draws, batch, rows + most, "[B, N+D+1]"),
         slots,
         held[0],
         None if eos is None else _checks.ids("eos", eos, held),
         *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
-        _checks.allowed(allowed, place, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
+        _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
     )
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
@@ -562,7 +562,7 @@ def check_draft_statistics(
     Raises:
         ValueError: the statistics are of another temperature, filter or row.
     """
-    logits, given = draft_logits.flatten(0, -2), draft_statistics.reshape(-1, 2)
+    logits, actual = draft_logits.flatten(0, -2), draft_statistics.reshape(-1, 2)
     holder = request if slots is None else slots[request]
     known = (row >= 0) & (row < logits.shape[0]) & (holder >= 0)
     for value in parameters:
@@ -571,10 +571,10 @@ def check_draft_statistics(
     request, row, holder = request[known], row[known], holder[known]
     if row.numel() == 0:
         return
-    own = [value[holder] if isinstance(value, torch.Tensor) else value for value in parameters]
-    drawn = sample(logits[row], *own)  # type: ignore[arg-type]
+    values = [value[holder] if isinstance(value, torch.Tensor) else value for value in parameters]
+    drawn = sample(logits[row], *values)  # type: ignore[arg-type]
     expected, status = drawn.statistics, drawn.status
-    wrong = ((expected != given[row]).any(-1) & (status == 0)).nonzero()
+    wrong = ((expected != actual[row]).any(-1) & (status == 0)).nonzero()
     if wrong.numel() > 0:
         first = int(wrong[0, 0])
         raise ValueError(
