@@ -139,19 +139,19 @@ def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, n
             f"model: expected one without adapters, whose layers read the weights that a copy does "
             f"not have, given {type(model).__name__}; merge_and_unload() gives such a model"
         )
-    own = head_of(model)
-    if head and own not in layers:
+    head_name = head_of(model)
+    if head and head_name not in layers:
         raise ValueError(
             f"head: expected an output head that is a linear layer with a multiple of {group} "
             f"inputs, given {type(model.get_output_embeddings()).__name__}"
         )
-    if own in layers and not head:
-        weight = layers[own].weight
-        others = sum(layer.weight.numel() for name, layer in layers.items() if name != own)
-        rest = others * bits / 8
+    if head_name in layers and not head:
+        weight = layers[head_name].weight
+        body = sum(layer.weight.numel() for name, layer in layers.items() if name != head_name)
+        rest = body * bits / 8
         size = weight.numel() * weight.element_size()
         if head is False or size < _HEAD * (rest + size):
-            del layers[own]
+            del layers[head_name]
     if not layers:
         raise ValueError(
             f"model: expected linear layers whose inputs are a multiple of {group}, given "
@@ -206,14 +206,14 @@ def _with_head(model: Any, head: Any, drawn: torch.Tensor) -> Any:
         raise ValueError(
             f"model: expected an output head that is a linear layer, given {type(head).__name__}"
         )
-    made = parent = shallow(model)
+    trimmed = parent = shallow(model)
     *above, last = path.split(".")
     for name in above:
         child = shallow(getattr(parent, name))
         setattr(parent, name, child)
         parent = child
     setattr(parent, last, TrimmedHead(rows, drawn.to(model.device), head.out_features))
-    return made
+    return trimmed
 
 
 def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
@@ -227,11 +227,11 @@ def _rows(model: Any, head: Any, drawn: torch.Tensor) -> nn.Module | None:
     if type(head) is not nn.Linear:
         return None
     weight = head.weight.detach()[drawn.to(head.weight.device)]
-    made = nn.Linear(head.in_features, len(drawn), bias=False, device="meta")
-    made.weight = nn.Parameter(weight, requires_grad=False)
+    linear = nn.Linear(head.in_features, len(drawn), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:
-        made.bias = nn.Parameter(bias, requires_grad=False)
-    return made.eval()
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear.eval()
 
 
 def save_w4(copy: Any, folder: str | Path) -> None:
@@ -250,16 +250,16 @@ def save_w4(copy: Any, folder: str | Path) -> None:
         ValueError: the model has no 4-bit weights, or `folder` is a file.
     """
     arguments.model("copy", copy)
-    place = arguments.path("folder", folder)
+    path = arguments.path("folder", folder)
     if next(weights_of(copy), None) is None:
         raise ValueError(
             f"copy: expected a copy of quantize_w4 on the CPU, given {type(copy).__name__} without "
             "4-bit weights"
         )
-    if place.exists() and not place.is_dir():
-        raise ValueError(f"folder: expected a directory, given {str(place)!r}, which is a file")
-    place.mkdir(parents=True, exist_ok=True)
-    write_weights(place / FILE, weights_of(copy), copy.sampled_weights)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder: expected a directory, given {str(path)!r}, which is a file")
+    path.mkdir(parents=True, exist_ok=True)
+    write_weights(path / FILE, weights_of(copy), copy.sampled_weights)
 
 
 def load_w4(model: Any, folder: str | Path) -> Any:
@@ -279,32 +279,32 @@ def load_w4(model: Any, folder: str | Path) -> Any:
             message names the file and the field.
     """
     arguments.model("model", model)
-    place = arguments.path("folder", folder)
-    if not (place / FILE).is_file():
-        what = "is a file" if place.is_file() else "has none"
-        raise FileNotFoundError(f"folder: expected {FILE} in {place}, which {what}")
-    place /= FILE
-    found = read_weights(place)
-    layers = quantisable(model, found.group, head_of(model) in found.shapes)
-    if found.shapes.keys() != layers.keys():
-        other = min(found.shapes.keys() ^ layers.keys())
+    path = arguments.path("folder", folder)
+    if not (path / FILE).is_file():
+        state = "is a file" if path.is_file() else "has none"
+        raise FileNotFoundError(f"folder: expected {FILE} in {path}, which {state}")
+    path /= FILE
+    stored = read_weights(path)
+    layers = quantisable(model, stored.group, head_of(model) in stored.shapes)
+    if stored.shapes.keys() != layers.keys():
+        other = min(stored.shapes.keys() ^ layers.keys())
         raise ValueError(
-            f"model: expected the layers that {place} was made of, which {other} tells apart"
+            f"model: expected the layers that {path} was made of, which {other} tells apart"
         )
     for name, layer in layers.items():
-        shape = found.shapes[name]
+        shape = stored.shapes[name]
         if shape != layer.weight.shape:
             raise ValueError(
-                f"model: expected {name} of {shape}, as in {place}, given "
+                f"model: expected {name} of {shape}, as in {path}, given "
                 f"{tuple(layer.weight.shape)}"
             )
     for name, layer in layers.items():
-        if not torch.allclose(found.samples[name], sample_of(layer), _ROUNDING, _TINY):
+        if not torch.allclose(stored.samples[name], sample_of(layer), _ROUNDING, _TINY):
             raise ValueError(
-                f"model: expected the one that {place} was made of, given one with other weights "
+                f"model: expected the one that {path} was made of, given one with other weights "
                 f"in {name}"
             )
-    return with_weights(model, layers, found.take)
+    return with_weights(model, layers, stored.take)
 
 
 def copy_of(word: str, model: Any, name: str = "model") -> Any:
@@ -326,7 +326,7 @@ def stored_w4(model: Any, name: str = "model") -> Any:
     the model's, for messages.
     """
     layers = {group: quantisable(model, group, head=True) for group in _GROUPS}
-    group = max(_GROUPS, key=lambda each: (len(layers[each]), each))
+    group = max(_GROUPS, key=lambda size: (len(layers[size]), size))
     if not layers[group]:
         raise ValueError(
             f"{name}: expected linear layers whose inputs are a multiple of {_GROUPS[-1]}, given "

@@ -38,16 +38,16 @@ def token_ids(model: Any, calibration: Sequence[Any], name: str = "calibration")
             ) from None
         calibration = tokenizer(texts)["input_ids"]
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    found = []
+    tokens = []
     for row in calibration:
         ids = arguments.row_integers(name, row)
         if not ids:
             raise ValueError(f"{name}: expected at least 1 token of each text, given none")
         arguments.require_ids(name, ids, vocab_size)
-        found.append(torch.tensor(ids))
-    if not found:
+        tokens.append(torch.tensor(ids))
+    if not tokens:
         raise ValueError(f"{name}: expected at least one text, given none")
-    return found
+    return tokens
 
 
 class Hessians:
@@ -124,10 +124,10 @@ class Hessians:
         finally:
             for hook in hooks:
                 hook.remove()
-            for block, own in zip(done, before, strict=True):
+            for block, forward in zip(done, before, strict=True):
                 vars(block).pop("forward", None)
-                if own is not None:
-                    block.forward = own
+                if forward is not None:
+                    block.forward = forward
         self._outputs, self._read = outputs, end
 
     def _note(self, name: str, x: Tensor) -> None:
@@ -167,8 +167,8 @@ class Hessians:
         # bfloat16 take no longer, but leave some Hessians without a Cholesky factor.)
         with processor.bfloat16_factors() if exact else contextlib.nullcontext():
             for at in range(0, width, _COLUMNS):
-                own = rows[:, at : at + _COLUMNS]
-                self._sums[name][at : at + _COLUMNS, at:].addmm_(own.T, rows[:, at:])
+                columns = rows[:, at : at + _COLUMNS]
+                self._sums[name][at : at + _COLUMNS, at:].addmm_(columns.T, rows[:, at:])
 
 
 class _Stopped(Exception):
@@ -180,18 +180,18 @@ def _spans(
 ) -> list[tuple[int, dict[str, nn.Linear]]]:
     """Return groups of decoder layers that are calibrated together: the number after the last
     layer, and the linear layers by name. Linear layers elsewhere are in the last group."""
-    own = {id(part): at for at, block in enumerate(blocks) for part in block.modules()}
+    numbers = {id(module): at for at, block in enumerate(blocks) for module in block.modules()}
     last = len(blocks) - 1
     spans: list[tuple[int, dict[str, nn.Linear]]] = []
     room = -1
     for at in range(len(blocks)):
-        found = {name: x for name, x in layers.items() if own.get(id(x), last) == at}
-        size = sum(4 * layer.in_features**2 for layer in found.values())
+        linear = {name: x for name, x in layers.items() if numbers.get(id(x), last) == at}
+        size = sum(4 * layer.in_features**2 for layer in linear.values())
         if size > room or not spans:
             spans.append((at + 1, {}))
             room = memory
         room -= size
-        spans[-1] = at + 1, {**spans[-1][1], **found}
+        spans[-1] = at + 1, {**spans[-1][1], **linear}
     return spans or [(0, dict(layers))]
 
 
@@ -215,34 +215,34 @@ def with_feedback(weight: Tensor, hessian: Tensor, group: int) -> Int4Weights:
     """
     importance = hessian.diagonal().cpu().view(-1, group)
     order = importance.sum(1).argsort()
-    places = order.to(hessian.device)
+    indices = order.to(hessian.device)
     by_group = hessian.view(len(order), group, len(order), group)
     damped = torch.empty_like(hessian)
-    for own, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
-        torch.index_select(by_group[own], 1, places, out=rows)
+    for row, rows in zip(order.tolist(), damped.view(by_group.shape), strict=True):
+        torch.index_select(by_group[row], 1, indices, out=rows)
     damped.diagonal().add_(DAMPING * importance.mean().clamp_min(1e-30))
     factor = torch.linalg.cholesky(damped, upper=True).mT
     importance = importance[order].flatten()
-    given = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
-    made = joined([_fed_back(rows, importance, factor, group) for rows in given.split(_AT_ONCE)])
+    ordered = weight.unflatten(1, (-1, group)).index_select(1, order.to(weight.device)).flatten(1)
+    w4 = joined([_fed_back(rows, importance, factor, group) for rows in ordered.split(_AT_ONCE)])
     back = order.argsort()
-    values = made.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
-    return Int4Weights(values, made.scales.index_select(1, back), made.zeros.index_select(1, back))
+    values = w4.values.unflatten(1, (-1, group)).index_select(1, back).flatten(1)
+    return Int4Weights(values, w4.scales.index_select(1, back), w4.zeros.index_select(1, back))
 
 
 def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) -> Int4Weights:
     """Round some rows, which do not depend on each other (`with_feedback`)."""
-    given = weight.float()
-    owed = torch.zeros_like(given)  # E L, of the errors so far
-    unit = torch.eye(group, device=given.device)
-    made = []
-    for begin in reversed(range(0, given.shape[1], group)):
-        own = slice(begin, begin + group)
+    exact = weight.float()
+    owed = torch.zeros_like(exact)  # E L, of the errors so far
+    unit = torch.eye(group, device=exact.device)
+    groups = []
+    for begin in reversed(range(0, exact.shape[1], group)):
+        span = slice(begin, begin + group)
         # Row j: compensation of an error of column j in the columns before it.
-        feedback = torch.linalg.solve_triangular(factor[own, own], unit, upper=False)
-        rest = given[:, own] + owed[:, own] @ feedback
+        feedback = torch.linalg.solve_triangular(factor[span, span], unit, upper=False)
+        rest = exact[:, span] + owed[:, span] @ feedback
         # The range of a group is the range of its compensated weights.
-        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[own])
+        _, scales, zeros = int4.round_to_nearest(rest.cpu(), group, importance[span])
         scale, zero = scales[:, 0].to(rest.device), zeros[:, 0].to(rest.device)
         columns = rest.T.contiguous()
         rounded = torch.empty_like(columns, dtype=torch.uint8)
@@ -252,8 +252,8 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
             error = (columns[j] - value) / feedback[j, j]
             columns[:j].addr_(feedback[j, :j], error, alpha=-1)
             columns[j] = value
-        made.append((rounded.T.cpu(), scales, zeros))
-        errors = given[:, own] - columns.T
+        groups.append((rounded.T.cpu(), scales, zeros))
+        errors = exact[:, span] - columns.T
         with processor.bfloat16_factors():  # 8 bits of an error suffice
-            owed[:, :begin].addmm_(errors, factor[own, :begin])
-    return Int4Weights(*(torch.cat(part[::-1], 1) for part in zip(*made, strict=True)))
+            owed[:, :begin].addmm_(errors, factor[span, :begin])
+    return Int4Weights(*(torch.cat(tensors[::-1], 1) for tensors in zip(*groups, strict=True)))

@@ -63,7 +63,7 @@ def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
     """Stack matrices by rows."""
     if len(matrices) == 1:
         return matrices[0]
-    return Int4Weights(*map(torch.cat, zip(*(each.tensors for each in matrices), strict=True)))
+    return Int4Weights(*map(torch.cat, zip(*(matrix.tensors for matrix in matrices), strict=True)))
 
 
 class Int4Linear(QuantizedLinear):
@@ -156,12 +156,12 @@ def with_weights(model: Any, names: Collection[str], weights: Callable[[str], In
         bias, device = stacked_bias(siblings), siblings[0].weight.device
         matrices = [weights(known[id(layer)]) for layer in siblings]
         if device.type == "cuda":
-            return CudaInt4Linear(joined([each.to(device) for each in matrices]), bias, device)
+            return CudaInt4Linear(joined([matrix.to(device) for matrix in matrices]), bias, device)
         return Int4Linear(joined(matrices), bias)
 
-    made = replaced(model, lambda module: id(module) in known, make)
-    made.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}
-    return made
+    twin = replaced(model, lambda module: id(module) in known, make)
+    twin.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}
+    return twin
 
 
 def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
@@ -189,7 +189,7 @@ def to_8_bits(weight: Tensor) -> Tensor:
     """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
     inputs a float16 scale, the largest magnitude over 127, and the nearest integer multiples of it.
     """
-    made = []
+    pieces = []
     for rows in weight.detach().cpu().split(_ROWS):
         groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
         scales = groups.abs().amax(-1, keepdim=True) / 127
@@ -198,8 +198,8 @@ def to_8_bits(weight: Tensor) -> Tensor:
         wide = torch.where(scales == 0, torch.inf, scales.float())
         numbers = (groups / wide).round_().clamp_(-127, 127).to(torch.int8)
         blocks = [scales.view(torch.uint8), numbers.view(torch.uint8)]
-        made.append(torch.cat(blocks, -1).flatten(1))
-    return torch.cat(made)
+        pieces.append(torch.cat(blocks, -1).flatten(1))
+    return torch.cat(pieces)
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -251,15 +251,15 @@ def write_weights(
     begin = group = 0
     with replacing(place) as whole, whole.open("wb") as file:
         file.seek(_LENGTH + room)
-        for name, own in weights:
-            group = own.group
-            pairs = own.values[:, ::2] | own.values[:, 1::2] << 4
-            parts = pairs, own.scales.bfloat16(), own.zeros.bfloat16(), samples[name]
-            for (part, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
+        for name, matrix in weights:
+            group = matrix.group
+            pairs = matrix.values[:, ::2] | matrix.values[:, 1::2] << 4
+            parts = pairs, matrix.scales.bfloat16(), matrix.zeros.bfloat16(), samples[name]
+            for (field, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
                 content = tensor.contiguous().view(torch.uint8).numpy().tobytes()
-                sums[f"{name}.{part}"] = _sum(f"{name}.{part}", content)
+                sums[f"{name}.{field}"] = _sum(f"{name}.{field}", content)
                 size = file.write(content)
-                header[f"{name}.{part}"] = {
+                header[f"{name}.{field}"] = {
                     "dtype": kind,
                     "shape": list(tensor.shape),
                     "data_offsets": [begin, begin + size],
@@ -300,25 +300,25 @@ def _read(file: Any, name: str) -> Kept:
     # Only the header, so that unsuitable tensors are not read.
     shapes: dict[str, dict[str, list[int]]] = {}
     for key in file.keys():  # noqa: SIM118
-        layer, _, part = key.rpartition(".")
-        kind, given = _DTYPES.get(part), file.get_slice(key)
+        layer, _, field = key.rpartition(".")
+        kind, entry = _DTYPES.get(field), file.get_slice(key)
         if kind is None:
             raise ValueError(f"{name}: expected tensors named {', '.join(_DTYPES)}, given {key!r}")
-        if given.get_dtype() != kind:
-            raise ValueError(f"{name}: {key}: expected {kind}, given {given.get_dtype()}")
-        shapes.setdefault(layer, {})[part] = given.get_shape()
+        if entry.get_dtype() != kind:
+            raise ValueError(f"{name}: {key}: expected {kind}, given {entry.get_dtype()}")
+        shapes.setdefault(layer, {})[field] = entry.get_shape()
     if not shapes:
         raise ValueError(f"{name}: expected the tensors of at least 1 layer, given none")
-    keys, told = sorted(file.keys()), str(about.get("crc32"))
-    if len(told) != 8 * len(keys):
-        raise ValueError(f"{name}: crc32: expected {8 * len(keys)} digits, given {len(told)}")
-    sums = {key: told[8 * i : 8 * i + 8] for i, key in enumerate(keys)}
-    found = Kept(group, {}, {}, {})
-    for layer, own in shapes.items():
-        _require_shapes(own, group, f"{name}: {layer}")
-        read = {part: file.get_tensor(f"{layer}.{part}") for part in _DTYPES}
-        for part, tensor in read.items():
-            key = f"{layer}.{part}"
+    keys, digits = sorted(file.keys()), str(about.get("crc32"))
+    if len(digits) != 8 * len(keys):
+        raise ValueError(f"{name}: crc32: expected {8 * len(keys)} digits, given {len(digits)}")
+    sums = {key: digits[8 * i : 8 * i + 8] for i, key in enumerate(keys)}
+    stored = Kept(group, {}, {}, {})
+    for layer, by_field in shapes.items():
+        _require_shapes(by_field, group, f"{name}: {layer}")
+        read = {field: file.get_tensor(f"{layer}.{field}") for field in _DTYPES}
+        for field, tensor in read.items():
+            key = f"{layer}.{field}"
             given_sum = _sum(key, tensor.view(torch.uint8).numpy().data)
             if given_sum != sums[key]:
                 raise ValueError(
@@ -326,35 +326,35 @@ def _read(file: Any, name: str) -> Kept:
                     "is damaged"
                 )
         _require_finite(read, f"{name}: {layer}")
-        outputs, half = own["values"]
-        found.shapes[layer], found.samples[layer] = (outputs, 2 * half), read.pop("sample")
-        found._parts[layer] = tuple(read.values())
-    return found
+        outputs, half = by_field["values"]
+        stored.shapes[layer], stored.samples[layer] = (outputs, 2 * half), read.pop("sample")
+        stored._parts[layer] = tuple(read.values())
+    return stored
 
 
-def _require_shapes(given: Mapping[str, list[int]], group: int, name: str) -> None:
-    missing = next((part for part in _DTYPES if part not in given), None)
+def _require_shapes(shapes: Mapping[str, list[int]], group: int, name: str) -> None:
+    missing = next((field for field in _DTYPES if field not in shapes), None)
     if missing is not None:
         raise ValueError(f"{name}.{missing}: expected a tensor of this name, given none")
-    values = given["values"]
+    values = shapes["values"]
     if len(values) != 2 or values[0] < 1 or values[1] < 1 or 2 * values[1] % group:
         raise ValueError(
             f"{name}.values: expected shape [N, K / 2] with N >= 1 and K a multiple of {group}, "
             f"given {values}"
         )
     groups = [values[0], 2 * values[1] // group]
-    for part, shape in (("scales", groups), ("zeros", groups), ("sample", [SAMPLE])):
-        if given[part] != shape:
-            raise ValueError(f"{name}.{part}: expected shape {shape}, given {given[part]}")
+    for field, shape in (("scales", groups), ("zeros", groups), ("sample", [SAMPLE])):
+        if shapes[field] != shape:
+            raise ValueError(f"{name}.{field}: expected shape {shape}, given {shapes[field]}")
 
 
 def _require_finite(read: Mapping[str, Tensor], name: str) -> None:
     """Refuse weights that are not finite: they lie between zero - 8 scale and zero + 7 scale."""
     reach = read["scales"].float() * 8
-    for part, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):
-        beyond = read[part][~torch.isfinite(farthest)]
+    for field, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):
+        beyond = read[field][~torch.isfinite(farthest)]
         if beyond.numel():
             raise ValueError(
-                f"{name}.{part}: expected numbers that make finite weights, given "
+                f"{name}.{field}: expected numbers that make finite weights, given "
                 f"{float(beyond[0])}"
             )
