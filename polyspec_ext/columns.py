@@ -28,23 +28,23 @@ def table(
     """
     rows = [(corner, heads), *rows]
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
-    room = width - sum(len(_GAP) + one for one in widths)
+    room = width - sum(len(_GAP) + size for size in widths)
     label = min(max(len(name) for name, _ in rows), room)
     beside = label == max(len(name) for name, _ in rows) or room >= _LABEL
     lines: list[str] = []
     for block in [range(len(heads))] if beside else _blocks(widths, width):
         lines += [""] * bool(lines)
         for name, cells in rows:
-            each = [
+            padded = [
                 cells[n].ljust(widths[n]) if n >= len(heads) - left else cells[n].rjust(widths[n])
                 for n in block
             ]
             if beside:
-                first, *more = textwrap.wrap(name, label, subsequent_indent=_GAP) or [""]
-                lines += [_GAP.join([first.ljust(label), *each]).rstrip(), *more]
+                first, *rest = textwrap.wrap(name, label, subsequent_indent=_GAP) or [""]
+                lines += [_GAP.join([first.ljust(label), *padded]).rstrip(), *rest]
             else:
                 lines += textwrap.wrap(name, width, subsequent_indent=_GAP)
-                lines += [_GAP.join(["", *each]).rstrip()] if any(map(str.strip, each)) else []
+                lines += [_GAP.join(["", *padded]).rstrip()] if any(map(str.strip, padded)) else []
     return "\n".join(lines)
 
 
@@ -62,11 +62,11 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 def _blocks(widths: Sequence[int], width: int) -> list[range]:
     """Split the columns into runs that fit."""
     blocks, begin, used = [], 0, 0
-    for n, one in enumerate(widths):
-        if n > begin and used + len(_GAP) + one > width:
+    for n, size in enumerate(widths):
+        if n > begin and used + len(_GAP) + size > width:
             blocks.append(range(begin, n))
             begin, used = n, 0
-        used += len(_GAP) + one
+        used += len(_GAP) + size
     return [*blocks, range(begin, len(widths))]
 
 

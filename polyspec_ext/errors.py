@@ -144,8 +144,8 @@ def raise_for_status(
         RequestError: names request, level, position and fault.
     """
     if not isinstance(status, torch.Tensor) or status.dtype != torch.int32 or status.dim() != 1:
-        given = type(status).__name__
-        raise TypeError(f"status: expected an int32 tensor [B] of an operator, given {given}")
+        kind = type(status).__name__
+        raise TypeError(f"status: expected an int32 tensor [B] of an operator, given {kind}")
     for request, bits in enumerate(status.tolist()):
         if bits & ERROR_BITS:
             before = 0 if num_accepted is None else int(num_accepted[request])

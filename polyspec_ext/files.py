@@ -54,13 +54,13 @@ def replacing(place: Path) -> Iterator[Path]:
     temporary file of a killed process is removed a day later.
     """
     place = place.resolve()  # replaces the target of a link, not the link
-    part = place.with_name(f"{place.name}.{uuid.uuid4().hex[:12]}.part")
+    temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex[:12]}.part")
     try:
-        yield part
-        os.replace(part, place)
+        yield temporary
+        os.replace(temporary, place)
     except BaseException:
         with contextlib.suppress(OSError):
-            part.unlink()
+            temporary.unlink()
         raise
     for other in place.parent.glob(f"{glob.escape(place.name)}.*.part"):
         with contextlib.suppress(OSError):
@@ -70,8 +70,8 @@ def replacing(place: Path) -> Iterator[Path]:
 
 def replace_text(place: Path, text: str) -> None:
     """Replace the contents of `place` by `text` in UTF-8."""
-    with replacing(place) as part:
-        part.write_text(text, encoding="utf-8")
+    with replacing(place) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def cache_folder() -> Path | None:
@@ -147,10 +147,10 @@ class ChainFile:
             data = json.loads(path.read_text(encoding="utf-8"))
             _require(data, _OF_CHAIN)
             elements = []
-            for one in data["elements"]:
+            for element in data["elements"]:
                 # Files of earlier versions have fewer fields of an element, or more.
-                _require(one := {"device": None, **one}, _OF_ELEMENT)
-                elements.append(Element(*(one[key] for key in _OF_ELEMENT)))
+                _require(element := {"device": None, **element}, _OF_ELEMENT)
+                elements.append(Element(*(element[key] for key in _OF_ELEMENT)))
             first = ("format", "version", "elements")
             return cls(elements, **{key: data[key] for key in data if key not in first})
         except (OSError, ValueError, TypeError) as error:
@@ -161,8 +161,8 @@ class ChainFile:
 
 
 def _require(data: Any, form: _FORM) -> None:
-    for key, (holds, wanted) in form.items():
+    for key, (holds, expected) in form.items():
         if not isinstance(data, dict) or key not in data:
             raise ValueError(f"it has no {key}")
         if not holds(data[key]):
-            raise ValueError(f"{key}: expected {wanted}, given {str(data[key])[:40]!r}")
+            raise ValueError(f"{key}: expected {expected}, given {str(data[key])[:40]!r}")

@@ -84,8 +84,8 @@ class Grammar:
             except ValueError as error:
                 raise ValueError(f"schema: expected JSON: {error}") from error
         if not isinstance(schema, Mapping):
-            given = arguments.shown(schema)
-            raise TypeError(f"schema: expected a mapping or its JSON text, given {given}")
+            actual = arguments.shown(schema)
+            raise TypeError(f"schema: expected a mapping or its JSON text, given {actual}")
         overrides: dict[str, Any] = {"whitespace_flexible": whitespace}
         if whitespace:
             overrides["whitespace_pattern"] = r"[\x20\x0A\x0D\x09]{0,20}"
@@ -219,13 +219,13 @@ class GrammarMatcher(MaskSource):
         if len(self._tokens) > matched:
             self._matcher.rollback(len(self._tokens) - matched)
             del self._tokens[matched:], self._masks[matched + 1 :]
-        more = text[matched:]
+        rest = text[matched:]
         # An EOS is not consumed: the matcher could not distinguish it from another end.
-        ends = [i for i, token in enumerate(more) if token in self._eos]
-        taken = self._matcher.try_consume_tokens(more[: ends[0]] if ends else more) if more else 0
-        self._tokens += more[:taken]
+        ends = [i for i, token in enumerate(rest) if token in self._eos]
+        taken = self._matcher.try_consume_tokens(rest[: ends[0]] if ends else rest) if rest else 0
+        self._tokens += rest[:taken]
         self._masks += [None] * taken
-        if taken == len(more) and self._masks[-1] is None:
+        if taken == len(rest) and self._masks[-1] is None:
             self._masks[-1] = self._current_mask()
         if self._matcher.is_error():
             reason = _message(self._matcher)
@@ -266,8 +266,8 @@ def _llguidance() -> Any:
 def _tokenizer(tokenizer: Any) -> Any:
     """Return a tokenizer in llguidance's form."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        given = arguments.shown(tokenizer)
-        raise TypeError(f"tokenizer: expected a fast tokenizer of transformers, given {given}")
+        actual = arguments.shown(tokenizer)
+        raise TypeError(f"tokenizer: expected a fast tokenizer of transformers, given {actual}")
     if tokenizer.eos_token_id is None:
         raise ValueError("tokenizer: expected one with an EOS token, given one without")
     forms, size = _TOKENIZERS.setdefault(tokenizer, {}), len(tokenizer)

@@ -96,13 +96,13 @@ def facts() -> dict[str, object]:
     and this package), threads and versions: earlier times are valid only if all of them are equal.
     """
     tell = getattr(torch.cpu, "get_capabilities", None)  # not in every release
-    found = {} if tell is None else tell()
+    flags = {} if tell is None else tell()
     caps = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "POLYSPEC_CPU_ISA")
     return {
         "processor": name(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "instructions": sorted(flag for flag, value in found.items() if value is True),
-        "environment": {each: os.environ[each] for each in caps if each in os.environ},
+        "instructions": sorted(flag for flag, value in flags.items() if value is True),
+        "environment": {key: os.environ[key] for key in caps if key in os.environ},
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

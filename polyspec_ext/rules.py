@@ -189,16 +189,16 @@ def _biases(value: Any) -> dict[int, float]:
 
 
 def _words(value: Any) -> tuple[tuple[int, ...], ...]:
-    wanted = "bad_words: expected sequences of token ids"
+    expected = "bad_words: expected sequences of token ids"
     words = arguments.entries("bad_words", value)
     if words is None:
-        raise TypeError(f"{wanted}, given {arguments.shown(value)}")
+        raise TypeError(f"{expected}, given {arguments.shown(value)}")
     checked = []
     for word in words:
         ids = arguments.entries("bad_words", word)
         if ids is None:
-            raise TypeError(f"{wanted}, given {arguments.shown(word)} among them")
+            raise TypeError(f"{expected}, given {arguments.shown(word)} among them")
         if not ids:
-            raise ValueError(f"{wanted}, at least 1 in each, given an empty sequence")
+            raise ValueError(f"{expected}, at least 1 in each, given an empty sequence")
         checked.append(tuple(arguments.integers("bad_words", ids)))
     return tuple(checked)

@@ -153,9 +153,9 @@ def processed_scores(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         scores = scores.masked_fill(scores < edge, -float("inf"))
     if sampling.top_p < 1:  # tokens tied at the edge stay
         mass, order = scores.softmax(-1).sort(dim=-1, descending=True)
-        kept = mass.cumsum(-1) - mass < sampling.top_p
-        kept[:, 0] = True
-        last = kept.sum(-1, keepdim=True) - 1
+        nucleus = mass.cumsum(-1) - mass < sampling.top_p
+        nucleus[:, 0] = True
+        last = nucleus.sum(-1, keepdim=True) - 1
         edge = scores.gather(-1, order.gather(-1, last))
         scores = scores.masked_fill(scores < edge, -float("inf"))
     if sampling.min_p > 0:

@@ -22,13 +22,13 @@ class Scheduler(_C.Scheduler):
     """
 
     def __init__(self, windows: Sequence[int], rounds: Sequence[int] = ()) -> None:
-        own = _counts("windows", windows)
-        if not own:
+        sizes = _counts("windows", windows)
+        if not sizes:
             raise ValueError("windows: expected one for each level but the last, given none")
         bounds = _counts("rounds", rounds)
-        if bounds and len(bounds) != len(own):
-            raise ValueError(f"rounds: expected none or {len(own)}, given {len(bounds)}")
-        super().__init__(own, bounds)
+        if bounds and len(bounds) != len(sizes):
+            raise ValueError(f"rounds: expected none or {len(sizes)}, given {len(bounds)}")
+        super().__init__(sizes, bounds)
 
     def start(self, max_new_tokens: int) -> None:
         """Begin a request of at most `max_new_tokens` tokens, >= 0."""
@@ -68,7 +68,7 @@ class Scheduler(_C.Scheduler):
 
 
 def _counts(name: str, value: Sequence[int]) -> list[int]:
-    given = arguments.row_integers(name, value)
-    if len(given) >= 2**16 - 1:
-        raise ValueError(f"{name}: expected fewer than {2**16 - 1}, given {len(given)}")
-    return [arguments.integer(name, one) for one in given]
+    numbers = arguments.row_integers(name, value)
+    if len(numbers) >= 2**16 - 1:
+        raise ValueError(f"{name}: expected fewer than {2**16 - 1}, given {len(numbers)}")
+    return [arguments.integer(name, number) for number in numbers]

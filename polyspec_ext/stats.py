@@ -96,9 +96,9 @@ class LevelStats:
         self.num_accepted_tail_tokens += max(0, accepted - (drafted - of_tail))
         histogram, lengths = self.acceptance_histogram, self.draft_length_histogram
         if len(histogram) <= drafted:
-            more = [0] * (drafted + 1 - len(histogram))
-            histogram.extend(more)
-            lengths.extend(more)
+            zeros = [0] * (drafted + 1 - len(histogram))
+            histogram.extend(zeros)
+            lengths.extend(zeros)
         histogram[accepted] += 1
         lengths[drafted] += 1
 
@@ -229,7 +229,7 @@ class StatsRecorder:
     def read_beside(self, row: Stats, index: int, seconds: float) -> None:
         """Add the seconds of a level's prefill of a single request beside the batch."""
         self.prefill_seconds += seconds
-        for stats in {id(one): one for one in (row, self._total)}.values():
+        for stats in {id(counts): counts for counts in (row, self._total)}.values():
             stats.levels[index].prefill_seconds += seconds
 
     def spent(self, index: int, seconds: float, passes: int) -> None:
@@ -249,13 +249,13 @@ class StatsRecorder:
         """Add a draft: by row the `entries` of the state rows' log (`runtime.rows.Entry`) and the
         `nodes` of trees."""
         took = [self._total]
-        for at, (both, entry) in enumerate(zip(self._both, entries, strict=True)):
+        for at, (pair, entry) in enumerate(zip(self._both, entries, strict=True)):
             if entry[0] < 0:
                 continue
-            for stats in both:
+            for stats in pair:
                 stats.levels[-1].num_proposals += 1
                 stats.levels[-1].num_proposed_tokens += entry[3] if nodes is None else nodes[at]
-            took += both[:-1]
+            took += pair[:-1]
         for stats in took:
             stats.levels[-1].num_forward_passes += passes
             stats.levels[-1].seconds += seconds
@@ -263,15 +263,15 @@ class StatsRecorder:
     def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
         """Add a verification by a level, by row; the target's emitted tokens are committed."""
         took = [self._total]
-        for both, entry in zip(self._both, entries, strict=True):
+        for pair, entry in zip(self._both, entries, strict=True):
             tokens, _, accepted, emitted, _, _, of_tail = entry
             if tokens < 0:
                 continue
-            for stats in both:
+            for stats in pair:
                 stats.levels[index].verified(tokens, accepted, emitted, of_tail)
                 if index == 0:
                     stats.num_new_tokens += emitted
-            took += both[:-1]
+            took += pair[:-1]
         for stats in took:
             stats.levels[index].num_forward_passes += 1
             stats.levels[index].seconds += seconds
@@ -290,9 +290,9 @@ def merge(requests: Sequence[Stats]) -> Stats:
             for name in LevelStats.__slots__:
                 if name not in ("name", "emitted_per_verification", *HISTOGRAMS):
                     setattr(into, name, getattr(into, name) + getattr(level, name))
-            before, more = into.emitted_per_verification, level.emitted_per_verification
-            both = None if before is None or more is None else [*before, *more]
-            into.emitted_per_verification = both
+            before, added = into.emitted_per_verification, level.emitted_per_verification
+            lengths = None if before is None or added is None else [*before, *added]
+            into.emitted_per_verification = lengths
             for name in HISTOGRAMS:
                 pairs = zip_longest(getattr(into, name), getattr(level, name), fillvalue=0)
                 setattr(into, name, [sums + blocks for sums, blocks in pairs])
@@ -319,8 +319,8 @@ def _levels(stats: Stats) -> list[str]:
     lines = [_line("level", heads, widths)]
     for number, level in enumerate(stats.levels, 1):
         passes = level.num_forward_passes
-        each = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
-        cells = [str(passes), each, _percent(level.seconds, stats.decode_seconds)]
+        mean = f"{level.seconds / passes * 1e3:.2f}" if passes else "-"
+        cells = [str(passes), mean, _percent(level.seconds, stats.decode_seconds)]
         if level.num_drafts:
             counts = level.num_drafts, level.num_draft_tokens, level.num_accepted_tokens
             rates = level.draft_acceptance_rate, level.mean_acceptance_length
@@ -335,9 +335,9 @@ def _positions(verified: Sequence[tuple[int, LevelStats]]) -> list[str]:
     longest = max(len(level.num_draft_tokens_per_pos) for _, level in verified)
     shown = min(longest, _POSITIONS)
     widths = [4] * shown
-    more = f" (the first {shown} of {longest})" if longest > shown else ""
+    note = f" (the first {shown} of {longest})" if longest > shown else ""
     lines = [
-        f"accepted, in % of the blocks that had a token there{more}",
+        f"accepted, in % of the blocks that had a token there{note}",
         _line("at position", [str(i + 1) for i in range(shown)], widths),
     ]
     for number, level in verified:
@@ -353,5 +353,5 @@ def _line(name: str, cells: Sequence[str], widths: Sequence[int]) -> str:
     return (name.ljust(_NAME + 2) + " ".join(padded)).rstrip()
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.1f}" if whole > 0 else "-"
+def _percent(value: float, whole: float) -> str:
+    return f"{100 * value / whole:.1f}" if whole > 0 else "-"

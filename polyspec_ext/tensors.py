@@ -61,20 +61,20 @@ class RowCounts(Sequence[int]):
 
     def on(self, device: torch.device) -> torch.Tensor:
         """Return ``[B]`` int64 on `device`; cached for the latest device."""
-        own = self._tensor
-        if own is None or own.device != device:
+        tensor = self._tensor
+        if tensor is None or tensor.device != device:
             known = self.host is not None
-            own = on_device(self.host, torch.int64, device) if known else moved(own, device)
-            self._tensor = own
-        return cast(torch.Tensor, own)
+            tensor = on_device(self.host, torch.int64, device) if known else moved(tensor, device)
+            self._tensor = tensor
+        return cast(torch.Tensor, tensor)
 
     def less(self, by: int, most: int | None = None) -> RowCounts:
         """Return ``max(n - by, 0)`` for each number n, at most `most`."""
         if self.host is None:
             fewer = self._tensor - by if by else self._tensor
             return RowCounts(None, fewer.clamp(0, most))
-        own = map(max, map(operator.sub, self.host, repeat(by)), repeat(0))
-        return RowCounts(tuple(own if most is None else map(min, own, repeat(most))))
+        numbers = map(max, map(operator.sub, self.host, repeat(by)), repeat(0))
+        return RowCounts(tuple(numbers if most is None else map(min, numbers, repeat(most))))
 
     def all(self, number: int) -> bool:
         """Return whether every number is `number`; False if the host does not have them."""
@@ -116,19 +116,19 @@ class RowParameters:
             return self
         # `sampling` and `seeds` are set last: after an interrupt they equal no parameters.
         self.sampling, self.seeds = (), ()
-        self.greedy = all(one.greedy for one in sampling)
+        self.greedy = all(row.greedy for row in sampling)
         # (Filters of a greedy row have no effect.)
         off = {
             name: value
             for name, value in _OFF.items()
-            if all(one.greedy or getattr(one, name) == value for one in sampling)
+            if all(row.greedy or getattr(row, name) == value for row in sampling)
         }
         self._on = {self._device: {**self._tensors, **off}}
         # Seeds in [0, 2**64) as the same bits in int64.
         bits = [seed - 2**64 if seed >= 2**63 else seed for seed in seeds]
-        for name, own in self._tensors.items():
-            values = bits if name == "seed" else [getattr(one, name) for one in sampling]
-            own.copy_(on_device(values, own.dtype, own.device), non_blocking=True)
+        for name, tensor in self._tensors.items():
+            values = bits if name == "seed" else [getattr(row, name) for row in sampling]
+            tensor.copy_(on_device(values, tensor.dtype, tensor.device), non_blocking=True)
         self.seeds = seeds
         self.sampling = sampling
         return self
@@ -139,8 +139,8 @@ class RowParameters:
         instead of a tensor, for smaller kernels."""
         if device not in self._on:
             self._on[device] = {
-                name: moved(own, device) if isinstance(own, torch.Tensor) else own
-                for name, own in self._on[self._device].items()
+                name: moved(value, device) if isinstance(value, torch.Tensor) else value
+                for name, value in self._on[self._device].items()
             }
         return self._on[device]
 
