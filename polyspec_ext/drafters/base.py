@@ -308,8 +308,8 @@ def processed(
     assert inputs.text is not None
     assert inputs.processors is not None
     out = logits.to(torch.float32, copy=True)  # the dtype of processors' results
-    for b, more in enumerate(left):
-        for j, tokens in enumerate(drafted[b] if more else ()):
+    for b, count in enumerate(left):
+        for j, tokens in enumerate(drafted[b] if count else ()):
             prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
             changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
             # If every id of a smaller vocabulary is forbidden, the token is drawn without

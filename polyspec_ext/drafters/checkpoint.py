@@ -69,11 +69,11 @@ class Target:
         dtype = arguments.dtype("dtype", dtype) or self.model.dtype
         with torch.device("meta"):
             network = make()
-        wanted = network.state_dict()
-        for key, value in wanted.items():
+        expected = network.state_dict()
+        for key, value in expected.items():
             _require_tensor(f"{name}: {key}", tensors.get(key), value)
         for key, value in tensors.items():
-            if key not in wanted:
+            if key not in expected:
                 raise ValueError(
                     f"{name}: {key}: expected no tensor of this name with this configuration, "
                     f"given shape {list(value.shape)}"
@@ -85,7 +85,7 @@ class Target:
             return torch.float32 if key in exact else dtype
 
         state = {
-            key: tensors[key].to(self.device, kind(key, value)) for key, value in wanted.items()
+            key: tensors[key].to(self.device, kind(key, value)) for key, value in expected.items()
         }
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False)
@@ -250,11 +250,11 @@ def head_of(thing: Any) -> tuple[str, str] | None:
     directory or id, or the directory of a head; None: no head."""
     if not isinstance(thing, str | Path):
         return None
-    kind, _, place = str(thing).partition(":")
-    if place and kind in HEADS:
-        return kind, place
-    found = head_kind(thing)
-    return None if found is None else (found, str(thing))
+    kind, _, source = str(thing).partition(":")
+    if source and kind in HEADS:
+        return kind, source
+    head = head_kind(thing)
+    return None if head is None else (head, str(thing))
 
 
 def architectures(config: Mapping[str, Any]) -> list[Any]:

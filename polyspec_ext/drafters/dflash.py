@@ -81,8 +81,8 @@ class DFlashNetwork(RotaryNetwork):
 
     @property
     def drawn_weights(self) -> list[Tensor]:
-        more = [self.markov_head.markov_w2.weight] if self.config.markov_rank else []
-        return [*super().drawn_weights, *more]
+        markov = [self.markov_head.markov_w2.weight] if self.config.markov_rank else []
+        return [*super().drawn_weights, *markov]
 
     def remember(self, features: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield keys and values ``[B, Hkv, T, D]`` of every layer, for tokens with the target's
@@ -154,8 +154,8 @@ class DFlashPasses(HeadPasses):
                 self._remember(states, counts)
             else:
 
-                def run(told: Tensor, new: Tensor) -> Tensor:
-                    return self._remember(told, RowCounts(None, new))
+                def run(added: Tensor, new: Tensor) -> Tensor:
+                    return self._remember(added, RowCounts(None, new))
 
                 self.captured("context", (states, counts.on(self.device)), run, list(counts))
             self.features.appended(counts)
@@ -163,15 +163,15 @@ class DFlashPasses(HeadPasses):
 
     def _remember(self, states: Tensor, counts: RowCounts) -> Tensor:
         cache, positions = self.features.cache, self._prepare(states.shape[1], counts)
-        for number, both in enumerate(self._runs.remember(states, positions)):
-            cache.update(*both, number)
+        for number, pair in enumerate(self._runs.remember(states, positions)):
+            cache.update(*pair, number)
         return positions
 
     def follow(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
         """Append tokens ``[B, 1]`` without a verifier's states to the context."""
-        found = self._read(tokens, counts)
+        output = self._read(tokens, counts)
         self.features.appended(counts)
-        return found
+        return output
 
     def block(self, anchors: Tensor, count: int) -> Tensor:
         """Return the logits ``[B, count, Vd]`` of the first tokens of a block after `anchors`,
@@ -227,18 +227,18 @@ class DFlashPasses(HeadPasses):
         kinds = list(zip(config.windows, config.causal, strict=True))
         whole = rows.at is not None and rows.span == rows.at + width
         slots = torch.arange(rows.span, device=self.device)[None]
-        made: dict[tuple[int | None, bool], Tensor | None] = {}
+        masks: dict[tuple[int | None, bool], Tensor | None] = {}
         for kind in kinds:
             window, causal = kind
             if whole and window is None and (width == 1 or not causal):
-                made[kind] = None
-            elif kind not in made:
+                masks[kind] = None
+            elif kind not in masks:
                 ends = positions if causal else positions[:, -1:].expand(-1, width)
                 seen = cache_masks.visible_slots(ends, slots)
                 if window is not None:
                     seen &= (slots[:, None] - positions[..., None]).abs() < window
-                made[kind] = cache_masks.additive(seen, self.dtype)
-        return [made[kind] for kind in kinds]
+                masks[kind] = cache_masks.additive(seen, self.dtype)
+        return [masks[kind] for kind in kinds]
 
 
 class DFlash(HeadDrafter):
@@ -288,8 +288,8 @@ class DFlash(HeadDrafter):
         def extend(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
             if counts.host is not None:
                 # A text of a single token has no context.
-                both = zip(counts.host, inputs.positions.tolist(), strict=True)
-                counts = RowCounts([count if end > 1 else 0 for count, end in both])
+                pairs = zip(counts.host, inputs.positions.tolist(), strict=True)
+                counts = RowCounts([count if end > 1 else 0 for count, end in pairs])
             return head.extend(tokens, states, counts)
 
         def follow(tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
@@ -407,62 +407,62 @@ def parse(
         nested = config["transformer_layer_config"]
         layer = Reader(name, _with_defaults(Reader(name, nested), nested, ()))
     inner = top.nested("dflash_config", optional=True)
-    both = inner.before(layer).before(top)
+    fields = inner.before(layer).before(top)
     layer.refuse_tied(tensors)
     shape = layer.shape(REQUIRED if flat else (), checkpoint.count_of(tensors, "layers."))
     shape.attention_bias = layer.flag("attention_bias", False)
     assistant = layer.of("model_type") == _ASSISTANT
-    windows = _windows(both, shape.num_hidden_layers)
+    windows = _windows(fields, shape.num_hidden_layers)
     if flat:
         key = "target_layer_ids"
         # Formats differ in the state after the last layer: before or after the final norm.
-        numbers = both.layers(key, both.of(key), target_layers - 2)
+        numbers = fields.layers(key, fields.of(key), target_layers - 2)
         hidden_layers = tuple(number + 1 for number in numbers)
-        if both.size("num_target_layers") not in (None, target_layers):
+        if fields.size("num_target_layers") not in (None, target_layers):
             expected = f"the target's {target_layers}"
-            raise both.error("num_target_layers", expected, both.of("num_target_layers"))
+            raise fields.error("num_target_layers", expected, fields.of("num_target_layers"))
     else:
         key = "aux_hidden_state_layer_ids"
-        hidden_layers = both.layers(key, both.of(key), target_layers)
-    rank = 0 if both.of("markov_rank") == 0 else both.size("markov_rank")
+        hidden_layers = fields.layers(key, fields.of(key), target_layers)
+    rank = 0 if fields.of("markov_rank") == 0 else fields.size("markov_rank")
     rank = _RANK if rank is None and kind == "dspark" else rank or 0
     spark = kind == "dspark" or any("DSpark" in str(n) for n in checkpoint.architectures(config))
-    found = DFlashConfig(
+    head = DFlashConfig(
         shape,
         hidden_layers,
-        both.size("target_hidden_size") or shape.hidden_size,
-        both.size("block_size", _MOST) or (_FLAT_BLOCK if flat else _BLOCK),
-        _mask_id(both, shape.vocab_size),
-        both.flag("sample_from_anchor", spark),
+        fields.size("target_hidden_size") or shape.hidden_size,
+        fields.size("block_size", _MOST) or (_FLAT_BLOCK if flat else _BLOCK),
+        _mask_id(fields, shape.vocab_size),
+        fields.flag("sample_from_anchor", spark),
         # (An assistant's window is a distance, its end included.)
         tuple(window and window + assistant for window in windows),
-        _causal(both, windows, flat, assistant),
-        draft_vocab_size=both.size("draft_vocab_size", arguments.SIZE_MAX),
+        _causal(fields, windows, flat, assistant),
+        draft_vocab_size=fields.size("draft_vocab_size", arguments.SIZE_MAX),
         markov_rank=rank,
-        embedding_scale=both.number("input_embedding_scale", 1.0),
-        logit_scale=both.number("output_multiplier", 1.0),
-        logit_cap=both.number("final_logit_softcapping", 0.0) or None,
+        embedding_scale=fields.number("input_embedding_scale", 1.0),
+        logit_scale=fields.number("output_multiplier", 1.0),
+        logit_cap=fields.number("final_logit_softcapping", 0.0) or None,
     )
-    if found.draft_vocab_size == shape.vocab_size and "d2t" not in tensors:
-        found = dataclasses.replace(found, draft_vocab_size=None)
-    if found.num_drafts < 1:
-        raise both.error("block_size", "at least 2 tokens, one of them drafted", found.block_size)
+    if head.draft_vocab_size == shape.vocab_size and "d2t" not in tensors:
+        head = dataclasses.replace(head, draft_vocab_size=None)
+    if head.num_drafts < 1:
+        raise fields.error("block_size", "at least 2 tokens, one of them drafted", head.block_size)
     for reader in (top, layer, inner):
         reader.require_all_read(_FIXED, _IGNORED)
-    return found
+    return head
 
 
-def _with_defaults(reader: Reader, given: Mapping[str, Any], required: Collection[str]) -> Any:
+def _with_defaults(reader: Reader, config: Mapping[str, Any], required: Collection[str]) -> Any:
     """Return a layer's configuration with the defaults of its class, except for `required` keys:
     formats may write only other values."""
     kind = reader.of("model_type") or "qwen3"
     if kind != _ASSISTANT and kind not in _DEFAULTS:
         raise reader.error("model_type", f"one of {', '.join((*_DEFAULTS, _ASSISTANT))}", kind)
-    made = _DEFAULTS[kind]() if kind in _DEFAULTS else None
+    defaults = _DEFAULTS[kind]() if kind in _DEFAULTS else None
     keys = [key for key in (*SIZES, "rms_norm_eps") if key not in required]
-    known = {key: getattr(made, key, None) for key in keys}
+    known = {key: getattr(defaults, key, None) for key in keys}
     known = {key: value for key, value in known.items() if value is not None}
-    return {**known, **{key: value for key, value in given.items() if value is not None}}
+    return {**known, **{key: value for key, value in config.items() if value is not None}}
 
 
 def _windows(reader: Reader, count: int) -> tuple[int | None, ...]:

@@ -285,7 +285,7 @@ def parse(
     }
     third = kind == "eagle3"
     if published:
-        third = any(one in _EAGLE3 for one in checkpoint.architectures(config)) or any(
+        third = any(arch in _EAGLE3 for arch in checkpoint.architectures(config)) or any(
             key.endswith(".hidden_norm.weight") for key in tensors
         )
     if not third:
@@ -298,20 +298,20 @@ def parse(
         return head
     # Keys of EAGLE-3 are at the top, or nested in `eagle_config`.
     inner = top.nested("eagle_config", optional=True)
-    both = inner.before(top)
-    fuse = both.flag("use_aux_hidden_state", True)
+    fields = inner.before(top)
+    fuse = fields.flag("use_aux_hidden_state", True)
     head = EagleConfig(
         3,
         shape,
-        both.size("target_hidden_size") or shape.hidden_size,
-        _aux_layers(both, target_layers) if fuse else (_LAST,),
-        draft_vocab_size=both.size("draft_vocab_size"),
+        fields.size("target_hidden_size") or shape.hidden_size,
+        _aux_layers(fields, target_layers) if fuse else (_LAST,),
+        draft_vocab_size=fields.size("draft_vocab_size"),
         fuse=fuse,
-        norm_before_fc=both.flag("norm_before_fc", False),
-        fc_norm=both.flag("fc_norm", False),
+        norm_before_fc=fields.flag("norm_before_fc", False),
+        fc_norm=fields.flag("fc_norm", False),
         # speculators' heads without this key were trained with it.
-        norm_before_residual=both.flag("norm_before_residual", not published),
-        norm_output=both.flag("norm_output", False),
+        norm_before_residual=fields.flag("norm_before_residual", not published),
+        norm_output=fields.flag("norm_output", False),
         **biases,
     )
     if head.norm_before_fc and head.fc_norm:
@@ -323,12 +323,12 @@ def parse(
 
 def _aux_layers(reader: Reader, target_layers: int) -> tuple[int, ...]:
     key = "eagle_aux_hidden_state_layer_ids"
-    given, count = reader.of(key), reader.size("num_aux_hidden_states")
-    if given is None:
+    value, count = reader.of(key), reader.size("num_aux_hidden_states")
+    if value is None:
         if (count or _AUX_LAYERS) != _AUX_LAYERS:
             raise reader.error(key, f"{count} layers, as num_aux_hidden_states says", None)
-        given = [2, target_layers // 2, target_layers - 3]
-    return reader.layers(key, given, target_layers, count)
+        value = [2, target_layers // 2, target_layers - 3]
+    return reader.layers(key, value, target_layers, count)
 
 
 class Reader:
@@ -340,9 +340,9 @@ class Reader:
 
     def before(self, other: Reader) -> Reader:
         """Return a reader of this reader's dictionaries, then of another's."""
-        both = Reader(self.name, {})
-        both._sources = self._sources + other._sources
-        return both
+        joined = Reader(self.name, {})
+        joined._sources = self._sources + other._sources
+        return joined
 
     def nested(self, key: str, optional: bool = False) -> Reader:
         inner = self.of(key)
@@ -389,7 +389,7 @@ class Reader:
     def layers(self, key: str, given: Any, most: int, count: int | None = None) -> tuple[int, ...]:
         """Check and return layer numbers in [0, most] of the target; `count` of them, or any."""
         layers = tuple(given) if isinstance(given, list | tuple) else ()
-        whole = all(type(one) is int and 0 <= one <= most for one in layers)
+        whole = all(type(number) is int and 0 <= number <= most for number in layers)
         if not layers or not whole or (count or len(layers)) != len(layers):
             expected = f"{count or 'some'} layers in [0, {most}] of the target"
             raise ValueError(f"{self.name}: {key}: expected {expected}, given {given}")
@@ -441,9 +441,9 @@ class Reader:
                 values[key] = float(values[key])
         for key in ("rope_scaling", "rope_parameters"):
             rope = values.get(key)
-            part = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
-            if part not in (None, 1.0):
-                raise self.error(f"{key}.partial_rotary_factor", "1.0", part)
+            factor = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+            if factor not in (None, 1.0):
+                raise self.error(f"{key}.partial_rotary_factor", "1.0", factor)
         if values.get("hidden_act", "silu") != "silu":
             raise self.error("hidden_act", "'silu'", values["hidden_act"])
         count = values.setdefault("num_hidden_layers", 1)
@@ -517,19 +517,19 @@ def load_network(
 def _renamed(
     tensors: Mapping[str, Tensor], name: str, names: Sequence[tuple[str, str | None]]
 ) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for key, value in tensors.items():
         if key in _UNUSED or key.endswith(_UNUSED_END):
             continue
-        own: str | None = key
+        new_key: str | None = key
         for old, new in names:
-            if own is not None and own.startswith(old):
-                own = None if new is None else new + own.removeprefix(old)
-        if own in found:
-            raise ValueError(f"{name}: {own}: expected one tensor of this name, given two")
-        if own is not None:
-            found[own] = value
-    return found
+            if new_key is not None and new_key.startswith(old):
+                new_key = None if new is None else new + new_key.removeprefix(old)
+        if new_key in renamed:
+            raise ValueError(f"{name}: {new_key}: expected one tensor of this name, given two")
+        if new_key is not None:
+            renamed[new_key] = value
+    return renamed
 
 
 def _require_target(config: Any, text: Any, name: str) -> None:

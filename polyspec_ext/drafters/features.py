@@ -98,8 +98,8 @@ class FeatureCache:
         if not layer.is_initialized:
             form: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
             batch = self.cache.rows.batch
-            both = (torch.empty(batch, heads, 0, width, **form) for width in widths)
-            layer.lazy_initialization(*both)
+            tensors = (torch.empty(batch, heads, 0, width, **form) for width in widths)
+            layer.lazy_initialization(*tensors)
 
     def _empty(self, batch: int, capacity: int) -> RollbackCache:
         return RollbackCache(
@@ -118,8 +118,8 @@ class FeatureCache:
         new = max(0, rows[-1] + 1 - len(pairs))
         left = [0 if row in rows else n for row, n in enumerate((*pairs, *[0] * new))]
         self._pairs = RowCounts(left)
-        more = self._states.new_zeros(new, *self._states.shape[1:])
-        self._states = torch.cat([self._states, more])
+        empty = self._states.new_zeros(new, *self._states.shape[1:])
+        self._states = torch.cat([self._states, empty])
         self._states[list(rows)] = 0
         self.cache.admit(rows)
 
@@ -135,9 +135,9 @@ class FeatureCache:
             single.restore(copy, copy[0][0].shape[1])
         if count:
             self.cache.take(single, [row])
-        kept = list(self._on_host())
-        kept[row] = count
-        self._pairs = RowCounts(kept)
+        counts = list(self._on_host())
+        counts[row] = count
+        self._pairs = RowCounts(counts)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
@@ -171,17 +171,17 @@ class FeatureCache:
     def rollback(self, lengths: Sequence[int] | Tensor) -> None:
         """Keep the pairs of the first ``lengths[b]`` tokens of row b: n tokens have n - 1. Lengths
         unknown to the host are ignored, since the next draft calls `keep`."""
-        kept = RowCounts.of(lengths)
-        if kept.host is not None:
-            self.keep(kept.less(1))
+        counts = RowCounts.of(lengths)
+        if counts.host is not None:
+            self.keep(counts.less(1))
 
     def appended(self, counts: Sequence[int] | Tensor) -> None:
         """Keep the ``counts[b]`` pairs that the last pass appended to row b."""
-        more = RowCounts.of(counts)
-        if more.host is None:
-            self._memory.add_(more.on(self.device))
+        new = RowCounts.of(counts)
+        if new.host is None:
+            self._memory.add_(new.on(self.device))
         else:
-            self._pairs = RowCounts(list(map(int.__add__, self._on_host(), more.host)))
+            self._pairs = RowCounts(list(map(int.__add__, self._on_host(), new.host)))
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, followed: bool = False
@@ -190,9 +190,9 @@ class FeatureCache:
         than `tokens`, drafted pairs included. `more`: further dependencies of the passes beside
         the cache. `followed`: a single call, after which the caller notes the cache's lengths."""
         if followed:
-            place = self.cache.reserve_span(tokens, more, [self._zero])
+            span = self.cache.reserve_span(tokens, more, [self._zero])
             self.cache.rows.host = None  # or a graph would have this call's lengths as constants
-            return place
+            return span
         if self._pairs.host is not None:
             if self._memory.shape[0] != len(self._pairs):
                 self._memory = self._memory.new_zeros(len(self._pairs))
@@ -236,13 +236,13 @@ class FeatureCache:
             return positions, cache_masks.additive(seen, self.dtype)
         # Lengths by row, possibly known to the device only. For few operators: a visibility column
         # for all slots before the tree, a column for each node, and a column for all slots after.
-        kept = (rows.lengths - nodes)[:, None]
+        before = (rows.lengths - nodes)[:, None]
         columns = F.pad(F.pad(ancestors, (1, 0), value=True), (0, 1), value=False)
-        index = (torch.arange(1, rows.span + 1, device=self.device) - kept).clamp_(0, nodes + 1)
+        index = (torch.arange(1, rows.span + 1, device=self.device) - before).clamp_(0, nodes + 1)
         index = index[:, None].expand(-1, width, -1)
         seen = columns.expand(rows.batch, -1, -1).gather(2, index)
         mask = torch.where(seen, self._zero, torch.finfo(self.dtype).min)
-        return kept + (depth - 1), mask[:, None]
+        return before + (depth - 1), mask[:, None]
 
     # ---- reading new pairs -----------------------------------------------------------------------
 
@@ -272,30 +272,30 @@ class FeatureCache:
         else:  # all texts have a single token
             features = torch.zeros(len(inputs.tokens), 0, self._feature_size, dtype=self.dtype)
         # (The counts of hidden states are on the state rows' device.)
-        told = hidden.counts
-        counts = inputs.counts.on(told.device)
+        num_states = hidden.counts
+        counts = inputs.counts.on(num_states.device)
         if inputs.counts.host is None:
             # Keep at most as many pairs as tokens before the new states, in inactive rows too.
             self.keep(RowCounts(None, hidden.positions))
             # (No level has read the last token of an unfinished text.)
-            fresh, width = torch.minimum(told, counts), features.shape[1]
+            fresh, width = torch.minimum(num_states, counts), features.shape[1]
             return extend(inputs.tokens[:, 1 : width + 1], features, RowCounts(None, fresh))
         # (The state after the last token is in no pair yet.)
-        fresh = torch.minimum(told, counts - 1).clamp_min(0)
-        ends = inputs.positions.to(told.device) - 1  # pairs of each text
-        kept = torch.where(told > 0, hidden.positions, ends)
-        kept = torch.where(counts > 0, kept, torch.iinfo(torch.int64).max)
-        self.keep(RowCounts.read(kept, True))
+        fresh = torch.minimum(num_states, counts - 1).clamp_min(0)
+        ends = inputs.positions.to(num_states.device) - 1  # pairs of each text
+        pairs = torch.where(num_states > 0, hidden.positions, ends)
+        pairs = torch.where(counts > 0, pairs, torch.iinfo(torch.int64).max)
+        self.keep(RowCounts.read(pairs, True))
         # Tokens that no verifier with states has read.
         rest = (ends - fresh - self._pairs.on(ends.device)) * (counts > 0)
         # A text of a single token has no pair: the token is read with a state of zeros, until the
         # next draft.
         alone = ((ends == 0) & (counts > 0)).long()
-        some = bool(alone.any())
+        has_single = bool(alone.any())
         new = RowCounts.read(torch.maximum(fresh, alone), True)
         if width := max(new):
             tokens, states = inputs.tokens[:, 1 : width + 1], features[:, :width]
-            if some:
+            if has_single:
                 rows = alone.to(self.device)[:, None]
                 at = torch.arange(1, width + 1, device=self.device) - rows
                 tokens = inputs.tokens.gather(1, at.clamp_max(inputs.tokens.shape[1] - 1))
@@ -309,7 +309,7 @@ class FeatureCache:
             ids = inputs.tokens.gather(1, at[:, None].to(self.device))
             new = RowCounts.read((rest > step).long(), True)
             self._note(follow(ids, self._states, new), new)
-        if some:
+        if has_single:
             self._pairs = RowCounts.read(self._pairs.on(ends.device) * (1 - alone), True)
         return self._states
 
@@ -498,10 +498,10 @@ class LastStateDrafter:
         kind = cls.HEADS
         folder = checkpoint.folder_of(place, (kind.FILE, "*.json"))
         if kind.FORM is not None and (folder / "config.json").is_file():
-            key, wanted = kind.FORM
-            form = checkpoint.read_config(folder).get(key, wanted)
-            if form != wanted:
-                raise ValueError(f"{folder}: {key}: expected {wanted!r}, given {form!r}")
+            key, expected = kind.FORM
+            form = checkpoint.read_config(folder).get(key, expected)
+            if form != expected:
+                raise ValueError(f"{folder}: {key}: expected {expected!r}, given {form!r}")
         name = str(folder / kind.FILE)
         tensors = checkpoint.read_file(folder / kind.FILE)
 
@@ -576,12 +576,12 @@ class LastStateDrafter:
         lengths = torch.where(known, inputs.lengths.on(self.device), 0)
         last = inputs.counts.less(1).on(self.device)
         token = inputs.tokens.gather(1, last[:, None]).clamp(0, self.vocab_size - 1)
-        given = state, token, lengths
+        tensors = state, token, lengths
         if inputs.passes is None:
-            nodes = grown(*given)
+            nodes = grown(*tensors)
         else:
             (table,) = inputs.passes.call(
-                "a draft", (depth, entries), self.reserve_span, given,
+                "a draft", (depth, entries), self.reserve_span, tensors,
                 lambda *x: (grown(*x).table(),),
             )  # fmt: skip
             assert table is not None
@@ -665,16 +665,16 @@ class HiddenWindow:
 
     def write(self, other: HiddenWindow) -> None:
         """Copy the states of `other`. Waits for its device if the devices differ."""
-        device, told = self.begin.device, other.states()
+        device, source = self.begin.device, other.states()
         self.begin.copy_(other.begin)
         self.end.copy_(other.begin)
-        if told.layers:
-            layers = told.layers
+        if source.layers:
+            layers = source.layers
             if self.width:
                 layers = {layer: states[:, : self.width] for layer, states in layers.items()}
             elif not other.width:  # `other` may overwrite its states
                 layers = {layer: states.clone() for layer, states in layers.items()}
-            self.add(layers, other.begin.to(device), told.counts.to(device, copy=True))
+            self.add(layers, other.begin.to(device), source.counts.to(device, copy=True))
 
     def add(
         self,
@@ -687,42 +687,42 @@ class HiddenWindow:
         after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
         ``skipped[b]`` keep their earlier states (`LevelOutput.skipped`); a count of 0 leaves the
         row unchanged."""
-        part, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
+        active, known, end, own_begin = counts > 0, self.end > self.begin, begin + counts, begin
         if skipped is not None:
             own_begin = torch.minimum(begin + skipped.to(begin.device), end)
         if self.width:
             first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-            torch.where(part, first, self.begin, out=self.begin)
-            self._put(layers, 1 + torch.where(part, begin, self.end), skipped, None)
-            torch.where(part, end, self.end, out=self.end)
+            torch.where(active, first, self.begin, out=self.begin)
+            self._put(layers, 1 + torch.where(active, begin, self.end), skipped, None)
+            torch.where(active, end, self.end, out=self.end)
             return
-        if not part.any():
+        if not active.any():
             return
         if skipped is None and not known.any():
             # No earlier states to merge.
             self._layers = dict(layers)
-            self.begin = torch.where(part, begin, self.begin)
+            self.begin = torch.where(active, begin, self.begin)
             self.end = self.begin + counts
             return
         first = torch.where(known, torch.minimum(self.begin, own_begin), own_begin)
-        first = torch.where(part, first, self.begin)
-        end = torch.where(part, end, self.end)
+        first = torch.where(active, first, self.begin)
+        end = torch.where(active, end, self.end)
         width = max(1, int((end - first).max()))
         positions = first[:, None] + torch.arange(width)
-        place = positions - begin[:, None]
-        fresh = part[:, None] & (positions >= own_begin[:, None]) & (place < counts[:, None])
+        index = positions - begin[:, None]
+        fresh = active[:, None] & (positions >= own_begin[:, None]) & (index < counts[:, None])
         before = positions - self.begin[:, None]
         for layer, states in layers.items():
-            own = self._layers.get(layer)
-            if own is None:
-                own = states.new_zeros(len(first), width, states.shape[2])
-            dtype = torch.promote_types(own.dtype, states.dtype)  # rounds no state
-            new, old = _at(states, place).to(own.device, dtype), _at(own, before).to(dtype)
-            both = torch.where(fresh[..., None].to(own.device), new, old)
-            if own.shape == both.shape and own.dtype == dtype:
-                self._layers[layer] = own.copy_(both)
+            stored = self._layers.get(layer)
+            if stored is None:
+                stored = states.new_zeros(len(first), width, states.shape[2])
+            dtype = torch.promote_types(stored.dtype, states.dtype)  # rounds no state
+            new, old = _at(states, index).to(stored.device, dtype), _at(stored, before).to(dtype)
+            merged = torch.where(fresh[..., None].to(stored.device), new, old)
+            if stored.shape == merged.shape and stored.dtype == dtype:
+                self._layers[layer] = stored.copy_(merged)
             else:
-                self._layers[layer] = both
+                self._layers[layer] = merged
         self.begin.copy_(first)
         self.end.copy_(end)
 
@@ -742,12 +742,12 @@ class HiddenWindow:
         apart = [x.to(device) for x in apart]
         states = torch.cat(apart, -1) if len(apart) > 1 else apart[0]
         positions = second[:, None] + self._reach[: states.shape[1]]
-        slots, begin, own = positions % self._size, positions[:, 0], above
+        slots, begin, lowest = positions % self._size, positions[:, 0], above
         if skipped is not None:
-            own = begin + skipped.to(begin.device)
-            own = own if above is None else own.maximum(above)
-        if own is not None:
-            slots.masked_fill_(positions < own[:, None], self._size)
+            lowest = begin + skipped.to(begin.device)
+            lowest = lowest if above is None else lowest.maximum(above)
+        if lowest is not None:
+            slots.masked_fill_(positions < lowest[:, None], self._size)
         if ring is None:
             ring = states.new_zeros(len(second), self._size + 1, states.shape[2])
         dtype = torch.promote_types(ring.dtype, states.dtype)  # rounds no state
@@ -777,8 +777,8 @@ class HiddenWindow:
         if self.width:
             begin = self._put(layers, plan.positions - plan.first, skipped, above)
             torch.minimum(self.begin, begin, out=self.begin)
-            first, *others = [each.on(device) for each in kept]
-            *between, last = others or [first]
+            first, *rest = [counts.on(device) for counts in kept]
+            *between, last = rest or [first]
             torch.maximum(functools.reduce(torch.maximum, between, first), last, out=self.end)
             return
         begin = plan.positions - (plan.counts - plan.lengths)
@@ -829,6 +829,6 @@ class HiddenWindow:
         return bool(counts[list(rows)].all()) and int(counts.max()) <= width
 
 
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    places = places.to(states.device).clamp(0, states.shape[1] - 1)
-    return states.gather(1, places[..., None].expand(-1, -1, states.shape[2]))
+def _at(states: Tensor, indices: Tensor) -> Tensor:
+    indices = indices.to(states.device).clamp(0, states.shape[1] - 1)
+    return states.gather(1, indices[..., None].expand(-1, -1, states.shape[2]))

@@ -87,17 +87,17 @@ class HeadNetwork(nn.Module):
     def packed(self: _Network) -> _Network:
         """Return a copy on packed weights, with fused norms, activations and layers of known
         classes (`levels.fused`)."""
-        made = pack_layers(self)
-        use_fused(made, plain_norms=True)
-        made.operators = operators = made.fused()
+        twin = pack_layers(self)
+        use_fused(twin, plain_norms=True)
+        twin.operators = operators = twin.fused()
         if operators is not None:
-            layers: Any = made.layers
+            layers: Any = twin.layers
             attends = layers[0].self_attn
             size = attends.q_proj.merged.sizes[1]
-            made.key_shape = size // attends.head_dim, attends.head_dim
+            twin.key_shape = size // attends.head_dim, attends.head_dim
             on_cuda = operators.norms[0].is_cuda
-            made.longest = decoder.FEW_TOKENS if on_cuda else sys.maxsize
-        return made
+            twin.longest = decoder.FEW_TOKENS if on_cuda else sys.maxsize
+        return twin
 
     def fused(self) -> LayerOperators | None:
         """Return the layers of a packed copy as operators; None: layers of unknown classes."""
@@ -118,12 +118,12 @@ class HeadNetwork(nn.Module):
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
         x = x.contiguous()  # states of a verifier may be a slice
-        made, _, status = self.operators(
+        states, _, status = self.operators(
             x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
         )
         if rows.at is None:  # else the host has checked the capacity
             rows.status.bitwise_or_(status)
-        return made
+        return states
 
     def fuse(self, features: Tensor) -> Tensor:
         """Project the verifier's hidden states ``[B, T, feature_size]`` to the states ``[B, T, H]``
@@ -345,7 +345,7 @@ class HeadPasses:
         their inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
-            weights = [x for part in parts for x in (*part.parameters(), *part.buffers())]
+            weights = [x for module in parts for x in (*module.parameters(), *module.buffers())]
             self._weights = Place(self.network, weights + self.id_map.tensors)
         return self.features.reserve_span(tokens, self._weights, followed)
 
@@ -372,12 +372,12 @@ class HeadPasses:
         def reserve(tokens: int) -> Place | None:
             return self.reserve_span(tokens + beside, followed=True)
 
-        (made,) = self.passes.call(
-            "a pass of a head", form, reserve, inputs, lambda *given: (run(*given),)
+        (output,) = self.passes.call(
+            "a pass of a head", form, reserve, inputs, lambda *tensors: (run(*tensors),)
         )
         cache.note_lengths(list(map(int.__add__, before, more)))
-        assert made is not None
-        return made
+        assert output is not None
+        return output
 
     def extend(self, tokens: Tensor, features: Tensor, counts: RowCounts) -> Tensor:
         """Append ``counts[b]`` pairs of tokens ``[B, W]`` and a verifier's states
@@ -533,9 +533,9 @@ class HeadDrafter:
 
     @torch.inference_mode()
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        kept = RowCounts.of(lengths)
-        if kept.host is not None:  # else the next draft calls `keep`
-            self._head.features.keep(kept.less(1))
+        counts = RowCounts.of(lengths)
+        if counts.host is not None:  # else the next draft calls `keep`
+            self._head.features.keep(counts.less(1))
         return lengths
 
     @torch.inference_mode()
@@ -566,8 +566,8 @@ class HeadDrafter:
     def _draft_chain(self, inputs: DraftInput, states: Tensor) -> DraftBlock:
         head, step = self._head, 0
         if inputs.counts.host is None:  # the first pass is done: only active rows matter
-            one = inputs.counts.less(0, 1)
-            inputs = dataclasses.replace(inputs, tokens=inputs.tokens[:, :1], counts=one)
+            single = inputs.counts.less(0, 1)
+            inputs = dataclasses.replace(inputs, tokens=inputs.tokens[:, :1], counts=single)
 
         def forward(block: InputBlock) -> LevelOutput:
             # The first pass is done, and each later pass reads a drawn token.
@@ -602,13 +602,13 @@ class HeadDrafter:
             nodes = tree.grow(first, states, lengths, most, expand)
             return nodes._replace(tokens=id_map.to_above(nodes.tokens))
 
-        given = states, inputs.lengths.on(self.device)
+        tensors = states, inputs.lengths.on(self.device)
         if inputs.passes is None:
-            nodes = grown(*given)
+            nodes = grown(*tensors)
         else:
             read, rows = self._tree_size(most).read, len(states)
             table = head.captured(
-                (most, entries), given, lambda *x: grown(*x).table(), [read] * rows, read
+                (most, entries), tensors, lambda *x: grown(*x).table(), [read] * rows, read
             )
             nodes = Nodes.of(table.cpu())
         # (A replay runs no Python.)

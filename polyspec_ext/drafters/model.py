@@ -43,8 +43,8 @@ BEAM = 0.5  # temperature up to which a beam's accepted paths are longer (docs/d
 def forwarded(method: str) -> Callable[..., Any]:
     """Return a method that calls the method of this name of the attribute `_level`."""
 
-    def call(self: Any, *given: Any) -> Any:
-        return getattr(self._level, method)(*given)
+    def call(self: Any, *values: Any) -> Any:
+        return getattr(self._level, method)(*values)
 
     return call
 
@@ -98,11 +98,11 @@ class DraftModel:
         self._draw = draw
 
     def _require_paths(self) -> None:
-        level, given = self._level, f"paths={self.paths}"
+        level, option = self._level, f"paths={self.paths}"
         if not level.capabilities.trees:
             reason = getattr(level, "no_trees", f"{type(level).__name__} does not")
             raise ValueError(
-                f"{self.name}: expected a level that reads trees for {given}, given one that does "
+                f"{self.name}: expected a level that reads trees for {option}, given one that does "
                 f"not: {reason}"
             )
         entries = self._ids.entries_below(self.vocab_size)
@@ -152,8 +152,8 @@ class DraftModel:
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         # The level has not read the last node of a path.
         read = lengths.on(path.device) - begin.on(path.device)
-        kept = torch.arange(path.shape[1], device=path.device) < read[:, None]
-        return self._level.keep_path(begin, path.where(kept, -1), lengths)
+        is_read = torch.arange(path.shape[1], device=path.device) < read[:, None]
+        return self._level.keep_path(begin, path.where(is_read, -1), lengths)
 
     def draft(self, inputs: DraftInput) -> DraftBlock:
         """Draft as `BatchedDrafter.draft`.
@@ -164,9 +164,9 @@ class DraftModel:
         forward = self._level.forward
         if inputs.passes is not None:
             forward = partial(inputs.passes.forward, self._level)
-        what = forward, self._ids, self.vocab_size, self._draw
+        options = forward, self._ids, self.vocab_size, self._draw
         if self.paths == 1:
-            block = draw_chain(inputs, *what)
+            block = draw_chain(inputs, *options)
             self.num_forward_passes += block.tokens.shape[1]
             return block
         from .trees import draw_paths  # most chains draft one path
@@ -174,7 +174,7 @@ class DraftModel:
         if inputs.most > DEEPEST:
             inputs = replace(inputs, lengths=inputs.lengths.less(0, DEEPEST), most=DEEPEST)
         self.num_forward_passes += inputs.most
-        return draw_paths(inputs, *what, self.paths, self.beam)
+        return draw_paths(inputs, *options, self.paths, self.beam)
 
 
 def draw_chain(
@@ -218,10 +218,10 @@ def draw_chain(
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
             rows = row_buffer(inputs.rows, most, logits)
-        kept = (None, None) if rows is None else rows
+        buffers = (None, None) if rows is None else rows
         # (The level may overwrite its logits in the next pass.)
         tokens = draw(
-            logits, parameters, positions, rounds, inputs.level, i, drafted, status, *kept
+            logits, parameters, positions, rounds, inputs.level, i, drafted, status, *buffers
         )
         if not every:
             tokens = id_map.to_above(tokens)

@@ -81,18 +81,18 @@ class _Layout:
             rest = f"layers.{number}.{rest[match.end() :]}"
         if rest.removesuffix(_SCALE) in self.unused or rest.endswith(".rotary_emb.inv_freq"):
             return None
-        for part, name in zip(self.parts, _PARTS, strict=True):
-            begin = part.format(last=blocks - 1) + "."
+        for pattern, name in zip(self.parts, _PARTS, strict=True):
+            begin = pattern.format(last=blocks - 1) + "."
             if rest.startswith(begin):
                 return f"{name}.{rest.removeprefix(begin)}"
         return rest if self.numbered else f"layers.0.{rest}"
 
     def published(self, name: str, count: int, blocks: int) -> str:
         """Return the checkpoint's name of the network's tensor `name`."""
-        part, _, rest = name.partition(".")
-        if part in _PARTS:
-            part = self.parts[_PARTS.index(part)].format(last=blocks - 1)
-            return f"{self.prefix(count)}{part}.{rest}"
+        begin, _, rest = name.partition(".")
+        if begin in _PARTS:
+            begin = self.parts[_PARTS.index(begin)].format(last=blocks - 1)
+            return f"{self.prefix(count)}{begin}.{rest}"
         return self.prefix(count) + (name if self.numbered else name.removeprefix("layers.0."))
 
     def first(self, count: int) -> str:
@@ -170,7 +170,7 @@ class MTPNetwork(HeadNetwork):
         super().__init__()
         self.config, width = config, config.hidden_size
         body, layers = decoder_layers(target.model, target.text.num_hidden_layers)
-        norm = next(each for each in body.children() if type(each).__name__.endswith("Norm"))
+        norm = next(child for child in body.children() if type(child).__name__.endswith("Norm"))
         self.embed_norm, self.state_norm, self.norm = (copy.deepcopy(norm) for _ in range(3))
         self.fc = nn.Linear(2 * width, width, bias=False)
         kind: Any = type(layers[-1])
@@ -262,11 +262,11 @@ def load_mtp(
         )
     heads = _heads(layout, plain, count, len(kinds))[:most]
     known = set[str]().union(*heads)
-    found = checkpoint.read_folder(folder, lambda key: _plain(key).removesuffix(_SCALE) in known)
-    found = {_plain(key): value for key, value in found.items()}
+    saved = checkpoint.read_folder(folder, lambda key: _plain(key).removesuffix(_SCALE) in known)
+    saved = {_plain(key): value for key, value in saved.items()}
     settings = checkpoint.read_config(folder).get("quantization_config") or {}
-    found = _scaled(found, settings.get("weight_block_size"), name)
-    tensors = [_stacked({head[key]: found[key] for key in head if key in found}) for head in heads]
+    saved = _scaled(saved, settings.get("weight_block_size"), name)
+    tensors = [_stacked({head[key]: saved[key] for key in head if key in saved}) for head in heads]
     width = tensors[0]["fc.weight"].shape[0]
     if width != model.hidden_size:
         raise ValueError(
@@ -300,8 +300,8 @@ def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
     model = Target(target)
     kinds = _kinds(model)
     count, family = model.text.num_hidden_layers, str(model.text.model_type)
-    known = (each for each in _LAYOUTS if each.kinds and family.startswith(each.kinds))
-    layout = next(known, next(each for each in _LAYOUTS if not each.kinds))
+    known = (layout for layout in _LAYOUTS if layout.kinds and family.startswith(layout.kinds))
+    layout = next(known, next(layout for layout in _LAYOUTS if not layout.kinds))
     last = decoder_layers(model.model, count)[1][-1].state_dict()
     config = _config(model, layout, kinds, last, 1)
     attention = getattr(config.blocks, "_attn_implementation", None)
@@ -368,10 +368,10 @@ def _layout(names: Sequence[str], count: int, name: str) -> _Layout:
             return layout
     like = sorted(key for key in names if key.startswith("mtp.") or ".mtp" in key)
     like = sorted(key for key in names if key.endswith("eh_proj.weight")) or like
-    wanted = ", ".join(f"{each.first(count)} ({each.family})" for each in _LAYOUTS)
+    expected = ", ".join(f"{layout.first(count)} ({layout.family})" for layout in _LAYOUTS)
     raise ValueError(
         f"{name}: expected the weights of an MTP head for a target of {count} layers, as one of "
-        f"{wanted}, given {', '.join(like[:3]) or 'none'}"
+        f"{expected}, given {', '.join(like[:3]) or 'none'}"
     )
 
 
@@ -379,7 +379,7 @@ def _scaled(
     tensors: Mapping[str, Tensor], block: Sequence[int] | None, name: str
 ) -> dict[str, Tensor]:
     """Multiply matrices of 8-bit floats by the factors of their blocks; others are unchanged."""
-    found = {key: value for key, value in tensors.items() if not key.endswith(_SCALE)}
+    scaled = {key: value for key, value in tensors.items() if not key.endswith(_SCALE)}
     for key, scales in tensors.items():
         if not key.endswith(_SCALE):
             continue
@@ -397,28 +397,28 @@ def _scaled(
                 f"{name}: {key}: expected a factor for each block of {list(block)} of "
                 f"{[rows, columns]}, given {list(scales.shape)}"
             )
-        found[key.removesuffix(_SCALE)] = weight.to(scales.dtype) * factors
-    return found
+        scaled[key.removesuffix(_SCALE)] = weight.to(scales.dtype) * factors
+    return scaled
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Stack the matrices of experts by number, gates before up projections, as in transformers."""
-    found: dict[str, Tensor] = {}
+    stacked: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for key, value in tensors.items():
         if match := _EXPERT.fullmatch(key):
             begin, number, product = match.groups()
             experts.setdefault(f"{begin}.{product}", {})[int(number)] = value
         else:
-            found[key] = value
+            stacked[key] = value
     for key, matrices in experts.items():
-        found[key] = torch.stack([matrices[number] for number in sorted(matrices)])
+        stacked[key] = torch.stack([matrices[number] for number in sorted(matrices)])
     for key in [key for key in experts if key.endswith(".gate_proj")]:
-        gates, begin = found.pop(key), key.removesuffix("gate_proj")
-        if (ups := found.pop(f"{begin}up_proj", None)) is not None:
+        gates, begin = stacked.pop(key), key.removesuffix("gate_proj")
+        if (ups := stacked.pop(f"{begin}up_proj", None)) is not None:
             gates = torch.cat([gates, ups], 1)
-        found[f"{begin}gate_up_proj"] = gates
-    return found
+        stacked[f"{begin}gate_up_proj"] = gates
+    return stacked
 
 
 def _exact(model: Target) -> set[str]:
@@ -523,9 +523,9 @@ class SeveralCache(FeatureCache):
 
     def admit(self, rows: Sequence[int]) -> None:
         super().admit(rows)
-        more = [0] * (len(self._states) - len(self._known[0]))
+        zeros = [0] * (len(self._states) - len(self._known[0]))
         self._known = [
-            [0 if row in rows else n for row, n in enumerate((*known, *more))]
+            [0 if row in rows else n for row, n in enumerate((*known, *zeros))]
             for known in self._known
         ]
 
@@ -535,13 +535,13 @@ class SeveralCache(FeatureCache):
 
     def keep(self, pairs: Sequence[int] | Tensor) -> None:
         super().keep(pairs)
-        kept = self._on_host()
+        counts = self._on_host()
         # The last `head` pairs of a head have tokens after the kept pairs.
         self._known = [
-            [min(n, max(count - head, 0)) for n, count in zip(known, kept, strict=True)]
+            [min(n, max(count - head, 0)) for n, count in zip(known, counts, strict=True)]
             for head, known in enumerate(self._known, 1)
         ]
-        if self.cache.rows.host != list(kept):  # after an interrupted pass
+        if self.cache.rows.host != list(counts):  # after an interrupted pass
             self.cache.rows.place(self._pairs)
 
     def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:

@@ -60,7 +60,7 @@ class ProposalDrafter:
 
     @property
     def num_forward_passes(self) -> int:
-        return sum(getattr(one, "num_forward_passes", 0) for one in self._drafters)
+        return sum(getattr(drafter, "num_forward_passes", 0) for drafter in self._drafters)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the state of a batch, for `copy` and `pickle`."""
@@ -200,15 +200,15 @@ class ProposalDrafter:
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             if token < vocab_size and parent in index:
                 index[node] = len(index) - 1
-        kept = [node for node in index if node >= 0]
-        return _Checked([tokens[node] for node in kept], [index[parents[node]] for node in kept])
+        nodes = [node for node in index if node >= 0]
+        return _Checked([tokens[node] for node in nodes], [index[parents[node]] for node in nodes])
 
     def _block(
         self, proposals: Sequence[_Checked], wants_rows: bool, vocab_size: int
     ) -> DraftBlock:
-        counts = [len(one.tokens) for one in proposals]
+        counts = [len(proposal.tokens) for proposal in proposals]
         width = max(1, *counts)
-        sampled = wants_rows and any(one.tokens and one.logits is not None for one in proposals)
+        sampled = wants_rows and any(p.tokens and p.logits is not None for p in proposals)
         parents = drawn = None
         # By the drafter's capability, not by its proposals: the rule that verifies a row's chain
         # must not depend on another row's tree (contract C3).
@@ -216,15 +216,15 @@ class ProposalDrafter:
             chain = range(-1, width)
             parents = self._padded(
                 [
-                    chain[:n] if one.parents is None else one.parents
-                    for n, one in zip(counts, proposals, strict=True)
+                    chain[:n] if proposal.parents is None else proposal.parents
+                    for n, proposal in zip(counts, proposals, strict=True)
                 ],
                 width,
             )
-            from_rows = [[one.logits is not None] * (width + 1) for one in proposals]
+            from_rows = [[proposal.logits is not None] * (width + 1) for proposal in proposals]
             drawn = on_device(from_rows, torch.bool, self.device) if sampled else None
         return DraftBlock(
-            self._padded([one.tokens for one in proposals], width),
+            self._padded([proposal.tokens for proposal in proposals], width),
             on_device(counts, torch.int64, self.device),
             rows=_rows(proposals, width, vocab_size, self._trees) if sampled else None,
             parents=parents,
@@ -256,27 +256,27 @@ def _rows(proposals: Sequence[_Checked], width: int, vocab_size: int, tree: bool
     if len(proposals) == 1 and first.logits is not None and first.logits.shape[1] == width + tree:
         logits = first.logits if first.logits.stride(2) == 1 else first.logits.contiguous()
         return RowBuffer(logits, first.statistics)
-    sampled = [one.logits for one in proposals if one.logits is not None]
+    sampled = [proposal.logits for proposal in proposals if proposal.logits is not None]
     dtypes = {logits.dtype for logits in sampled}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     even = len(sampled) == len(proposals) and len({logits.shape[2] for logits in sampled}) == 1
-    known = even and all(one.statistics is not None for one in proposals)
+    known = even and all(proposal.statistics is not None for proposal in proposals)
     # Zeros: the operator also reads rows that are never filled.
     shape = len(proposals), width + tree
     logits = torch.zeros(
         *shape, sampled[0].shape[2] if even else vocab_size, dtype=dtype, device=sampled[0].device
     )
     statistics = torch.zeros(*shape, 2, dtype=torch.int64, device=logits.device)
-    for b, one in enumerate(proposals):
-        if not one.tokens or (one.logits is None and tree):
+    for b, draft in enumerate(proposals):
+        if not draft.tokens or (draft.logits is None and tree):
             continue
-        logits[b, : one.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
-        if one.logits is None:
-            logits[b, range(one.rows), one.tokens] = 0
+        logits[b, : draft.rows] = -float("inf")  # ids beyond a smaller vocabulary are never drawn
+        if draft.logits is None:
+            logits[b, range(draft.rows), draft.tokens] = 0
             continue
-        logits[b, : one.rows, : one.logits.shape[2]] = one.logits[0, : one.rows]
-        if known and one.statistics is not None:
-            statistics[b, : one.rows] = one.statistics[0, : one.rows]
+        logits[b, : draft.rows, : draft.logits.shape[2]] = draft.logits[0, : draft.rows]
+        if known and draft.statistics is not None:
+            statistics[b, : draft.rows] = draft.statistics[0, : draft.rows]
     return RowBuffer(logits, statistics if known else None)
 
 
@@ -317,8 +317,8 @@ def _require_rows(name: str, rows: Any, statistics: Any, count: int, vocab_size:
             f"the level above at most, given {rows.shape[2]}"
         )
     if rows.is_meta or rows.layout != torch.strided:
-        what = "the meta device" if rows.is_meta else f"layout {rows.layout}"
-        raise ValueError(f"{name}: expected draft logits with values in memory, given {what}")
+        actual = "the meta device" if rows.is_meta else f"layout {rows.layout}"
+        raise ValueError(f"{name}: expected draft logits with values in memory, given {actual}")
     if statistics is None:
         return
     if not isinstance(statistics, Tensor) or statistics.dtype != torch.int64:

@@ -64,41 +64,41 @@ class SwitchingDrafter:
                 raise TypeError(
                     f"members[{number}]: expected a drafter, given {arguments.shown(member)}"
                 )
-        sizes = [one.vocab_size for one in entries if isinstance(one, BatchedDrafter)]
+        sizes = [entry.vocab_size for entry in entries if isinstance(entry, BatchedDrafter)]
         if vocab_size is None and not sizes:
             raise ValueError("vocab_size: expected that of the level above, given None")
         size = max(sizes) if vocab_size is None else vocab_size
         size = arguments.integer("vocab_size", size, arguments.SIZE_MAX, 1)
         self.members: list[BatchedDrafter] = [
-            one if isinstance(one, BatchedDrafter) else ProposalDrafter(one, level, size, size)
-            for one in entries
+            item if isinstance(item, BatchedDrafter) else ProposalDrafter(item, level, size, size)
+            for item in entries
         ]
         self.member_levels: list[object] = []
-        for number, one in enumerate(self.members):
-            if one.capabilities.hidden_layers:
-                raise ValueError(f"{one.name}: expected a drafter without hidden states")
-            if one.capabilities.trees:
-                raise ValueError(f"{one.name}: expected a drafter of chains, given one of trees")
-            caches = levels_of(one)
+        for number, entry in enumerate(self.members):
+            if entry.capabilities.hidden_layers:
+                raise ValueError(f"{entry.name}: expected a drafter without hidden states")
+            if entry.capabilities.trees:
+                raise ValueError(f"{entry.name}: expected a drafter of chains, given one of trees")
+            caches = levels_of(entry)
             if any(cache is other for cache in caches for other in self.member_levels):
                 raise ValueError(
                     f"members[{number}]: expected a drafter with a cache of its own, given "
-                    f"{one.name} again"
+                    f"{entry.name} again"
                 )
             self.member_levels += caches
-        devices = {one.device for one in self.members}
+        devices = {member.device for member in self.members}
         if len(devices) > 1:
             raise ValueError(
                 f"members: expected drafters on one device, given {sorted(map(str, devices))}"
             )
         self.device = self.members[0].device
-        self.vocab_size = max(one.vocab_size for one in self.members)
+        self.vocab_size = max(member.vocab_size for member in self.members)
         self.input_vocab_size = max(map(input_vocab_size, self.members))
-        self._maps = [id_map_of(one).of_text(arguments.SIZE_MAX) for one in self.members]
+        self._maps = [id_map_of(member).of_text(arguments.SIZE_MAX) for member in self.members]
         self.max_length = min(
-            (one.max_length for one in self.members if one.max_length is not None), default=None
+            (m.max_length for m in self.members if m.max_length is not None), default=None
         )
-        self.name = " | ".join(one.name for one in self.members)
+        self.name = " | ".join(member.name for member in self.members)
         self.active = 0
         # By member: number of tokens read by row, and rows of logits of the latest draft.
         self._lengths: list[list[int]] = [[] for _ in self.members]
@@ -106,16 +106,16 @@ class SwitchingDrafter:
 
     @property
     def num_forward_passes(self) -> int:
-        return sum(one.num_forward_passes for one in self.members)
+        return sum(member.num_forward_passes for member in self.members)
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        return DrafterCapabilities(batches=all(one.capabilities.batches for one in self.members))
+        return DrafterCapabilities(batches=all(m.capabilities.batches for m in self.members))
 
     @property
     def one_at_a_time(self) -> str:
         """Reason why a member takes no batches."""
-        alone: Any = next(one for one in self.members if not one.capabilities.batches)
+        alone: Any = next(member for member in self.members if not member.capabilities.batches)
         return str(getattr(alone, "one_at_a_time", f"{alone.name} serves one at a time"))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,9 +126,9 @@ class SwitchingDrafter:
     def prefill(self, prompts: PromptBatch) -> None:
         batch, width = prompts.tokens.shape
         counts = [width] * batch if prompts.counts is None else [int(n) for n in prompts.counts]
-        for number, one in enumerate(self.members):
+        for number, member in enumerate(self.members):
             known = self._maps[number].to_below(prompts.tokens)
-            one.prefill(prompts._replace(tokens=known))
+            member.prefill(prompts._replace(tokens=known))
             self._lengths[number] = list(counts)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
@@ -161,13 +161,13 @@ class SwitchingDrafter:
         return block
 
     def rollback(self, lengths: RowCounts) -> RowCounts:
-        for number, one in enumerate(self.members):
-            kept = list(map(min, lengths, self._lengths[number]))
-            if kept != self._lengths[number]:
-                self._lengths[number] = list(one.rollback(RowCounts(kept)))
+        for number, member in enumerate(self.members):
+            counts = list(map(min, lengths, self._lengths[number]))
+            if counts != self._lengths[number]:
+                self._lengths[number] = list(member.rollback(RowCounts(counts)))
         return lengths
 
     def select(self, rows: Sequence[int]) -> None:
-        for number, one in enumerate(self.members):
-            one.select(rows)
+        for number, member in enumerate(self.members):
+            member.select(rows)
             self._lengths[number] = [self._lengths[number][row] for row in rows]

@@ -115,9 +115,9 @@ class TranslatedLevel:
     no_trees = "its text is of another vocabulary"
 
     def __init__(self, level: Any, target: Any) -> None:
-        for name, one in (("level", level), ("target", target)):
-            if isinstance(one, type) or not hasattr(one, "vocab_size"):
-                raise TypeError(f"{name}: expected a level, given {arguments.shown(one)}")
+        for name, value in (("level", level), ("target", target)):
+            if isinstance(value, type) or not hasattr(value, "vocab_size"):
+                raise TypeError(f"{name}: expected a level, given {arguments.shown(value)}")
         if not isinstance(level, Level):
             raise TypeError(f"level: expected a level, given {arguments.shown(level)}")
         self.level, self._level = level, batched(level)
@@ -211,33 +211,33 @@ class TranslatedLevel:
             ``[B, keep, Vd]``: logits j of a row are after its context and j pieces. The logits
             after the last piece repeat if a row has fewer.
         """
-        wanted, kept, offsets = [], [], []
-        for text, context, more in zip(self.texts, contexts, pieces, strict=True):
-            ends = list(itertools.accumulate(map(len, more), initial=0))
+        new_texts, cached, offsets = [], [], []
+        for text, context, added in zip(self.texts, contexts, pieces, strict=True):
+            ends = list(itertools.accumulate(map(len, added), initial=0))
             ids = text.cached if context is None else self._shortened(context)
-            wanted.append([*ids, *itertools.chain.from_iterable(more)])
+            new_texts.append([*ids, *itertools.chain.from_iterable(added)])
             most = len(ids) - (context is not None)
-            kept.append(min(common_prefix(text.cached, wanted[-1]), most))
+            cached.append(min(common_prefix(text.cached, new_texts[-1]), most))
             offsets.append([*ends, *[ends[-1]] * keep][:keep])
-        kept = list(self._level.rollback(RowCounts(kept)))
+        cached = list(self._level.rollback(RowCounts(cached)))
         rest = [
             [] if context is None else ids[length:]
-            for context, ids, length in zip(contexts, wanted, kept, strict=True)
+            for context, ids, length in zip(contexts, new_texts, cached, strict=True)
         ]
-        for text, ids, length in zip(self.texts, wanted, kept, strict=True):
+        for text, ids, length in zip(self.texts, new_texts, cached, strict=True):
             text.cached = ids[:length]
         input_ids, lengths = padded(rest, self.device)
         rows = 1 + max(map(max, offsets))
         first = [
-            max(len(ids) - 1 - sum(map(len, more)), 0)
-            for ids, more in zip(rest, pieces, strict=True)
+            max(len(ids) - 1 - sum(map(len, added)), 0)
+            for ids, added in zip(rest, pieces, strict=True)
         ]
         even = set(lengths) == {input_ids.shape[1]} and set(first) == {lengths[0] - rows}
         by_row = () if even else (RowCounts(lengths), RowCounts(first))
         logits = self._level.forward(InputBlock(input_ids, rows, *by_row)).logits
         for text, more_ids in zip(self.texts, rest, strict=True):
             text.cached += more_ids
-        if all(each == list(range(rows)) for each in offsets):
+        if all(row == list(range(rows)) for row in offsets):
             return logits
         index = torch.tensor(offsets, device=logits.device)[:, :, None]
         return logits.gather(1, index.expand(-1, -1, logits.shape[2]))
@@ -245,11 +245,11 @@ class TranslatedLevel:
     def translate(self, text: Text) -> list[int]:
         """Return the model's ids of a text, at least 1: known ids, then by token equal ids; if a
         token has no equal id, the whole text is encoded."""
-        more = [self.common.get(token) for token in text.tokens[text.known :]]
-        if not text.known or None in more:
+        mapped = [self.common.get(token) for token in text.tokens[text.known :]]
+        if not text.known or None in mapped:
             self._encode(text)
             return list(text.ids)
-        return [*text.ids, *(token for token in more if token is not None)]
+        return [*text.ids, *(token for token in mapped if token is not None)]
 
     def _encode(self, text: Text) -> None:
         words = self.vocabulary.tokenizer.decode(text.tokens, skip_special_tokens=False)
@@ -291,11 +291,11 @@ def unfinished(pieces: Iterable[bytes]) -> bytes:
 
 def _tokenizer(level: Any) -> Any:
     find = getattr(level, "tokenizer", None)
-    found = find() if callable(find) else None
-    if found is None:
+    tokenizer = find() if callable(find) else None
+    if tokenizer is None:
         name = getattr(level, "name", type(level).__name__)
         raise ValueError(f"{name}: expected a level with a tokenizer, given one without")
-    return found
+    return tokenizer
 
 
 def _begin(tokenizer: Any) -> list[int]:
@@ -340,9 +340,9 @@ def _texts(tokenizer: Any) -> dict[int, bytes]:
 def _byte_alphabet() -> dict[str, int]:
     # Byte-level BPE: printable bytes map to their characters, others to characters from 256 on.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return letters | {chr(256 + number): byte for number, byte in enumerate(unprintable)}
 
 
 # ---- drafts of a text ----------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class StaticTree:
         likely = {-1: self._ranked(logits[:, None], [-1])[:, 0]}
         behind = {-1: states[:, 0]}
         for at in range(1, min(depth, self.depths[-1]) + 1):
-            nodes = [i for i, own in enumerate(self.depths) if own == at]
+            nodes = [i for i, node_depth in enumerate(self.depths) if node_depth == at]
             tokens += [likely[self.parents[i]][:, self.ranks[i]] for i in nodes]
             level = [i for i in nodes if i in inner]
             if at == depth or not level:
@@ -246,8 +246,8 @@ class StaticTree:
 
     def size(self, depth: int, vocab_size: int) -> TreeSize:
         inner = set(self.parents)
-        read = sum(1 for node, own in enumerate(self.depths) if own < depth and node in inner)
-        return TreeSize(sum(own <= depth for own in self.depths), read)
+        read = sum(1 for node, at in enumerate(self.depths) if at < depth and node in inner)
+        return TreeSize(sum(at <= depth for at in self.depths), read)
 
     def _ranked(self, logits: Tensor, level: Sequence[int]) -> Tensor:
         most = max(rank for rank, up in zip(self.ranks, self.parents, strict=True) if up in level)
@@ -310,8 +310,8 @@ def draw_paths(
     else:  # 0 for all rows
         certain = torch.ones_like(lengths, dtype=torch.bool)
     # Whether any row may have a beam, and any row none.
-    some, others = (known is None or bool(x.any()) for x in (certain, ~certain))
-    others = others and inputs.wants_rows
+    beams, samples = (known is None or bool(x.any()) for x in (certain, ~certain))
+    samples = samples and inputs.wants_rows
     draws = PathDraws(inputs, paths, draw, device)
     joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
     texts = tokens.new_empty(len(tokens), 1, 0)  # draft tokens up to each node of a pass
@@ -326,8 +326,8 @@ def draw_paths(
             left = [max(n - at, 0) for n in known]
             whole = processed(id_map.spread(logits, ids), inputs, left, texts)
             logits = id_map.gather(whole, entries)
-        depth = best.append(logits) if some else None
-        if others:
+        depth = best.append(logits) if beams else None
+        if samples:
             if rows is None:
                 rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
             begin = 1 + paths * (at - 1) if at else 0
@@ -349,14 +349,14 @@ def draw_paths(
         # (A token that could not be drawn is -1.)
         tree = torch.cat(parents, 1)
         block = InputBlock(nodes[-1].clamp_min(0), paths, counts, None, tree, depth=at + 1)
-    made = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
+    drafts = DraftBlock(torch.cat(nodes, 1), lengths * paths, rows=rows, parents=tree)
     if rows is not None:
         if known is not None:
             draws.require(inputs, known, certain)
         assert rows.statistics is not None
         draws.fill(rows.statistics)
-        made.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if some else None
-    return made
+        drafts.drawn = (~certain)[:, None].expand(-1, 1 + paths * most) if beams else None
+    return drafts
 
 
 class Depth(NamedTuple):
@@ -468,8 +468,8 @@ def _exact_rows(old: RowBuffer | None, count: int, logits: Tensor) -> RowBuffer:
     # A tree has exactly a row for each node and the root.
     shape, kind = (len(logits), count, logits.shape[2]), (logits.dtype, logits.device)
     if old is not None and old.statistics is not None:
-        kept = old.logits
-        if kept.shape == shape and (kept.dtype, kept.device) == kind:
+        rows = old.logits
+        if rows.shape == shape and (rows.dtype, rows.device) == kind:
             return old
     statistics = torch.zeros(*shape[:2], 2, dtype=torch.int64, device=logits.device)
     return RowBuffer(logits.new_zeros(shape), statistics)
@@ -572,18 +572,18 @@ class PendingTree(NamedTuple):
             return self._read_without_repeats(self.again, input_ids, counts, lengths, lag)
         nodes, device = self.tokens.shape[1], input_ids.device
         lags = counts - lengths
-        own = torch.where(counts > 0, self.counts, 0)[:, None]
+        num_nodes = torch.where(counts > 0, self.counts, 0)[:, None]
         reach = torch.arange(lag + nodes, device=device)
-        place = reach - lags[:, None]  # index of the node in each column
-        inside = (place >= 0) & (place < own)
-        given = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
-        at = place.clamp(0, max(nodes - 1, 0))
-        tokens, parents = torch.where(place < 0, given, 0), (reach - 1).expand_as(given)
+        node = reach - lags[:, None]  # index of the node in each column
+        inside = (node >= 0) & (node < num_nodes)
+        ids = input_ids[:, reach.clamp_max(input_ids.shape[1] - 1)]
+        at = node.clamp(0, max(nodes - 1, 0))
+        tokens, parents = torch.where(node < 0, ids, 0), (reach - 1).expand_as(ids)
         if nodes:
             tokens = torch.where(inside, self.tokens.gather(1, at), tokens)
             # The root's children follow the last token of the lag.
             parents = torch.where(inside, self.parents.gather(1, at) + lags[:, None], parents)
-        return TreePass(tokens, parents, lags + own[:, 0], lags, lag)
+        return TreePass(tokens, parents, lags + num_nodes[:, 0], lags, lag)
 
     def _read_without_repeats(
         self, again: Tensor, input_ids: Tensor, counts: Tensor, lengths: Tensor, lag: int

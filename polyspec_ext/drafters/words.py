@@ -23,10 +23,10 @@ from .model import BEAM, DraftModel, early_exit
 
 def elements(levels: Any) -> list[Any]:
     """Return the elements of a chain as they were passed."""
-    things = listed("levels", levels, "models, the target first")
-    if not things:
+    entries = listed("levels", levels, "models, the target first")
+    if not entries:
         raise ValueError("levels: expected at least one model, given none")
-    return things
+    return entries
 
 
 def is_drafter(thing: object) -> bool:
@@ -35,7 +35,7 @@ def is_drafter(thing: object) -> bool:
 
 
 def _matcher(pattern: str) -> Callable[[object], bool]:
-    return lambda thing: isinstance(thing, str) and re.fullmatch(pattern, thing) is not None
+    return lambda element: isinstance(element, str) and re.fullmatch(pattern, element) is not None
 
 
 @contextmanager
@@ -46,55 +46,55 @@ def _named(options: Options) -> Iterator[None]:
         raise ValueError(f"{options.name}: {error}") from error
 
 
-def _load_copy(thing: str, options: Options) -> Any:
+def _load_copy(word: str, options: Options) -> Any:
     """Load a copy of a model with 4-bit or 8-bit weights; "w4" or "w8" without a model copies the
     target and shares its cache."""
     from ..quantization import copy_of  # most chains have no copy
 
     name = options.name
-    if is_copy(thing):
+    if is_copy(word):
         # With the checkpoint's data type, unless the caller names another.
         dtype = options.dtype or "auto"
-        whole = load_model(original(thing), dtype, options.device, blocks=False, name=name)
-        return _resolve(copy_of(thing.partition(":")[0], whole, name), options)
-    target = options.target(f"{thing!r} below a Hugging Face model as the target")
-    copy = copy_of(thing, target.model, name)
+        whole = load_model(original(word), dtype, options.device, blocks=False, name=name)
+        return _resolve(copy_of(word.partition(":")[0], whole, name), options)
+    target = options.target(f"{word!r} below a Hugging Face model as the target")
+    copy = copy_of(word, target.model, name)
     pack = target.pack and can_pack(copy)
-    return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=thing)
+    return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=word)
 
 
-def _load_trimmed(thing: str, options: Options) -> Any:
+def _load_trimmed(word: str, options: Options) -> Any:
     from ..levels.stateful import StatefulLevel
     from ..quantization import trim
 
-    _, size, place = thing.split(":", 2)
-    whole = ELEMENTS.resolve(place, replace(options, pack=False, choose=None))
+    _, size, source = word.split(":", 2)
+    whole = ELEMENTS.resolve(source, replace(options, pack=False, choose=None))
     if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
-        raise ValueError(f"{options.name}: expected a model to trim, given {place!r}")
+        raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
     with _named(options):
         copy = trim(whole.model, None, int(size))
     return _resolve(copy, options)
 
 
-def _load_translated(thing: str, options: Options) -> Any:
+def _load_translated(text: str, options: Options) -> Any:
     from .translated import RetokenizedDrafter, TranslatedLevel
 
     if not options.above:
-        raise ValueError(f"{options.name}: expected {thing!r} below a target, given none above it")
-    word, _, source = thing.partition(":")
+        raise ValueError(f"{options.name}: expected {text!r} below a target, given none above it")
+    word, _, source = text.partition(":")
     level = ELEMENTS.resolve(source, options)
     with _named(options):
         kind: Any = TranslatedLevel if word == "translated" else RetokenizedDrafter
         return kind(level, options.above[0])
 
 
-def _load_paths(thing: str, options: Options) -> Any:
-    _, paths, place = thing.split(":", 2)
-    return _with_paths(place, int(paths), BEAM, options)
+def _load_paths(word: str, options: Options) -> Any:
+    _, paths, source = word.split(":", 2)
+    return _with_paths(source, int(paths), BEAM, options)
 
 
-def _with_paths(thing: Any, paths: int, beam: float, options: Options) -> Any:
-    level = ELEMENTS.resolve(thing, options)
+def _with_paths(element: Any, paths: int, beam: float, options: Options) -> Any:
+    level = ELEMENTS.resolve(element, options)
     if paths == 1:
         return level
     if not isinstance(level, Level):
@@ -109,42 +109,42 @@ def _resolve(model: Any, options: Options) -> Any:
     return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
 
 
-def _load_early_exit(thing: str, options: Options) -> HuggingFaceLevel:
+def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
     target = options.target("a target that is a Hugging Face model")
     with _named(options):
-        return early_exit(target, int(thing.partition(":")[2]))
+        return early_exit(target, int(word.partition(":")[2]))
 
 
-def _load_head(thing: Any, options: Options) -> BatchedDrafter:
-    kind, place = head_of(thing) or ("mtp", thing.partition(":")[2])
-    what = f"the {HEADS[kind]} head {place!r}" if kind in HEADS else repr(thing)
+def _load_head(element: Any, options: Options) -> BatchedDrafter:
+    kind, source = head_of(element) or ("mtp", element.partition(":")[2])
+    label = f"the {HEADS[kind]} head {source!r}" if kind in HEADS else repr(element)
     target: Any = options.above[0] if options.above else None
     if not serves_heads(target):
-        target = options.target(f"{what} below a Hugging Face model as the target")
+        target = options.target(f"{label} below a Hugging Face model as the target")
     dtype = options.dtype if isinstance(options.dtype, torch.dtype) else None
     if kind == "eagle":
         from .eagle import Eagle
 
-        return Eagle.from_pretrained(place, target, dtype=dtype)
+        return Eagle.from_pretrained(source, target, dtype=dtype)
     if kind == "dflash":
         from .dflash import DFlash
 
-        return DFlash.from_pretrained(place, target, dtype=dtype)
+        return DFlash.from_pretrained(source, target, dtype=dtype)
     from .mtp import MTP
 
-    place = place or str(getattr(target.model, "name_or_path", "") or "")
-    if not place:
+    source = source or str(getattr(target.model, "name_or_path", "") or "")
+    if not source:
         raise ValueError(
             f"{options.name}: expected a target with the checkpoint that it was loaded from, or "
-            f"'mtp:' in front of that, given {thing!r} below {target.name}"
+            f"'mtp:' in front of that, given {element!r} below {target.name}"
         )
-    return MTP.from_pretrained(place, target, dtype=dtype)
+    return MTP.from_pretrained(source, target, dtype=dtype)
 
 
-def _make_lookup(thing: str, options: Options) -> Drafter:
+def _make_lookup(word: str, options: Options) -> Drafter:
     from . import lookup
 
-    return cast(Drafter, getattr(lookup, _LOOKUPS[thing])())
+    return cast(Drafter, getattr(lookup, _LOOKUPS[word])())
 
 
 _LOOKUPS = {"prompt-lookup": "PromptLookup", "suffix": "SuffixMatch", "ngram": "NGramTable"}

@@ -687,11 +687,11 @@ def _compared(model: Any, made: Any) -> tuple[float, Runs]:
     mask[0, 0] = 0
     inputs = {"input_ids": input_ids, "attention_mask": mask}
     inputs |= {"use_cache": False, "return_dict": True}
-    wanted = model(**inputs).logits[:, 1:].float()
+    expected = model(**inputs).logits[:, 1:].float()
     with _watched() as calls:
         logits = made(**inputs).logits[:, 1:].float()
-    scale = wanted.abs().amax(-1).clamp_min(1e-30)
-    differences = ((logits - wanted).abs().amax(-1) / scale).nan_to_num(nan=torch.inf)
+    scale = expected.abs().amax(-1).clamp_min(1e-30)
+    differences = ((logits - expected).abs().amax(-1) / scale).nan_to_num(nan=torch.inf)
     exact = next(model.parameters()).dtype == torch.float32 and not _is_quantised(model)
     by_text = differences.amax(-1) if exact else differences.median(-1).values
     attends = bool(calls) and all(calls)
@@ -701,10 +701,10 @@ def _compared(model: Any, made: Any) -> tuple[float, Runs]:
 def _varying(model: Any, attends: bool) -> tuple[str, ...]:
     """Return `Runs.varies`. `attends`: all attention runs by the operator."""
     head = model.get_output_embeddings()
-    others = (module for module in model.modules() if module is not head)
+    modules = (module for module in model.modules() if module is not head)
     varies = {
         "attention": not attends,
-        "products": any(map(_multiplies_elsewhere, others)),
+        "products": any(map(_multiplies_elsewhere, modules)),
         "head": head is not None and _multiplies_elsewhere(head),
     }
     return tuple(name for name, does in varies.items() if does)

@@ -230,8 +230,8 @@ def _quantised(model: nn.Module) -> Iterator[int]:
                 yield count
 
 
-def _distinct(things: Any) -> str:
-    return " and ".join(sorted({str(thing).removeprefix("torch.") for thing in things}))
+def _distinct(values: Any) -> str:
+    return " and ".join(sorted({str(value).removeprefix("torch.") for value in values}))
 
 
 # ---- tokenizers ----------------------------------------------------------------------------------
@@ -584,17 +584,17 @@ class Probe:
         # Tokens to be rolled back are wrong, so that it shows if they stay.
         wrong = [(token + 1) % self._ids for token in text]
         keep = 2
-        for counts, kept in steps:
+        for counts, ends in steps:
             input_ids = [
                 text[begin:end] + wrong[end : begin + count]
-                for begin, count, end in zip(have, counts, kept, strict=True)
+                for begin, count, end in zip(have, counts, ends, strict=True)
             ]
-            new = [end - begin for begin, end in zip(have, kept, strict=True)]
+            new = [end - begin for begin, end in zip(have, ends, strict=True)]
             first = [max(n - keep, 0) for n in new]
             lengths = RowCounts([len(row) for row in input_ids])
             block = InputBlock(self._padded(input_ids), keep, lengths, RowCounts(first))
             logits = level.run(block).logits
-            have, before = list(level.rollback(RowCounts(kept))), have
+            have, before = list(level.rollback(RowCounts(ends))), have
             for b, (start, n) in enumerate(zip(first, new, strict=True)):
                 for j in range(start, n):
                     expected = self._reference[before[b] + j]

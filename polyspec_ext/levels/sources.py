@@ -179,10 +179,10 @@ def model_source(name: str, place: str | Path) -> Source:
         raise _no_model(name, place, error) from None
 
 
-def _no_model(name: str, place: object, reason: object) -> ValueError:
+def _no_model(name: str, source: object, reason: object) -> ValueError:
     return ValueError(
         f"{name}: expected the id, directory or GGUF file of a causal language model, given "
-        f"{str(place)!r}: {reason}"
+        f"{str(source)!r}: {reason}"
     )
 
 
@@ -482,20 +482,20 @@ class Kind:
     words: tuple[str, ...] = ()
 
 
-def _load_path(thing: str | Path, options: Options) -> Any:
+def _load_path(element: str | Path, options: Options) -> Any:
     name, device = options.name, arguments.device("device", options.device)
-    near = ELEMENTS.near(thing) if isinstance(thing, str) else None
+    near = ELEMENTS.near(element) if isinstance(element, str) else None
     if near is not None:
-        raise ValueError(f"{name}: expected a model or a drafter's word, given {thing!r}; {near}")
+        raise ValueError(f"{name}: expected a model or a drafter's word, given {element!r}; {near}")
 
     def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-        return load(thing, dtype, device, pack=pack, name=name)
+        return load(element, dtype, device, pack=pack, name=name)
 
     def config() -> Any:
-        with found(name, thing) as source:
+        with found(name, element) as source:
             return source.config()
 
-    with found(name, thing) as source:
+    with found(name, element) as source:
         if source.is_adapter and (options.choose is not None or options.pack):
             raise ValueError(
                 "an adapter, whose layers are not packed: pack=False, or merge it "
@@ -506,31 +506,31 @@ def _load_path(thing: str | Path, options: Options) -> Any:
     if options.choose is None or (options.pack and not on_cpu):
         return level(options.dtype, options.pack)
     if in_blocks or not on_cpu:  # the weights have a fixed format, or nothing is timed
-        model = load_model(thing, options.dtype, device, name=name)
+        model = load_model(element, options.dtype, device, name=name)
         return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
     return options.choose(ModelSource(level, config))
 
 
-def _load_users_level(thing: base.Level, options: Options) -> base.Level:
+def _load_users_level(level: base.Level, options: Options) -> base.Level:
     # The operators must be able to read its logits.
-    name = f"{options.name}, {getattr(thing, 'name', type(thing).__name__)}"
-    size = arguments.integer(f"{name}: vocab_size", thing.vocab_size)
+    name = f"{options.name}, {getattr(level, 'name', type(level).__name__)}"
+    size = arguments.integer(f"{name}: vocab_size", level.vocab_size)
     if not 1 <= size <= arguments.SIZE_MAX:
         raise ValueError(
-            f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {thing.vocab_size}"
+            f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {level.vocab_size}"
         )
-    arguments.place(f"{name}: device", getattr(thing, "device", "cpu"))
-    return thing
+    arguments.place(f"{name}: device", getattr(level, "device", "cpu"))
+    return level
 
 
-def _load_model(thing: Any, options: Options) -> Any:
+def _load_model(model: Any, options: Options) -> Any:
     def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-        kind = level_class(thing)
-        return level_of(thing, pack) if kind is HuggingFaceLevel else kind(thing, pack=pack)
+        kind = level_class(model)
+        return level_of(model, pack) if kind is HuggingFaceLevel else kind(model, pack=pack)
 
-    if options.choose is not None and device_of(thing).type == "cpu":
-        return options.choose(ModelSource(level, lambda: thing.config, thing))
-    if options.choose is not None and not options.pack and fuses_on_cuda(thing):
+    if options.choose is not None and device_of(model).type == "cpu":
+        return options.choose(ModelSource(level, lambda: model.config, model))
+    if options.choose is not None and not options.pack and fuses_on_cuda(model):
         with contextlib.suppress(ValueError):  # adapters, or a replaced forward
             return level(None, True)
     return level(None, options.pack)
