@@ -308,9 +308,9 @@ class DFlash(HeadDrafter):
         short = most < inputs.most
         if short:
             # The level above reads a row of logits for each token of its window.
-            held = row_buffer(inputs.rows, inputs.most, rows) if inputs.wants_rows else None
+            buffer = row_buffer(inputs.rows, inputs.most, rows) if inputs.wants_rows else None
             lengths = inputs.lengths.less(0, most)
-            inputs = dataclasses.replace(inputs, lengths=lengths, most=most, rows=held)
+            inputs = dataclasses.replace(inputs, lengths=lengths, most=most, rows=buffer)
 
         def forward(block: InputBlock) -> LevelOutput:
             nonlocal step

@@ -185,7 +185,7 @@ class Member:
     def _read_rest(self, tokens: Tensor, counts: list[int], layers: tuple[int, ...]) -> Hidden:
         """Read ``counts[b]`` of `tokens` into row b, without tokens that a level above has read;
         for hidden states, which are of this level, all tokens."""
-        done = [min(held, count) for held, count in zip(self.held(), counts, strict=True)]
+        done = [min(length, count) for length, count in zip(self.held(), counts, strict=True)]
         at = [0] * len(done) if layers else done
         rest = [count - begin for count, begin in zip(counts, at, strict=True)]
         if not any(rest):
@@ -218,8 +218,8 @@ class Member:
         # Tokens that a level above has read have its hidden states, if it returns them.
         alone = bool(layers) and not all(_alike(m.level, self.level, layers) for m in members)
         if above:
-            held = torch.stack(above).amax(0)
-            skip = torch.minimum((held - have).clamp_min(0), counts)
+            longest = torch.stack(above).amax(0)
+            skip = torch.minimum((longest - have).clamp_min(0), counts)
             # Logits after a token need its query even if a level above has read it, and so do
             # hidden states that no level above returns. Its key and value are restored afterwards.
             skips = torch.where(first < counts, torch.minimum(skip, first), skip)
@@ -268,8 +268,8 @@ class Member:
             front = RowCounts.of(begin)
             above = [m for m in self.above if m.ready]
             blind = front.host is None
-            held = [m.on_device if blind else torch.tensor(m.lengths) for m in above]
-            behind = [front.on(x.device) >= x for x in held]
+            sizes = [m.on_device if blind else torch.tensor(m.lengths) for m in above]
+            behind = [front.on(x.device) >= x for x in sizes]
             if behind:
                 free = torch.stack(behind).all(0).to(path.device)
                 path = path.where(free[:, None], -1)

@@ -307,7 +307,7 @@ def verify(
         draft_lengths = _checks.table(
             "draft_lengths", draft_lengths, batch, (size,), "[B]", torch.int64
         )
-    slots, held = _checks.holders(
+    slots, holders = _checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     if validate is not False and _arguments.flag("validate", validate):
@@ -328,14 +328,14 @@ def verify(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
+        *_checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
         _checks.draws(draws, batch, rows, "[B, K+1]"),
         slots,
-        held[0],
-        None if eos is None else _checks.ids("eos", eos, held),
-        *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
+        holders[0],
+        None if eos is None else _checks.ids("eos", eos, holders),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, holders),
         _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
@@ -447,7 +447,7 @@ def verify_tree(
     draft_statistics, target_to_draft = _checks.drafted(
         draft_logits, draft_statistics, target_to_draft, batch, vocab, None
     )
-    slots, held = _checks.holders(
+    slots, holders = _checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
     if validate is not False and _arguments.flag("validate", validate):
@@ -469,14 +469,14 @@ def verify_tree(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.per_request(held, temperature, top_k, top_p, min_p, seed, position, round),
+        *_checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
         _checks.level(level),
         _checks.rule(rule),
         _checks.draws(draws, batch, rows + most, "[B, N+D+1]"),
         slots,
-        held[0],
-        None if eos is None else _checks.ids("eos", eos, held),
-        *_checks.integer("room", _checks.INT64_MAX if room is None else room, held),
+        holders[0],
+        None if eos is None else _checks.ids("eos", eos, holders),
+        *_checks.integer("room", _checks.INT64_MAX if room is None else room, holders),
         _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
     )
     return TreeVerifyResult(
