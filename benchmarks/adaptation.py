@@ -129,9 +129,9 @@ class Traces:
         def numbered(items: dict[str, Any]) -> dict[Any, Any]:
             return {int(key) if key.isdigit() else key: value for key, value in items.items()}
 
-        made = json.loads(path.read_text(), object_hook=numbered)
-        sets = {name: [Text(**one) for one in texts] for name, texts in made["sets"].items()}
-        return cls(sets, made["seconds"])
+        saved = json.loads(path.read_text(), object_hook=numbered)
+        sets = {name: [Text(**fields) for fields in texts] for name, texts in saved["sets"].items()}
+        return cls(sets, saved["seconds"])
 
 
 def prompt_sets(count: int) -> dict[str, list[list[int]]]:
@@ -141,7 +141,7 @@ def prompt_sets(count: int) -> dict[str, list[list[int]]]:
     texts: dict[str, list[str]] = {}
     if questions.GSM8K.exists():
         texts["gsm8k"] = [
-            tiny.prompt_of(one.turns[0]) for one in questions.read(questions.GSM8K)[:count]
+            tiny.prompt_of(row.turns[0]) for row in questions.read(questions.GSM8K)[:count]
         ]
     if (plays := data / "tinyshakespeare.txt").exists():
         speeches = plays.read_text(encoding="utf-8").split("\n\n")
@@ -149,11 +149,11 @@ def prompt_sets(count: int) -> dict[str, list[list[int]]]:
         texts["shakespeare"] = ["\n\n".join(speeches[i * step :][:2]) for i in range(1, count + 1)]
     if questions.SPEC_BENCH.exists():
         rows = questions.read(questions.SPEC_BENCH)
-        texts["spec-bench"] = [one.turns[0] for one in rows[:: max(1, len(rows) // count)][:count]]
+        texts["spec-bench"] = [row.turns[0] for row in rows[:: max(1, len(rows) // count)][:count]]
     if not texts:
         raise ValueError(f"expected a folder with the prompt sets, given {data}")
     tokenizer, chance = tiny.tokenizer(), random.Random(0)
-    sets = {name: [ids[:160] for ids in tokenizer(own)["input_ids"]] for name, own in texts.items()}
+    sets = {name: [ids[:160] for ids in tokenizer(raw)["input_ids"]] for name, raw in texts.items()}
     sets["random"] = [
         [0, *(chance.randrange(2, len(tokenizer)) for _ in range(60))] for _ in range(count)
     ]
@@ -175,12 +175,12 @@ def record(sets: dict[str, list[list[int]]], length: int) -> Traces:
 def measured_seconds() -> dict[str, dict[int, float]]:
     """Measure passes of 1 ... 33 tokens of the shipped levels on this processor."""
     widths = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17, 21, 25, 33]
-    made = tiny.levels(pack=True)
-    times = pass_seconds(list(made.values()), widths, repeats=12, limit=4.0)
+    levels = tiny.levels(pack=True)
+    times = pass_seconds(list(levels.values()), widths, repeats=12, limit=4.0)
     # A pass could be padded, so a longer time than of a wider pass is a disturbance.
-    least = np.minimum.accumulate([[own[n] for n in widths[::-1]] for own in times], axis=1)
-    rows = (dict(zip(widths, own[::-1].tolist(), strict=True)) for own in least)
-    return dict(zip(made, rows, strict=True))
+    least = np.minimum.accumulate([[seconds[n] for n in widths[::-1]] for seconds in times], axis=1)
+    rows = (dict(zip(widths, row[::-1].tolist(), strict=True)) for row in least)
+    return dict(zip(levels, rows, strict=True))
 
 
 def _text(models: dict[str, Any], prompt: list[int], length: int) -> Text:
@@ -215,7 +215,7 @@ Costs = list[list[float]]  # [level][n]: seconds of a pass over n tokens
 def costs_of(levels: Sequence[dict[int, float]]) -> Costs:
     """Return the seconds of the passes of a chain, linearly interpolated between measurements."""
     widths = range(_WIDEST + 1)
-    return [np.interp(widths, list(own), list(own.values())).tolist() for own in levels]
+    return [np.interp(widths, list(seconds), list(seconds.values())).tolist() for seconds in levels]
 
 
 class Trace:
@@ -332,7 +332,7 @@ def prompt_orders(sets: dict[str, list[Text]]) -> dict[str, list[Text]]:
 
     first = next(iter(sets.values()))
     never, half = [rejected(text) for text in first], len(first) // 2
-    mixed = [text for some in zip(*sets.values(), strict=False) for text in some]
+    mixed = [text for group in zip(*sets.values(), strict=False) for text in group]
     spoken = [name for name in sets if name != "random"]
     best, worst = max(spoken, key=share), min(spoken, key=share)
     middle = len(sets[best]) // 2
@@ -351,15 +351,15 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
     levels, middle = traces[0].levels, len(traces) // 2
     choices = all_windows(levels)
 
-    def fastest(some: list[Trace]) -> tuple[float, list[int]]:
-        rates = [(replay(some, costs, None, windows), windows) for windows in choices]
+    def fastest(subset: list[Trace]) -> tuple[float, list[int]]:
+        rates = [(replay(subset, costs, None, windows), windows) for windows in choices]
         return max(rates, key=operator.itemgetter(0))
 
-    halves = [(part, fastest(part)[0]) for part in (traces[:middle], traces[middle:]) if part]
-    sizes = [sum(trace.size for trace in part) for part, _ in halves]
+    halves = [(half, fastest(half)[0]) for half in (traces[:middle], traces[middle:]) if half]
+    sizes = [sum(trace.size for trace in half) for half, _ in halves]
     seconds = sum(size / rate for size, (_, rate) in zip(sizes, halves, strict=True))
-    (_, best), (_, found) = fastest(traces), fastest(others)
-    fixed = {PLAIN: [0] * (levels - 1), SHIPPED: start, FOUND: found, BEST: best}
+    (_, best), (_, tuned) = fastest(traces), fastest(others)
+    fixed = {PLAIN: [0] * (levels - 1), SHIPPED: start, FOUND: tuned, BEST: best}
     rows: dict[str, Any] = {
         name: {"speed": replay(traces, costs, None, windows), "windows": windows}
         for name, windows in fixed.items()
@@ -374,7 +374,7 @@ def compared(traces: list[Trace], others: list[Trace], costs: Costs, start: list
 
 def overhead(levels: int) -> dict[str, float]:
     """Return microseconds of `next` per round, by policy: the minimum of 20 turns."""
-    found = {}
+    microseconds = {}
     # With these times speculation pays; otherwise policies fall back without a choice.
     steps = [
         StepReport(n, 3, 2 if n < levels else 0, 3, 1, 1e-2 / n**2) for n in range(levels, 0, -1)
@@ -393,8 +393,8 @@ def overhead(levels: int) -> dict[str, float]:
             for _ in range(TIMED // 20):
                 policy.next(report)
             times.append((time.perf_counter() - began) / (TIMED // 20))
-        found[name] = 1e6 * min(times)
-    return found
+        microseconds[name] = 1e6 * min(times)
+    return microseconds
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -411,16 +411,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         if args.traces:
             traces.save(args.traces)
     other = TUNING if args.half == HELD_OUT else HELD_OUT
-    sets, others = (prompt_orders(traces.half(name)) for name in (args.half, other))
+    sets, other_sets = (prompt_orders(traces.half(name)) for name in (args.half, other))
     chains: dict[str, Any] = {}
     for chain in CHAINS:
         costs = costs_of([traces.seconds[name] for name in chain])
         start = list(tiny.WINDOWS[tuple(chain)])
-        own = chains[", ".join(chain)] = {}
+        results = chains[", ".join(chain)] = {}
         for name, texts in sets.items():
-            mine, theirs = ([Trace(t, chain) for t in some] for some in (texts, others[name]))
+            mine, theirs = ([Trace(t, chain) for t in half] for half in (texts, other_sets[name]))
             tokens = sum(trace.size for trace in mine)
-            own[name] = {"tokens": tokens, "policies": compared(mine, theirs, costs, start)}
+            results[name] = {"tokens": tokens, "policies": compared(mine, theirs, costs, start)}
     return {**report, "chains": chains, "half": args.half, "seconds": traces.seconds}
 
 
@@ -437,9 +437,9 @@ def markdown(report: dict[str, Any]) -> str:
     for chain, sets in report["chains"].items():
         half = f"Simulated time, the {report['half']} half of the prompts"
         lines += ["", f"## {chain}", "", f"{half}; tokens per second over plain decoding.", ""]
-        own = [results["policies"] for results in sets.values()]
+        cols = [results["policies"] for results in sets.values()]
         over_plain, over_best = (
-            [[row, *(f"{a[row]['speed'] / a[base]['speed']:.3f}" for a in own)] for row in own[0]]
+            [[row, *(f"{a[row]['speed'] / a[base]['speed']:.3f}" for a in cols)] for row in cols[0]]
             for base in (PLAIN, BEST)
         )
         lines += output.table(["", *sets], over_plain)

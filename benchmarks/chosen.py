@@ -55,14 +55,14 @@ class ChosenLevel(HuggingFaceLevel):
     table: torch.Tensor | None = None
 
     def run(self, block: InputBlock) -> LevelOutput:
-        made = super().run(block)
+        result = super().run(block)
         if self.table is None:
-            return made
-        width, keep = block.tokens.shape[1], made.logits.shape[1]
+            return result
+        width, keep = block.tokens.shape[1], result.logits.shape[1]
         first = width - keep if block.first is None else block.first.on(self.device)
         begin = self.cache.rows.base + first  # `base`: cached lengths before the pass
         positions = begin[:, None] + torch.arange(1, keep + 1, device=self.device)
-        return made._replace(logits=chosen(made.logits, self.table, positions))
+        return result._replace(logits=chosen(result.logits, self.table, positions))
 
 
 def chosen(logits: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -123,8 +123,8 @@ class Row:
 
     def call(self) -> float:
         """Generate, keep the result and return the seconds of decoding."""
-        more: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
-        self.output = self.chain.generate([[3] * PROMPT], self.tokens, **more)
+        options: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
+        self.output = self.chain.generate([[3] * PROMPT], self.tokens, **options)
         return float(self.output.stats.decode_seconds)
 
     def report(self, plain: Row) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Row:
             length = levels[0].mean_acceptance_length
         row |= {
             "ms_per_token": 1e3 * statistics.median(seconds) / self.tokens,
-            "levels": [{"name": one.name, "passes": one.num_forward_passes} for one in levels],
+            "levels": [{"name": row.name, "passes": row.num_forward_passes} for row in levels],
             "length": length,
             "expected_length": expected,
         }
@@ -208,15 +208,15 @@ def measure(
 ) -> Iterator[list[dict[str, Any]]]:
     """Measure every chain at every pair of acceptances, in turns; yield the report's rows so far
     after every call. A chain that fails is a row with its error."""
-    done, some = list[dict[str, Any]](), list[dict[str, Any]]()
+    done, latest = list[dict[str, Any]](), list[dict[str, Any]]()
     for outer, inner in acceptances:
         rows = chains.rows(outer, inner)
         timed, clock = [row.timed for row in rows], measuring.Clock(None)
         calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
         for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{outer:g}, {inner:g}"):
-            some = [row.report(rows[0]) for row in rows]
-            yield [*done, *some]
-        done += some
+            latest = [row.report(rows[0]) for row in rows]
+            yield [*done, *latest]
+        done += latest
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -227,16 +227,16 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     layers = args.layers or shape.layers
     if layers > shape.layers:
         raise ValueError(f"--layers: expected an integer in [1, {shape.layers}], given {layers}")
-    part = replace(shape, layers=layers)
+    reduced = replace(shape, layers=layers)
     draft = replace(DRAFT_SHAPE, layers=min(layers, DRAFT_SHAPE.layers))
-    require_memory(part, args.device, "; --layers N makes fewer")
+    require_memory(reduced, args.device, "; --layers N makes fewer")
     settings = {name: getattr(args, name) for name in ("shape", "max_new_tokens", "repeats")}
     report = {
         **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
         "copy_gbs": measuring.copy_bandwidth(args.device),
     }
-    chains = ChosenChains(part, draft, args.device, args.max_new_tokens)
+    chains = ChosenChains(reduced, draft, args.device, args.max_new_tokens)
     report["weight_bytes"] = weight_bytes(chains.targets[0].model)
     report["rows"] = []
     for report["rows"] in measure(chains, args.acceptance, args.repeats):
@@ -281,8 +281,8 @@ def _pair(text: str) -> tuple[float, float]:
         outer, inner = map(float, text.split(":"))
         if 0 < outer < 1 and 0 < inner < 1:
             return outer, inner
-    wanted = "expected two numbers in (0, 1) with a colon between"
-    raise argparse.ArgumentTypeError(f"{wanted}, given {text!r}")
+    expected = "expected two numbers in (0, 1) with a colon between"
+    raise argparse.ArgumentTypeError(f"{expected}, given {text!r}")
 
 
 OPTIONS = (

@@ -84,11 +84,11 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     entries = contenders(target, chains)
     about = {}
     for engine in engines:
-        labels = {one.key: one.label for one in engine.variants}
-        for one in engine.variants:
-            decode = engine.decoder(one.key, frozenset(target.eos_token_ids))
-            entries.append(Generation(one.label, decode, plain=labels[one.plain]))
-            about[one.label] = f"{engine.version}; {engine.flags(one.key)}"
+        labels = {variant.key: variant.label for variant in engine.variants}
+        for variant in engine.variants:
+            decode = engine.decoder(variant.key, frozenset(target.eos_token_ids))
+            entries.append(Generation(variant.label, decode, plain=labels[variant.plain]))
+            about[variant.label] = f"{engine.version}; {engine.flags(variant.key)}"
     repeats, interrupted = _measure(entries, prompts, args)
     table = {
         "prompts": len(prompts),
@@ -164,8 +164,8 @@ def _measure(
         for n in range(args.repeats)
     ]
     warm_up = replace(repeated[0][0], max_new_tokens=12) if args.target else repeated[0][0]
-    for one in entries:
-        one.decode(warm_up)
+    for entry in entries:
+        entry.decode(warm_up)
     began, repeats, interrupted = time.monotonic(), 0, False
     try:
         for repeats in generations(entries, repeated, time.perf_counter):
@@ -183,25 +183,25 @@ def rows_of(
     entries: list[Generation], prompts: list[list[int]], target: Any, temperature: float
 ) -> dict[str, Any]:
     """Return a row for each contender, plain decoding first; ratios are over the fastest."""
-    by_label = {one.label: one for one in entries}
-    alone = [one for one in entries if not one.window and one.plain is None]
+    by_label = {entry.label: entry for entry in entries}
+    alone = [entry for entry in entries if not entry.window and entry.plain is None]
     fastest = max(alone, key=Generation.rate)
-    decoding = max(one.stats.tokens_per_second for one in alone if one.stats is not None)
+    decoding = max(entry.stats.tokens_per_second for entry in alone if entry.stats is not None)
     rows = []
-    for one in entries:
-        if one.plain is None:
-            found = verdict(target, prompts, entries[0].texts, one.texts, temperature)
-            lossless, words = found.lossless, str(found)
+    for entry in entries:
+        if entry.plain is None:
+            judged = verdict(target, prompts, entries[0].texts, entry.texts, temperature)
+            lossless, words = judged.lossless, str(judged)
         else:  # another engine, with another form of the target
-            pairs = zip(one.texts, by_label[one.plain].texts, strict=True)
+            pairs = zip(entry.texts, by_label[entry.plain].texts, strict=True)
             same = sum(text == plain for text, plain in pairs)
-            words = "-" if temperature else f"{same} of {len(one.texts)} of its own"
+            words = "-" if temperature else f"{same} of {len(entry.texts)} of its own"
             lossless = None
-        rate, stats = one.rate(), one.stats
+        rate, stats = entry.rate(), entry.stats
         rows.append(
             {
-                "label": one.label,
-                "window": list(one.window),
+                "label": entry.label,
+                "window": list(entry.window),
                 "tokens_per_second": rate,
                 "ratio": rate / fastest.rate(),
                 "ratio_to_generate": rate / by_label[GENERATE].rate(),

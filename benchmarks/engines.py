@@ -66,12 +66,12 @@ class OpenVino:
 
     def __init__(self, target: Path, draft: Path | None = None) -> None:
         if importlib.util.find_spec("openvino_genai") is None:
-            wanted = "expected the package openvino-genai, given an environment without it"
-            raise ValueError(f"--openvino: {wanted}")
-        for place in (target, draft):
-            if place is not None and not (place / "openvino_model.xml").is_file():
-                wanted = f"expected openvino_model.xml in {place}, given none"
-                raise ValueError(f"--openvino: {wanted}; optimum-cli export openvino writes it")
+            expected = "expected the package openvino-genai, given an environment without it"
+            raise ValueError(f"--openvino: {expected}")
+        for path in (target, draft):
+            if path is not None and not (path / "openvino_model.xml").is_file():
+                expected = f"expected openvino_model.xml in {path}, given none"
+                raise ValueError(f"--openvino: {expected}; optimum-cli export openvino writes it")
         self._genai: Any = importlib.import_module("openvino_genai")
         self._target, self._draft = target, draft
         self.variants = _OPENVINO[: 1 if draft is None else None]
@@ -99,9 +99,9 @@ class OpenVino:
                 config.num_assistant_tokens = _WINDOW
             ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
             mask = openvino.Tensor(np.ones((1, len(prompt)), dtype=np.int64))
-            found = pipeline.generate(self._genai.TokenizedInputs(ids, mask), config)
-            first = found.perf_metrics.get_ttft().mean / 1000
-            return Answer([list(found.tokens[0])], prefill_seconds=first)
+            result = pipeline.generate(self._genai.TokenizedInputs(ids, mask), config)
+            first = result.perf_metrics.get_ttft().mean / 1000
+            return Answer([list(result.tokens[0])], prefill_seconds=first)
 
         return call
 
@@ -164,8 +164,8 @@ def engines_of(
             raise ValueError(f"{name}: expected a target and perhaps a draft, given {len(places)}")
     if gguf and program is None:
         raise ValueError("--gguf: expected --llama PROGRAM with it, which make llama builds")
-    found: list[Any] = [OpenVino(*map(Path, openvino))] if openvino else []
-    return found + ([LlamaCpp(program, *map(Path, gguf))] if program and gguf else [])
+    engines: list[Any] = [OpenVino(*map(Path, openvino))] if openvino else []
+    return engines + ([LlamaCpp(program, *map(Path, gguf))] if program and gguf else [])
 
 
 class LlamaCpp:
@@ -173,9 +173,9 @@ class LlamaCpp:
     `variants`: decoding methods."""
 
     def __init__(self, program: Path, target: Path, draft: Path | None = None) -> None:
-        for name, place in (("--llama", program), ("--gguf", target), ("--gguf", draft)):
-            if place is not None and not place.is_file():
-                raise ValueError(f"{name}: expected a file, given {place}")
+        for name, path in (("--llama", program), ("--gguf", target), ("--gguf", draft)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: expected a file, given {path}")
         self._program, self._target, self._draft = program.resolve(), target, draft
         self.variants = _LLAMA_CPP[: 1 if draft is None else None]
         said = subprocess.run([self._program, "--help"], capture_output=True, text=True).stdout
@@ -184,7 +184,7 @@ class LlamaCpp:
 
     def flags(self, key: str) -> str:
         """Return the flags of a variant."""
-        (flags,) = (one.flags for one in self.variants if one.key == key)
+        (flags,) = (variant.flags for variant in self.variants if variant.key == key)
         return f"{flags} --threads {torch.get_num_threads()}"
 
     def decoder(self, key: str, eos: frozenset[int]) -> Decode:
@@ -203,10 +203,10 @@ class LlamaCpp:
             if done.returncode != 0:
                 said = " ".join(done.stderr.split())
                 raise RuntimeError(f"{self._program.name}: {said}")
-            found = json.loads(done.stdout.splitlines()[-1])
+            result = json.loads(done.stdout.splitlines()[-1])
             # The program's seconds: they exclude loading the model for every text.
-            seconds, prefill = found["seconds"], found["prompt_seconds"]
-            return Answer([found["ids"]], seconds=seconds, prefill_seconds=prefill)
+            seconds, prefill = result["seconds"], result["prompt_seconds"]
+            return Answer([result["ids"]], seconds=seconds, prefill_seconds=prefill)
 
         return call
 
@@ -255,16 +255,16 @@ class LlamaServer:
         options = {"temperature": request.temperature, "samplers": ["temperature"]}
         options |= {"prompt": prompt, "n_predict": request.max_new_tokens, "seed": seed % 2**32}
         options |= {"cache_prompt": False, "return_tokens": True, "stream": True}
-        asked = urllib.request.Request(f"{self._url}/completion", json.dumps(options).encode())
-        asked.add_header("Content-Type", "application/json")
-        with _open(asked, timeout=_START_SECONDS) as answer:
+        query = urllib.request.Request(f"{self._url}/completion", json.dumps(options).encode())
+        query.add_header("Content-Type", "application/json")
+        with _open(query, timeout=_START_SECONDS) as answer:
             for line in answer:
                 if line.startswith(b"data: "):
-                    part = json.loads(line[6:])
-                    if "error" in part:
-                        raise RuntimeError(f"{self.command}: {part['error']}")
-                    if part.get("tokens"):
-                        yield part["tokens"]
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise RuntimeError(f"{self.command}: {event['error']}")
+                    if event.get("tokens"):
+                        yield event["tokens"]
 
 
 Engine = OpenVino | LlamaCpp

@@ -20,21 +20,21 @@ Records = Sequence[Mapping[str, Any]]
 
 def of_run(run: Any, by_task: Records, variances: Records) -> dict[str, bytes]:
     """Return the figures of a `report.Run` that have data, by name."""
-    found = {}
-    if any(one[f"{OVERALL}_speedup"] is not None for one in by_task):
-        found["figure2"] = _speedups(run, by_task, [OVERALL], 5.6, 0.32)
-        found["figure3"] = _speedups(run, by_task, run.tasks, 2.8, 0.26)
+    images = {}
+    if any(row[f"{OVERALL}_speedup"] is not None for row in by_task):
+        images["figure2"] = _speedups(run, by_task, [OVERALL], 5.6, 0.32)
+        images["figure3"] = _speedups(run, by_task, run.tasks, 2.8, 0.26)
     if variances:
-        found["figure4"] = _variances([(run, variances)])
-    return found
+        images["figure4"] = _variances([(run, variances)])
+    return images
 
 
 def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
     """Return Figure 4 of runs of the same models, sampled and greedy, side by side."""
     drawn = [pair for pair in runs if pair[1]]
     groups = pd.Series(drawn).groupby([run.models_key for run, _ in drawn], sort=False)
-    several = [list(some) for _, some in groups if len({run.sampling for run, _ in some}) > 1]
-    return {f"figure4-{at}": _variances(some) for at, some in enumerate(several, 1)}
+    several = [list(group) for _, group in groups if len({run.sampling for run, _ in group}) > 1]
+    return {f"figure4-{at}": _variances(group) for at, group in enumerate(several, 1)}
 
 
 def _png(figure: Figure) -> bytes:
@@ -57,8 +57,8 @@ def _speedups(
     figure = Figure(size, layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).flat)
     frame, places = pd.DataFrame(records), range(len(records))
-    own = [run.methods[name] for name in frame.method]
-    counts = [0 if one["kind"] == "assisted" else len(one["levels"]) for one in own]
+    methods = [run.methods[name] for name in frame.method]
+    counts = [0 if method["kind"] == "assisted" else len(method["levels"]) for method in methods]
     colours = [_COLOURS.get(min(count, 4), "#8a8f98") for count in counts]
     for task, axis in zip(tasks, axes, strict=False):
         names = (f"{task}_speedup", f"{task}_speedup_low", f"{task}_speedup_high")

@@ -32,11 +32,11 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
     kinds: dict[str, Callable[[], Product]] = {}
     if device == "cuda":
         weights = Int4Weights(values, scales, zeros).to(device)
-        tiles, both = torch_form(weights)
+        tiles, scales_zeros = torch_form(weights)
         kinds["polyspec"] = lambda: CudaInt4Linear(weights).product
-        own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
+        options = {"qGroupSize": GROUP, "qScaleAndZeros": scales_zeros}
         kinds["torch int4"] = lambda: partial(
-            torch.ops.aten._weight_int4pack_mm, mat2=tiles.clone(), **own
+            torch.ops.aten._weight_int4pack_mm, mat2=tiles.clone(), **options
         )
     else:
         packed = int4.pack(values, scales, zeros, GROUP)
@@ -44,12 +44,12 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
         layer.weight.data.copy_(weight)
         sizes = {"outputs": outputs, "group": GROUP}
         kinds["polyspec"] = lambda: partial(int4.product, packed=in_huge_pages(packed), **sizes)
-        both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
-        own = {"qGroupSize": GROUP, "qScaleAndZeros": both}
+        scales_zeros = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
+        options = {"qGroupSize": GROUP, "qScaleAndZeros": scales_zeros}
         pack = partial(torch.ops.aten._convert_weight_to_int4pack_for_cpu, values.int(), 1)
         if outputs % 16 == 0:
             theirs = torch.ops.aten._weight_int4pack_mm_for_cpu
-            kinds["torch int4"] = lambda: partial(theirs, mat2=pack(), **own)
+            kinds["torch int4"] = lambda: partial(theirs, mat2=pack(), **options)
         if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             kinds["oneDNN bfloat16, packed"] = partial(OneDnnLinear, [layer])
         kinds["polyspec bfloat16"] = partial(DenseLinear, [layer])
@@ -66,8 +66,8 @@ def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
     pairs = values[:, ::2] << 4 | values[:, 1::2]  # the even input is the high nibble
     # The most adjacent tiles that divide the inputs; 2 divide whole groups.
     together = next(n for n in (8, 4, 2) if values.shape[1] % (16 * n) == 0)
-    both = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
-    return torch.ops.aten._convert_weight_to_int4pack(pairs, together), both
+    scales_zeros = torch.stack([scales.T, zeros.T], -1).bfloat16().contiguous()
+    return torch.ops.aten._convert_weight_to_int4pack(pairs, together), scales_zeros
 
 
 def _all_of(products: list[Product], x: torch.Tensor) -> None:
@@ -80,23 +80,23 @@ def measure(
     outputs: int, inputs: int, tokens: Sequence[int], repeats: int, device: str
 ) -> dict[str, dict[int, tuple[float, float]]]:
     """Return the median microseconds and GB/s of weights by contender and number of tokens."""
-    made = contenders(outputs, inputs, device)
-    keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in made}
+    products = contenders(outputs, inputs, device)
+    keys = {f"{name}, {count} tokens": (name, count) for count in tokens for name in products}
     activations = {count: torch.randn(count, inputs).bfloat16().to(device) for count in tokens}
     passes = [
-        measuring.Contender(label, partial(_all_of, made[name], activations[count]))
+        measuring.Contender(label, partial(_all_of, products[name], activations[count]))
         for label, (name, count) in keys.items()
     ]
-    for one in measuring.turns(passes, repeats, measuring.Clock(device)):
-        if one.error is not None:
-            raise PolyspecError(f"{one.name}: {one.error}")
-    found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in made}
-    for one in passes:
-        name, count = keys[one.name]
-        seconds = statistics.median(one.seconds) / len(made[name])
+    for contender in measuring.turns(passes, repeats, measuring.Clock(device)):
+        if contender.error is not None:
+            raise PolyspecError(f"{contender.name}: {contender.error}")
+    results: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in products}
+    for contender in passes:
+        name, count = keys[contender.name]
+        seconds = statistics.median(contender.seconds) / len(products[name])
         bits = 16 if "bfloat16" in name else 4 + 32 / GROUP  # with bfloat16 scales and zeros
-        found[name][count] = (1e6 * seconds, 1e-9 * outputs * inputs * bits / 8 / seconds)
-    return found
+        results[name][count] = (1e6 * seconds, 1e-9 * outputs * inputs * bits / 8 / seconds)
+    return results
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _shape(text: str) -> tuple[int, int]:
     parts = text.split("x")
-    if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
+    if len(parts) != 2 or not all(side.isdigit() and int(side) for side in parts):
         raise argparse.ArgumentTypeError(f"expected outputs x inputs, as 4096x4096, given {text!r}")
     outputs, inputs = map(int, parts)
     if inputs % GROUP:

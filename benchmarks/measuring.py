@@ -43,9 +43,9 @@ Texts = Mapping[int, list[int]] | Sequence[list[int]]  # by the number of the pr
 def rotated(things: Sequence[T], turn: int, first: int = 0) -> list[T]:
     """Return `things` in the order of a turn, rotated by 1 per turn. The first `first` things come
     first in every turn, since the others are compared with them."""
-    ahead, others = things[:first], things[first:]
-    shift = turn % max(len(others), 1)
-    return [*ahead, *others[shift:], *others[:shift]]
+    ahead, rest = things[:first], things[first:]
+    shift = turn % max(len(rest), 1)
+    return [*ahead, *rest[shift:], *rest[:shift]]
 
 
 @dataclass
@@ -154,19 +154,19 @@ def turns(
         warm_up: uncounted calls of a contender before its first.
     """
     for turn in range(repeats):
-        for one in rotated([one for one in contenders if one.error is None], turn):
+        for contender in rotated([c for c in contenders if c.error is None], turn):
             try:
-                if one.run is None:
+                if contender.run is None:
                     load(0)
-                    one.run = clock.prepare(one)
+                    contender.run = clock.prepare(contender)
                     for number in range(warm_up):
                         load(number)
-                        clock.seconds(one.run)
+                        clock.seconds(contender.run)
                 load(turn)
-                one.seconds.append(clock.seconds(one.run))
+                contender.seconds.append(clock.seconds(contender.run))
             except Exception as error:  # a peer that fails must not end the run
-                one.error = f"{type(error).__name__}: {error}".splitlines()[0]
-            yield one
+                contender.error = f"{type(error).__name__}: {error}".splitlines()[0]
+            yield contender
 
 
 def copy_bandwidth(device: str) -> float:
@@ -213,7 +213,7 @@ def chain_call(chain: Chain, request: Request) -> Answer:
     )
     # Shorter rows are padded at the end.
     rows = zip(out.sequences.tolist(), request.prompts, out.requests, strict=True)
-    texts = [row[len(prompt) : len(prompt) + one.num_new_tokens] for row, prompt, one in rows]
+    texts = [row[len(prompt) : len(prompt) + stats.num_new_tokens] for row, prompt, stats in rows]
     return Answer(texts, out.stats, out.requests)
 
 
@@ -304,16 +304,16 @@ def generations(
     total = sum(map(len, repeats)) * len(contenders)
     with progress.bar(total=total, desc="measuring", leave=False) as bar:
         for repeat, requests in enumerate(repeats):
-            done: dict[str, list[tuple[Answer, float]]] = {one.label: [] for one in contenders}
+            done: dict[str, list[tuple[Answer, float]]] = {c.label: [] for c in contenders}
             for number, request in enumerate(requests):
-                for one in rotated(contenders, number + repeat, 1):
-                    done[one.label].append(timed(one.decode, request, clock))
+                for contender in rotated(contenders, number + repeat, 1):
+                    done[contender.label].append(timed(contender.decode, request, clock))
                     bar.update()
-            for one in contenders:
-                answers, seconds = zip(*done[one.label], strict=True)
-                one.texts = [answer.texts[0] for answer in answers]
-                one.rates.append(sum(map(len, one.texts)) / sum(seconds))
-                one.calls += [answer.stats for answer in answers if answer.stats is not None]
+            for contender in contenders:
+                answers, seconds = zip(*done[contender.label], strict=True)
+                contender.texts = [answer.texts[0] for answer in answers]
+                contender.rates.append(sum(map(len, contender.texts)) / sum(seconds))
+                contender.calls += [answer.stats for answer in answers if answer.stats is not None]
             yield repeat + 1
 
 
@@ -396,8 +396,8 @@ def verdict(
     """Compare texts with plain decoding's texts, or with the distribution of the
     target in transformers."""
     if temperature == 0:
-        found = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
-        different = [{**d, "prompt": n} for n, d in enumerate(found) if d is not None]
+        parted = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
+        different = [{**d, "prompt": n} for n, d in enumerate(parted) if d is not None]
         return Verdict(len(prompts), different)
     sums = [surprise(model, p, texts[n], temperature) for n, p in enumerate(prompts) if texts[n]]
     total, variance = sum(s for s, _ in sums), sum(v for _, v in sums)

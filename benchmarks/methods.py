@@ -145,7 +145,7 @@ class Models:
     @property
     def variants(self) -> dict[str, tuple[Engine, Variant]]:
         """Engine and variant of the methods of other engines, by key."""
-        return {one.key: (engine, one) for engine in self.engines for one in engine.variants}
+        return {v.key: (engine, v) for engine in self.engines for v in engine.variants}
 
     def tree_of(self, name: str) -> DynamicTree | None:
         """Return the tree of a head; None: the level drafts no trees."""
@@ -191,9 +191,9 @@ class Models:
         """Return an element of a chain; drafters are created anew, since they keep state."""
         if name not in self.drafters:
             return self.draft(name)
-        made = WORDS[name]() if name in WORDS else self._head(name)
-        made.name = name
-        return made
+        drafter = WORDS[name]() if name in WORDS else self._head(name)
+        drafter.name = name
+        return drafter
 
     @property
     def _head_dtype(self) -> torch.dtype:
@@ -322,23 +322,23 @@ def default_keys(models: Models, batch: int = 1) -> list[str]:
 def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Method]:
     """Return the methods of keys, with generally suitable windows. The baseline is plain decoding,
     captured if among the keys. Every method must answer `batch` prompts in a call."""
-    made = [_method(key, models) for key in keys]
-    names = [method.name for method in made]
+    methods = [_method(key, models) for key in keys]
+    names = [method.name for method in methods]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"--methods: expected each method once, given {twice} again")
     baseline = next((name for name in (CAPTURED, PLAIN) if name in names), None)
     if baseline is None:
         raise ValueError(f"--methods: expected {PLAIN} or {CAPTURED} among them, given neither")
-    alone = next((m for m in made if m.plain not in (None, *names)), None)
+    alone = next((m for m in methods if m.plain not in (None, *names)), None)
     if alone is not None:
-        wanted = f"expected {alone.plain} as well, whose texts its own are compared with"
-        raise ValueError(f"--methods: {alone.name}: {wanted}, given it alone")
-    single = ", ".join(method.name for method in made if method.kind in (ENGINE, ASSISTED))
+        expected = f"expected {alone.plain} as well, whose texts its own are compared with"
+        raise ValueError(f"--methods: {alone.name}: {expected}, given it alone")
+    single = ", ".join(method.name for method in methods if method.kind in (ENGINE, ASSISTED))
     if batch > 1 and single:
-        wanted = f"expected 1 with {single}, which answers one prompt at a time"
-        raise ValueError(f"--batch: {wanted}, given {batch}")
-    return [replace(method, baseline=method.name == baseline) for method in made]
+        expected = f"expected 1 with {single}, which answers one prompt at a time"
+        raise ValueError(f"--batch: {expected}, given {batch}")
+    return [replace(method, baseline=method.name == baseline) for method in methods]
 
 
 def _method(key: str, models: Models) -> Method:
@@ -356,9 +356,9 @@ def _method(key: str, models: Models) -> Method:
     if key in simple:
         return Method(key, *simple[key], (TARGET,))
     if key in models.variants:
-        _, own = models.variants[key]
-        below = ["draft"] if own.drafts else []
-        return Method(key, own.label, ENGINE, (TARGET, *below), plain=own.plain)
+        _, variant = models.variants[key]
+        below = ["draft"] if variant.drafts else []
+        return Method(key, variant.label, ENGINE, (TARGET, *below), plain=variant.plain)
     word, colon, rest = key.partition(":")
     if word == ASSISTED:
         name = rest or next(reversed(list(models.drafts)), "")
@@ -376,21 +376,21 @@ def _method(key: str, models: Models) -> Method:
         )
     if set(names[:-1]) & set(drafters):
         raise ValueError(f"--methods: {key}: expected {', '.join(drafters)} last of the levels")
-    made = _chain(key, levels, models)
+    method = _chain(key, levels, models)
     if not colon:
-        return made
+        return method
     if word != CASCADE:
-        return replace(made, label=f"{word}: {made.label}", kind="adaptive", policy=word)
+        return replace(method, label=f"{word}: {method.label}", kind="adaptive", policy=word)
     if len(levels) < 3:
         raise ValueError(f"--methods: {key}: expected at least three levels, given two")
     # Cascade speculative drafting's vertical cascade (Chen et al. 2023): a level verifies a fixed
     # number of blocks of the level below, for any acceptance, before the level above verifies.
-    windows = (made.windows or ())[-1:]
+    windows = (method.windows or ())[-1:]
     for _ in levels[2:]:
         windows = (CASCADE_ROUNDS * (windows[0] + 1), *windows)
-    label = f"cascade of {CASCADE_ROUNDS} rounds: {made.label}"
+    label = f"cascade of {CASCADE_ROUNDS} rounds: {method.label}"
     rounds = (CASCADE_ROUNDS,) * (len(windows) - 1)
-    return replace(made, label=label, kind=CASCADE, windows=windows, rounds=rounds)
+    return replace(method, label=label, kind=CASCADE, windows=windows, rounds=rounds)
 
 
 def _chain(key: str, levels: tuple[str, ...], models: Models) -> Method:
@@ -419,12 +419,12 @@ def tree_form(tree: DynamicTree, depth: int) -> dict[str, int]:
 
 def read_functions(given: Sequence[str]) -> dict[str, Make]:
     """Return the functions of ``--method NAME=FILE.py:FUNCTION`` by name."""
-    found: dict[str, Make] = {}
+    functions: dict[str, Make] = {}
     for text in given:
         name, _, where = text.partition("=")
         path, _, function = where.rpartition(":")
         wrong = f"--method: expected NAME=FILE.py:FUNCTION, given {text!r}"
-        if name in (*RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
+        if name in (*RESERVED, *functions) or not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"{wrong}, whose name is another's or not of letters and digits")
         if not Path(path).is_file():
             raise ValueError(f"{wrong}, with no such file")
@@ -434,8 +434,8 @@ def read_functions(given: Sequence[str]) -> dict[str, Make]:
             raise ValueError(f"{wrong}, a file that fails: {error!r}") from error
         if not callable(make):
             raise ValueError(f"{wrong}, with no such function in the file")
-        found[name] = make
-    return found
+        functions[name] = make
+    return functions
 
 
 def decoder(method: Method, models: Models) -> Decode:
@@ -456,8 +456,8 @@ def decoder(method: Method, models: Models) -> Decode:
         return partial(chain_call, Chain([level], graphs=None if models.on_cpu else False))
     # (The captured target is a chain with a single level.)
     elements = [models.element(name) for name in method.levels]
-    more: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
-    return partial(chain_call, Chain(elements, method.windows, **more))
+    options: dict[str, Any] = {n: getattr(method, n) for n in ("rounds", "rule", "tail", "policy")}
+    return partial(chain_call, Chain(elements, method.windows, **options))
 
 
 def _user_call(
@@ -466,6 +466,6 @@ def _user_call(
     # Tokens after an EOS or `max_new_tokens` are cut.
     rows = [list(map(int, row)) for row in generate(request)]
     if len(rows) != (count := len(request.prompts)):
-        wanted = f"expected new tokens of {count} prompts, given {len(rows)} rows"
-        raise ValueError(f"--method {name}: {wanted}")
+        expected = f"expected new tokens of {count} prompts, given {len(rows)} rows"
+        raise ValueError(f"--method {name}: {expected}")
     return Answer([cut_at_eos(row[: request.max_new_tokens], eos) for row in rows])

@@ -68,13 +68,13 @@ class Filters(Sampling):
     @classmethod
     def parse(cls, text: str) -> Filters:
         """Read ``"none"`` or ``"top_k=50+top_p=.9"``."""
-        parts = [] if text == "none" else [part.partition("=") for part in text.split("+")]
+        parts = [] if text == "none" else [item.partition("=") for item in text.split("+")]
         try:
             kinds = {"top_k": int, "top_p": float, "min_p": float}
             return cls(**{name: kinds[name](value) for name, _, value in parts})
         except (KeyError, ValueError) as error:
-            wanted = "top_k, top_p and min_p with + between, or none"
-            raise ValueError(f"--filters: expected {wanted}, given {text!r}: {error}") from error
+            expected = "top_k, top_p and min_p with + between, or none"
+            raise ValueError(f"--filters: expected {expected}, given {text!r}: {error}") from error
 
     def options(self) -> dict[str, Any]:
         """Return the active filters as keyword arguments of ``ps.sample`` and ``ps.verify``."""
@@ -173,20 +173,20 @@ def processed(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
         return z.softmax(-1)
     k = filters.top_k if 0 < filters.top_k < z.shape[-1] else z.shape[-1]
     if k < z.shape[-1]:
-        kept = z.topk(k).values
+        largest = z.topk(k).values
     elif filters.top_p < 1:
-        kept = z.sort(descending=True).values
+        largest = z.sort(descending=True).values
     else:
-        kept = z.amax(-1, keepdim=True)
-    last = kept[..., -1:]
+        largest = z.amax(-1, keepdim=True)
+    last = largest[..., -1:]
     if filters.top_p < 1:
-        probs = kept.softmax(-1)
+        probs = largest.softmax(-1)
         in_nucleus = (probs.cumsum(-1) - probs < filters.top_p).sum(-1, keepdim=True)
-        last = kept.gather(-1, (in_nucleus - 1).clamp(min=0))
+        last = largest.gather(-1, (in_nucleus - 1).clamp(min=0))
     elif k == z.shape[-1]:
         last = torch.full_like(last, -math.inf)
     if filters.min_p > 0:
-        last = torch.maximum(last, kept[..., :1] + math.log(filters.min_p))
+        last = torch.maximum(last, largest[..., :1] + math.log(filters.min_p))
     return z.masked_fill(z < last, -math.inf).softmax(-1)
 
 
@@ -266,32 +266,32 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         eager: Callable[..., Any] = partial(sample, filters=filters)
         arguments: tuple[torch.Tensor, ...] = (logits,)
         if filters == Filters():
-            made = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
+            peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         else:
-            made = [Contender(SORT, lambda: sort_sample(logits, filters))]
+            peers = [Contender(SORT, lambda: sort_sample(logits, filters))]
             libraries = [(WARPERS, warpers_sample, False)]
         libraries.append((FLASHINFER, flashinfer_sample, True))
     else:
         rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
         arguments = (block.target, block.tokens, block.draft)
-        made = [Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1))]
+        peers = [Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1))]
         if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
             libraries += [(name, transformers_verify, False), (VLLM, vllm_verify, False)]
             libraries += [(FLASHINFER, flashinfer_verify, True)]
-    made.append(Contender(EAGER, partial(eager, *arguments)))
+    peers.append(Contender(EAGER, partial(eager, *arguments)))
     if compiled:
         torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
         quick = torch.compile(eager, dynamic=False, fullgraph=True)
-        made.append(Contender(COMPILED, partial(quick, *arguments)))
+        peers.append(Contender(COMPILED, partial(quick, *arguments)))
     notes = []
     for name, make, graph in libraries:
         try:
-            made.append(Contender(name, make(block), graph))
+            peers.append(Contender(name, make(block), graph))
         except Exception as error:  # a wheel for another torch fails in many ways
             notes.append(f"{name}: {error}".splitlines()[0])
-    return made, notes
+    return peers, notes
 
 
 def _warper(filters: Filters) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -457,7 +457,7 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
     draft, noise, last = normal(k).mul_(SPREAD), normal(k), normal(1).mul_(SPREAD)
     step = max(1, CALIBRATION_ELEMENTS // v)
     pairs = zip(draft.flatten(0, 1).split(step), noise.flatten(0, 1).split(step), strict=True)
-    chunks = [calibrated(rows, some, case.acceptance_asked, case.filters) for rows, some in pairs]
+    chunks = [calibrated(rows, noise, case.acceptance_asked, case.filters) for rows, noise in pairs]
     target = torch.cat([torch.cat([rows for rows, _ in chunks]).view_as(draft), last], 1)
     drawn = torch.zeros((draws, b, k), dtype=torch.int64, device=device)
     statistics = torch.zeros((b, k, 2), dtype=torch.int64, device=device)
@@ -466,13 +466,13 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
         requests = torch.arange(b, device=device).repeat_interleave(k)
         for turn in range(draws):
             seeds = (seed << 40) + turn * b + requests
-            more: dict[str, Any] = {"seed": seeds, "position": positions, "level": 2}
-            drafted = ps.sample(draft.flatten(0, 1), **case.filters.options(), **more)
+            options: dict[str, Any] = {"seed": seeds, "position": positions, "level": 2}
+            drafted = ps.sample(draft.flatten(0, 1), **case.filters.options(), **options)
             ps.raise_for_status(drafted.status, level=2, position=positions)
             drawn[turn] = drafted.tokens.view(b, k)
             statistics = drafted.statistics.view(b, k, 2)
     seeds = torch.zeros(b, dtype=torch.int64, device=device)
-    expected = sum(part for _, part in chunks) / max(b * k, 1)
+    expected = sum(accepted for _, accepted in chunks) / max(b * k, 1)
     tokens = torch.zeros_like(drawn[0])
     return Feed(target, tokens, draft, case.filters, statistics, drawn, seeds, expected)
 
@@ -483,17 +483,17 @@ def make(case: Case, device: str, seed: int, draws: int = DRAWS) -> Feed:
 def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any]:
     """Return the call of an operator. `masked`: with masks that allow all ids and do not change
     the results."""
-    given: dict[str, Any] = {**feed.filters.options(), "seed": feed.seeds}
+    options: dict[str, Any] = {**feed.filters.options(), "seed": feed.seeds}
     if masked:
         rows = feed.target[:, -1] if operator == "sample" else feed.target
         shape = *rows.shape[:-1], -(-rows.shape[-1] // 32)
-        given["allowed"] = feed.seeds.new_full(shape, -1, dtype=torch.int32)
+        options["allowed"] = feed.seeds.new_full(shape, -1, dtype=torch.int32)
     if operator == "sample":
-        return partial(ps.sample, feed.target[:, -1], **given)
-    given["rule"] = RULES[operator]
+        return partial(ps.sample, feed.target[:, -1], **options)
+    options["rule"] = RULES[operator]
     if operator != "verify-token-bare":
-        given["draft_statistics"] = feed.statistics
-    return partial(ps.verify, feed.target, feed.tokens, feed.draft, **given)
+        options["draft_statistics"] = feed.statistics
+    return partial(ps.verify, feed.target, feed.tokens, feed.draft, **options)
 
 
 def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[list[int]]:
@@ -510,28 +510,28 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
     feed = make(case, args.device, args.seed)
     ours = Contender("polyspec", call_of(case.operator, feed))
     masked = Contender("polyspec, allowed=", call_of(case.operator, feed, masked=True))
-    others, notes = contenders(case.operator, feed, compiled=not args.no_compile)
-    every = [ours, masked, *others]
-    for one in measuring.turns(every, args.repeats, measuring.Clock(args.device), feed.load):
-        if one is ours and one.error is not None:
-            raise PolyspecError(f"{case} does not run: {one.error}")
+    peers, notes = contenders(case.operator, feed, compiled=not args.no_compile)
+    every = [ours, masked, *peers]
+    for entry in measuring.turns(every, args.repeats, measuring.Clock(args.device), feed.load):
+        if entry is ours and entry.error is not None:
+            raise PolyspecError(f"{case} does not run: {entry.error}")
     counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
     useful = statistics.fmean(bytes_of(case, turn) for turn in counts)
     rows = []
-    for one in every:
-        if one.error is not None:
-            notes.append(f"{one.name}: {one.error}")
+    for entry in every:
+        if entry.error is not None:
+            notes.append(f"{entry.name}: {entry.error}")
             continue
-        times = measuring.summary(one.seconds)
+        times = measuring.summary(entry.seconds)
         gbs = useful / times["median"] * 1e-3
         rows.append(
             {
-                "name": one.name,
+                "name": entry.name,
                 **{f"{name}_us": value for name, value in times.items()},
                 "gbs": gbs,
                 "percent_of_copy": 100 * gbs / copy_gbs,
-                "ratio": None if one is ours else measuring.ratio(one.seconds, ours.seconds),
-                "graph": one.captured,
+                "ratio": None if entry is ours else measuring.ratio(entry.seconds, ours.seconds),
+                "graph": entry.captured,
             }
         )
     return {

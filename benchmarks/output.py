@@ -78,18 +78,18 @@ def add_command(
             a dictionary of arguments of `add_argument`.
         run: runs the benchmark, and returns the exit status.
     """
-    line, _, more = str(text).partition("\n\n")
-    sub = kinds.add_parser(name, help=line.rstrip("."), description=f"{line} {more}")
+    line, _, rest = str(text).partition("\n\n")
+    sub = kinds.add_parser(name, help=line.rstrip("."), description=f"{line} {rest}")
     for row in rows:
         if isinstance(row, str):
             options.share(sub, row)
         elif len(row) == 2:
             options.add_flag(sub, *row)
         else:
-            option, kind, default, metavar, what = row
+            option, kind, default, metavar, note = row
             taken = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
             taken = kind if isinstance(kind, dict) else taken
-            shown = what if default in (None, [], "") else f"{what} (default: %(default)s)".strip()
+            shown = note if default in (None, [], "") else f"{note} (default: %(default)s)".strip()
             sub.add_argument(option, default=default, metavar=metavar, help=shown, **taken)
     sub.set_defaults(run=run)
 

@@ -122,18 +122,18 @@ class Case:
         if not captured:
             calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
             options = {"graphs": False, "operators": Operators(*calls)}
-        random, made = torch.Generator().manual_seed(levels), []
+        random, models = torch.Generator().manual_seed(levels), []
         for name in (f"level {i + 1}" for i in range(levels)):
             if captured:
                 model = random_model(SMALL, torch.float32, device)
                 model.config.max_position_embeddings = 64 + tokens
-                made.append(HuggingFaceLevel(model, name=name))
+                models.append(HuggingFaceLevel(model, name=name))
                 continue
             logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
             level: Any = InstantLevel(name, logits)
             level.forward = metered(meters, "forwards", level.forward)
-            made.append(level)
-        self.chain = ps.Chain(made, window, **options)
+            models.append(level)
+        self.chain = ps.Chain(models, window, **options)
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
         self.running: Any = self.chain.batch(prompts, tokens, 1.0, seed=3, eos_token_id=[])
 
@@ -153,8 +153,8 @@ class Case:
             began = time.perf_counter()
             self.running.advance()
             total = time.perf_counter() - began
-            passes, others = work()
-            if others != steps:
+            passes, steps_now = work()
+            if steps_now != steps:
                 continue
             rounds = passes - rounds
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
@@ -200,12 +200,12 @@ def measure(levels: Sequence[int], batches: Sequence[int], device: str, turns: i
 def counted(call: Callable[[], object]) -> Counter[str]:
     """Count calls of the package's functions while `call` runs, by file below the package.
     Generators and comprehensions with a frame count at each entry."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
         file = frame.f_code.co_filename
         if event == "call" and file.startswith(_ROOT):
-            found[file[len(_ROOT) :]] += 1
+            counts[file[len(_ROOT) :]] += 1
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -213,7 +213,7 @@ def counted(call: Callable[[], object]) -> Counter[str]:
         call()
     finally:
         sys.setprofile(before)
-    return found
+    return counts
 
 
 # By name: levels, packed or not (on any processor), number of prompts, temperature.
@@ -242,7 +242,7 @@ def calls_of(name: str) -> dict[str, Any]:
     for _ in range(UNCOUNTED):
         batch.advance()
     rounds = sorted((counted(batch.advance) for _ in range(COUNTED)), key=Counter.total)
-    calls = statistics.median_high(found.total() for found in rounds)
+    calls = statistics.median_high(counter.total() for counter in rounds)
     return {"name": name, "calls": calls, "files": len(rounds[COUNTED // 2])}
 
 
@@ -286,9 +286,9 @@ def markdown(report: dict[str, Any]) -> str:
         *output.table(heads, rows),
     ]
     if report["calls"]:
-        found = ([one["name"], str(one["calls"]), str(one["files"])] for one in report["calls"])
+        cells = ([row["name"], str(row["calls"]), str(row["files"])] for row in report["calls"])
         heads = ["Python calls per round of the target", "calls", "files"]
-        lines += ["", *output.table(heads, found)]
+        lines += ["", *output.table(heads, cells)]
     return "\n".join(lines)
 
 

@@ -99,8 +99,8 @@ OPTIONS: tuple[Any, ...] = (
 
 def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     """Return the models of the options, and their template."""
-    more: dict[str, Any] = {"device": args.device}
-    more["functions"] = methods.read_functions(args.method)
+    options: dict[str, Any] = {"device": args.device}
+    options["functions"] = methods.read_functions(args.method)
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
@@ -111,8 +111,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         if args.shape is not None:
             growth = methods.growth_to(args.shape, args.device)
         if args.device != "cpu":
-            more["dtype"] = torch.bfloat16
-        return methods.shipped(growth, **more), "tiny"
+            options["dtype"] = torch.bfloat16
+        return methods.shipped(growth, **options), "tiny"
     if args.times != 1 or args.shape is not None:
         raise ValueError("--times, --shape: expected with the shipped models only")
     tree, template, target = DynamicTree(), questions.AUTO, args.target
@@ -120,25 +120,25 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
         model, head, template, total_tokens = methods.PRESETS[args.preset]
         tree = DynamicTree(total_tokens=total_tokens)
         target, heads = target or model, {methods.EAGLE2: head, **heads}
-    target, *found = methods.require([target, *drafts.values(), *heads.values()])
-    drafts = dict(zip(drafts, found, strict=False))
-    heads = dict(zip(heads, found[len(drafts) :], strict=True))
+    target, *sources = methods.require([target, *drafts.values(), *heads.values()])
+    drafts = dict(zip(drafts, sources, strict=False))
+    heads = dict(zip(heads, sources[len(drafts) :], strict=True))
     engines = engines_of(args.gguf, args.llama, args.openvino)
     engines += [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
-    return Models(target, drafts, heads, tree, engines=engines, **more), template
+    return Models(target, drafts, heads, tree, engines=engines, **options), template
 
 
-def _drafts(given: Sequence[str]) -> dict[str, str]:
+def _drafts(texts: Sequence[str]) -> dict[str, str]:
     """Parse ``NAME=MODEL`` or a path; default name: the path's last component."""
-    found: dict[str, str] = {}
-    for text in given:
+    drafts: dict[str, str] = {}
+    for text in texts:
         name, sign, path = text.partition("=")
         name, path = (name, path) if sign else (Path(text).name, text)
-        if name in (*methods.RESERVED, *found) or not re.fullmatch(r"[\w.-]+", name):
-            wanted = "NAME=MODEL with a name of letters and digits that stands for nothing else"
-            raise ValueError(f"--draft: expected {wanted}, given {name!r}")
-        found[name] = path
-    return found
+        if name in (*methods.RESERVED, *drafts) or not re.fullmatch(r"[\w.-]+", name):
+            expected = "NAME=MODEL with a name of letters and digits that stands for nothing else"
+            raise ValueError(f"--draft: expected {expected}, given {name!r}")
+        drafts[name] = path
+    return drafts
 
 
 # ---- before the turns ----------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Session:
     @property
     def prompts(self) -> list[list[int]]:
         """First turns of some questions, for windows and overlaps."""
-        return [self.conversation.prompt(one.turns[:1], []).ids for one in self.chosen[:_PROMPTS]]
+        return [self.conversation.prompt(q.turns[:1], []).ids for q in self.chosen[:_PROMPTS]]
 
 
 @contextlib.contextmanager
@@ -190,14 +190,14 @@ def run(args: argparse.Namespace) -> int:
         )
     keys = args.methods or methods.default_keys(models, args.batch)
     keys = dict.fromkeys([*keys, *models.functions]) if args.method else keys
-    made = methods.read_keys(list(keys), models, args.batch)
+    listed = methods.read_keys(list(keys), models, args.batch)
     begun = record.read_facts(args.output) if (args.output / record.FACTS).is_file() else None
     if begun is not None:  # with the windows planned before
-        before = [Method.from_dict(given) for given in begun["methods"]]
-        made = before if [one.name for one in before] == [one.name for one in made] else made
+        before = [Method.from_dict(fields) for fields in begun["methods"]]
+        listed = before if [m.name for m in before] == [m.name for m in listed] else listed
     seconds: dict[str, float] = {}
     with spent(seconds, "models"):
-        below = {name for method in made for name in method.levels[1:]}
+        below = {name for method in listed for name in method.levels[1:]}
         levels = [models.level, *(models.draft(name) for name in models.drafts if name in below)]
         lengths = [level.max_length for level in levels if level.max_length is not None]
         room = min(lengths, default=1 << 30) - args.max_new_tokens
@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
     with spent(seconds, "W4 copy"):
         if W4 in below:
             models.draft(W4)
-    session, prediction = Session(args, models, made, chosen, conversation), dict[str, Any]()
+    session, prediction = Session(args, models, listed, chosen, conversation), dict[str, Any]()
     if begun is None and args.plan_seconds > 0:
         with spent(seconds, "plan"):
             prediction = plan_windows(session)
@@ -251,29 +251,29 @@ def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
     predictions by key. Cascades keep their windows; a policy starts with the windows of its chain,
     and the window of a head with trees is their depth."""
     models, args, kinds = session.models, session.args, (*_CHAINS, methods.PLANNED)
-    some = {name for method in session.made if method.kind in kinds for name in method.levels}
-    if not some:
+    names = {name for method in session.made if method.kind in kinds for name in method.levels}
+    if not names:
         return {}
-    levels = [models.element(name) for name in (TARGET, *models.names) if name in some]
-    more: dict[str, Any] = {"batch": args.batch, "pack": False, "seconds": args.plan_seconds}
-    found = plan(levels, session.prompts, args.max_new_tokens, args.temperature, **more)
+    levels = [models.element(name) for name in (TARGET, *models.names) if name in names]
+    options: dict[str, Any] = {"batch": args.batch, "pack": False, "seconds": args.plan_seconds}
+    planned = plan(levels, session.prompts, args.max_new_tokens, args.temperature, **options)
     # The planner orders levels by their times, the key may not.
-    by_levels = {frozenset(one.levels): one for one in found.candidates}
+    by_levels = {frozenset(c.levels): c for c in planned.candidates}
     after, prediction = [], {}
     for method in session.made:
-        one = by_levels.get(frozenset(method.levels))
+        chain = by_levels.get(frozenset(method.levels))
         if method.kind == methods.PLANNED:
-            one = found.recommended
-            label = f"planned: {' <- '.join(one.levels)}"
-            method = replace(method, label=label, levels=one.levels)
-        if one is not None and method.kind in kinds:
+            chain = planned.recommended
+            label = f"planned: {' <- '.join(chain.levels)}"
+            method = replace(method, label=label, levels=chain.levels)
+        if chain is not None and method.kind in kinds:
             tree = models.tree_of(method.levels[-1])
-            form = None if tree is None else methods.tree_form(tree, one.windows[-1])
-            own = {key: getattr(one, key) for key in ("windows", "rounds", "rule", "tail")}
-            method = replace(method, **own, tree=form)
-        if one is not None and (method.baseline or (method.kind in kinds and not method.policy)):
-            rate = one.predicted_decode_tokens_per_second
-            prediction[method.name] = {"tokens_per_second": rate, "windows": list(one.windows)}
+            form = None if tree is None else methods.tree_form(tree, chain.windows[-1])
+            settings = {key: getattr(chain, key) for key in ("windows", "rounds", "rule", "tail")}
+            method = replace(method, **settings, tree=form)
+        if chain is not None and (method.baseline or (method.kind in kinds and not method.policy)):
+            rate = chain.predicted_decode_tokens_per_second
+            prediction[method.name] = {"tokens_per_second": rate, "windows": list(chain.windows)}
         after.append(method)
     session.made = after
     return prediction
@@ -282,7 +282,7 @@ def plan_windows(session: Session) -> dict[str, dict[str, Any]]:
 def surroundings(session: Session, calls: Sequence[Call]) -> dict[str, Any]:
     """Return seconds of passes, overlap with the target along the baseline's first texts, bytes of
     weights and copy bandwidth."""
-    models, asked, prompts = session.models, session.args, session.prompts
+    models, args, prompts = session.models, session.args, session.prompts
     levels = {TARGET: models.level}
     for name in session.drafts:
         level = models.draft(name)
@@ -294,19 +294,19 @@ def surroundings(session: Session, calls: Sequence[Call]) -> dict[str, Any]:
     times = pass_seconds(list(levels.values()), _WIDTHS, limit=2.0, clock=clock)
     plain = next(decode for method, decode in calls if method.baseline)
     texts = [
-        plain(Request([prompt], asked.max_new_tokens, 0.0, [asked.seed])).texts[0]
+        plain(Request([prompt], args.max_new_tokens, 0.0, [args.seed])).texts[0]
         for prompt in prompts[:_TEXTS]
     ]
     model = models.level.model
-    others = {
+    drafts = {
         name: level.model
         for name, level in levels.items()
         if name != TARGET and level.model.config.vocab_size == model.config.vocab_size
     }
     by_name = zip(levels, times, strict=True)
     return {
-        "pass_seconds": {name: {str(n): t for n, t in own.items()} for name, own in by_name},
-        "overlap": overlaps(model, others, prompts, texts),
+        "pass_seconds": {name: {str(n): t for n, t in row.items()} for name, row in by_name},
+        "overlap": overlaps(model, drafts, prompts, texts),
         "weight_bytes": {name: weight_bytes(level.model) for name, level in levels.items()},
         "copy_bandwidth_bytes_per_second": 1e9 * measuring.copy_bandwidth(device),
     }
@@ -325,17 +325,17 @@ def overlaps(
 
     totals, count = dict.fromkeys(others, 0.0), 0
     for prompt, text in zip(prompts, texts, strict=False):
-        ids, kept = torch.tensor([[*prompt, *text]], device=model.device), len(text) + 1
-        p = probabilities(model, ids, kept)
+        ids, length = torch.tensor([[*prompt, *text]], device=model.device), len(text) + 1
+        p = probabilities(model, ids, length)
         for name, other in others.items():
-            totals[name] += float(torch.minimum(p, probabilities(other, ids, kept)).sum())
-        count += kept
+            totals[name] += float(torch.minimum(p, probabilities(other, ids, length)).sum())
+        count += length
     return {name: total / count for name, total in totals.items()}
 
 
 def _facts(session: Session) -> dict[str, Any]:
     """Return ``run.json`` as before the measurement."""
-    args, models, made, chosen = session.args, session.models, session.made, session.chosen
+    args, models, listed, chosen = session.args, session.models, session.made, session.chosen
     about = output.describe("cpu" if models.on_cpu else "cuda")
     commit = about.pop("commit")
     versions = {name: about.pop(name) for name in ("torch", "transformers", "python")}
@@ -353,16 +353,16 @@ def _facts(session: Session) -> dict[str, Any]:
             "questions": _source(args),
             "digest": questions.digest(chosen),
             "count": len(chosen),
-            "turns": sum(len(one.turns) for one in chosen),
+            "turns": sum(len(question.turns) for question in chosen),
             **{name: getattr(args, name) for name in _SETTINGS},
             "template": session.conversation.template,
             "prompt_limit": session.conversation.room,
             "longer_prompts": "the middle is left out",
             "threads": torch.get_num_threads(),
-            "methods": [method.name for method in made],
+            "methods": [method.name for method in listed],
         },
-        "models": list(models.facts(made)),
-        "methods": [asdict(method) for method in made],
+        "models": list(models.facts(listed)),
+        "methods": [asdict(method) for method in listed],
     }
 
 
@@ -407,31 +407,31 @@ class Runner:
     def warm_up(self) -> None:
         """Answer the first batch before the measurement. Errors are ignored: they recur in the
         measurement and are recorded there."""
-        asked = self._asked
-        first = questions.batches(self._questions, asked.batch)[0]
+        args = self._asked
+        first = questions.batches(self._questions, args.batch)[0]
         turns = [self._questions[index].turns[:1] for index in first]
-        prompts = [self._conversation.prompt(some, []).ids for some in turns]
+        prompts = [self._conversation.prompt(turn, []).ids for turn in turns]
         # On CUDA the warm-up captures the steps.
-        most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else asked.max_new_tokens
-        tokens = min(most, asked.max_new_tokens)
-        request = Request(prompts, tokens, asked.temperature, [asked.seed] * len(prompts))
+        most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else args.max_new_tokens
+        tokens = min(most, args.max_new_tokens)
+        request = Request(prompts, tokens, args.temperature, [args.seed] * len(prompts))
         for _, decode in self._calls:
             with contextlib.suppress(Exception):
-                for _ in range(asked.warm_up):
+                for _ in range(args.warm_up):
                     decode(request)
 
     def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
         """Measure a turn of a batch, unless it is on the disk."""
-        some, name = [self._questions[index] for index in batch], call[0].name
+        chosen, name = [self._questions[index] for index in batch], call[0].name
         heads = [
-            {"question_id": one.question_id, "category": one.category, "task": one.task}
+            {"question_id": q.question_id, "category": q.category, "task": q.task}
             | {"turn": turn, "method": name, "repeat": repeat}
-            for one in some
+            for q in chosen
         ]
         if all(record.key_of(head) in self._done for head in heads):
             return
         rows, reason = list[Turn](), "the turn before failed"
-        prompts = [prompt for one in some if (prompt := self._prompt(one, turn, name, repeat))]
+        prompts = [prompt for q in chosen if (prompt := self._prompt(q, turn, name, repeat))]
         try:
             if len(prompts) == len(batch):
                 rows = self._measured(call, batch, prompts, turn, repeat)
@@ -443,24 +443,24 @@ class Runner:
                 self._done[key] = {**head, **row}
                 self._writer.add(self._done[key])
 
-    def _prompt(self, one: Question, turn: int, name: str, repeat: int) -> Prompt | None:
+    def _prompt(self, question: Question, turn: int, name: str, repeat: int) -> Prompt | None:
         # After the method's answers; None: a turn before failed.
-        texts = [self._done[one.question_id, n, name, repeat]["tokens"] for n in range(turn)]
+        texts = [self._done[question.question_id, n, name, repeat]["tokens"] for n in range(turn)]
         if None in texts:
             return None
         answers = [self._conversation.answer(tokens) for tokens in texts]
-        return self._conversation.prompt(one.turns[: turn + 1], answers)
+        return self._conversation.prompt(question.turns[: turn + 1], answers)
 
     def _measured(
         self, call: Call, batch: Sequence[int], prompts: Sequence[Prompt], turn: int, repeat: int
     ) -> list[Turn]:
         """Return the rows of a call."""
-        (method, decode), asked = call, self._asked
+        (method, decode), args = call, self._asked
         # The seed of a question's turn does not depend on the batch.
         numbers = (repeat * len(self._questions) + index for index in batch)
-        seeds = [(asked.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
+        seeds = [(args.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
         ids = [prompt.ids for prompt in prompts]
-        request = Request(ids, asked.max_new_tokens, asked.temperature, seeds)
+        request = Request(ids, args.max_new_tokens, args.temperature, seeds)
         answer, seconds = measuring.timed(decode, request, self._clock)
         if not all(answer.texts):
             raise RuntimeError("expected at least one new token, given none")
@@ -474,8 +474,8 @@ class Runner:
                 {"name": name, "passes": level.num_forward_passes}
                 | {"seconds": level.seconds / count}
                 | {"accepted": list(level.emitted_per_verification or ())}
-                for own in answer.rows[at : at + 1]
-                for name, level in zip(method.levels, own.levels, strict=True)
+                for row_stats in answer.rows[at : at + 1]
+                for name, level in zip(method.levels, row_stats.levels, strict=True)
             ]
             row = {
                 "status": record.OK,
@@ -502,13 +502,13 @@ class Runner:
         if self._asked.temperature > 0:
             if engine:
                 return None
-            found = measuring.surprise(self._model, prompt.ids, tokens, self._asked.temperature)
-            return dict(zip(("surprise", "variance"), found, strict=True))
+            values = measuring.surprise(self._model, prompt.ids, tokens, self._asked.temperature)
+            return dict(zip(("surprise", "variance"), values, strict=True))
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
-            one = self._questions[index]
-            reference = self._done[one.question_id, turn, name, repeat]["tokens"]
-            if reference is None or self._prompt(one, turn, name, repeat) != prompt:
+            question = self._questions[index]
+            reference = self._done[question.question_id, turn, name, repeat]["tokens"]
+            if reference is None or self._prompt(question, turn, name, repeat) != prompt:
                 return None
         model = None if engine else self._model
         parted = measuring.first_difference(model, prompt.ids, reference, tokens) or {}
@@ -527,8 +527,8 @@ def _failed(error: str) -> dict[str, Any]:
 def _require_pandas() -> None:
     for package in ("pandas", "matplotlib"):
         if importlib.util.find_spec(package) is None:
-            wanted = f"expected the package {package}, given an environment without it"
-            raise ValueError(f"bench paper: {wanted}; pip install 'polyspec_ext[bench]' brings it")
+            reason = f"expected the package {package}, given an environment without it"
+            raise ValueError(f"bench paper: {reason}; pip install 'polyspec_ext[bench]' brings it")
 
 
 def report(args: argparse.Namespace) -> int:
@@ -545,8 +545,8 @@ def report(args: argparse.Namespace) -> int:
         raise ValueError(f"output: expected a folder for {len(runs)} runs, given none")
     folder = args.runs[0] if args.output is None else Path(args.output)
     written = tables.write(runs, folder)
-    for one in runs:
-        output.show("\n".join([f"# {one.label}", "", *tables.overall(one).markdown()]))
+    for run in runs:
+        output.show("\n".join([f"# {run.label}", "", *tables.overall(run).markdown()]))
     print(f"{len(written)} files in {folder}: report.md, report.json, CSV, PNG")
     return 0
 

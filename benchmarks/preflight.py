@@ -59,8 +59,8 @@ class Preflight:
 
     def numbers(self, part: str) -> dict[str, Any]:
         """Return the numbers of a part; for calls, median microseconds."""
-        made = getattr(self, part)()
-        return made if isinstance(made, dict) else {n: self.microseconds(c) for n, c in made}
+        result = getattr(self, part)()
+        return result if isinstance(result, dict) else {n: self.microseconds(c) for n, c in result}
 
     def microseconds(self, call: Callable[[], Any]) -> float:
         """Return the median microseconds of a call, in a replayed graph on CUDA."""
@@ -78,9 +78,9 @@ class Preflight:
         missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
         if self.device == "cpu":
             return {"missing": missing}
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        facts = torch.cuda.get_device_properties(torch.cuda.current_device())
         names = ("multi_processor_count", "L2_cache_size", "total_memory", "major", "minor")
-        return {"missing": missing, **{name: getattr(found, name) for name in names}}
+        return {"missing": missing, **{name: getattr(facts, name) for name in names}}
 
     def copy(self) -> dict[str, Any]:
         return {"gbs": measuring.copy_bandwidth(self.device)}
@@ -101,9 +101,9 @@ class Preflight:
             draft = target[:, :DRAFTED].contiguous()
             tokens = draft.argmax(-1)
             for name, filters in FILTERS.items():
-                given: Any = {"seed": seed, **filters}
-                yield f"sample, {name}, {vocab}", partial(ps.sample, target[:, 0], **given)
-                verify = partial(ps.verify, target, tokens, draft, **given)
+                options: Any = {"seed": seed, **filters}
+                yield f"sample, {name}, {vocab}", partial(ps.sample, target[:, 0], **options)
+                verify = partial(ps.verify, target, tokens, draft, **options)
                 yield f"verify, {name}, {vocab}", verify
 
     def products(self) -> Calls:
@@ -178,9 +178,9 @@ class Preflight:
             for _ in range(3):  # the first is eager, the second captures
                 with profile(activities=[kind]) as profiled:
                     chain.generate([[3] * WIDTHS[1]], NEW_TOKENS, temperature=0.0, eos_token_id=[])
-            times = {one.key: (getattr(one, cost), one.count) for one in profiled.key_averages()}
+            times = {row.key: (getattr(row, cost), row.count) for row in profiled.key_averages()}
             numbers[f"{name}, all"] = sum(time for time, _ in times.values()) / NEW_TOKENS
-            for key, (time, count) in sorted(times.items(), key=lambda one: -one[1][0])[:LONGEST]:
+            for key, (time, count) in sorted(times.items(), key=lambda row: -row[1][0])[:LONGEST]:
                 numbers[f"{name}, {count / NEW_TOKENS:.1f} x {key[:60]}"] = time / NEW_TOKENS
         return numbers
 
@@ -208,8 +208,8 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as a table; microseconds, unless a name has another unit."""
     cells = [
-        [part, name, format(value, ".2f") if isinstance(value, float) else str(value)]
-        for part, numbers in report["parts"].items()
+        [group, name, format(value, ".2f") if isinstance(value, float) else str(value)]
+        for group, numbers in report["parts"].items()
         for name, value in numbers.items()
     ]
     title = f"# Preflight, {report['machine']['device_name']}, shape {report['settings']['shape']}"

@@ -63,31 +63,31 @@ def read(path: Path | None = None) -> list[Question]:
     if path == GSM8K and not path.is_file():
         where = f"expected {path.name} in {path.parent}, given none there"
         raise ValueError(f"--questions: {where}; docs/benchmarks.md fetches it")
-    found: dict[Any, Question] = {}
+    by_id: dict[Any, Question] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip():
-            one = _question(line, f"--questions: {path}: line {number}:", number)
-            if found.setdefault(one.question_id, one) is not one:
-                wanted = f"expected each question_id once in {path}"
-                raise ValueError(f"--questions: {wanted}, given {one.question_id}")
-    if not found:
+            question = _question(line, f"--questions: {path}: line {number}:", number)
+            if by_id.setdefault(question.question_id, question) is not question:
+                expected = f"expected each question_id once in {path}"
+                raise ValueError(f"--questions: {expected}, given {question.question_id}")
+    if not by_id:
         raise ValueError(f"--questions: expected questions in {path}, given none")
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _question(line: str, where: str, number: int) -> Question:
     try:
-        given = json.loads(line)
-        key = next(key for key in _TEXTS if key in given)
-        turns = given[key]
+        fields = json.loads(line)
+        key = next(key for key in _TEXTS if key in fields)
+        turns = fields[key]
     except (ValueError, TypeError, StopIteration):
         keys = ", ".join(f'"{key}"' for key in _TEXTS)
         raise ValueError(f"{where} expected JSON with one of {keys}, given {line[:40]!r}") from None
     turns = [turns] if isinstance(turns, str) else turns
     # GSM8K's lines have no category.
-    category = given.get("category", "math_reasoning" if key == "question" else OTHER)
-    question_id = given.get("question_id", number)
-    are_texts = isinstance(turns, list) and turns and all(isinstance(one, str) for one in turns)
+    category = fields.get("category", "math_reasoning" if key == "question" else OTHER)
+    question_id = fields.get("question_id", number)
+    are_texts = isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)
     for name, value, fits, kind in (
         (key, turns, are_texts, "a text or a list of texts"),
         ("category", category, isinstance(category, str), "a word"),
@@ -103,7 +103,7 @@ def select(questions: Sequence[Question], per_task: int) -> list[Question]:
     in turn, so that a run that ends early has some of each."""
 
     def in_turns(kinds: Sequence[Sequence[Question]]) -> list[Question]:
-        return [one for row in itertools.zip_longest(*kinds) for one in row if one]
+        return [question for row in itertools.zip_longest(*kinds) for question in row if question]
 
     chosen = []
     for task in (*TASKS, OTHER):
@@ -119,13 +119,13 @@ def batches(questions: Sequence[Question], size: int) -> list[list[int]]:
     """Return batches of at most `size` question indices, in order; the questions of a batch have
     the same number of turns."""
     turns = [len(question.turns) for question in questions]
-    groups = ([at for at, own in enumerate(turns) if own == count] for count in {*turns})
+    groups = ([at for at, n in enumerate(turns) if n == count] for count in {*turns})
     return sorted(alike[at : at + size] for alike in groups for at in range(0, len(alike), size))
 
 
 def digest(questions: Sequence[Question]) -> str:
     """Return a text that differs between sets of questions."""
-    text = json.dumps([[one.question_id, one.category, one.turns] for one in questions])
+    text = json.dumps([[q.question_id, q.category, q.turns] for q in questions])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -166,8 +166,8 @@ class Conversation:
         if template == AUTO:
             template = CHAT if has else "plain"
         if room < 2:
-            wanted = "expected to leave room for a prompt in the models' contexts"
-            raise ValueError(f"--max-new-tokens: {wanted}, given room for {room} tokens")
+            expected = "expected to leave room for a prompt in the models' contexts"
+            raise ValueError(f"--max-new-tokens: {expected}, given room for {room} tokens")
         self.tokenizer, self.template, self.room = tokenizer, template, room
 
     def text(self, turns: Sequence[str], answers: Sequence[str]) -> str:

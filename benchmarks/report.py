@@ -57,10 +57,10 @@ def bootstrap(
         rows: turns; rows without a number in any of `columns` are left out.
         statistic: maps sums ``[B, repeats, columns]`` to ``[B]``, or fewer where it is undefined.
     """
-    found: Record = dict.fromkeys((key, f"{key}_low", f"{key}_high"))
+    result: Record = dict.fromkeys((key, f"{key}_low", f"{key}_high"))
     rows = rows.dropna(subset=columns)
     if rows.empty:
-        return found
+        return result
     question, repeat = (pd.factorize(rows[name])[0] for name in ("question_id", "repeat"))
     count = int(question.max()) + 1
     sums = np.zeros((count, repeat.max() + 1, len(columns)))
@@ -72,18 +72,18 @@ def bootstrap(
         drawn = random.multinomial(count, np.full(count, 1 / count), size=SAMPLES).astype(float)
         samples = statistic(np.einsum("bq,qrk->brk", drawn, sums))
         values = np.append(values, np.quantile(samples, [TAIL, 1 - TAIL]))
-    return found | dict(zip(found, values.tolist(), strict=False))
+    return result | dict(zip(result, values.tolist(), strict=False))
 
 
 def _ratio_of_rates(sums: Floats) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
-        each = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
-    return np.asarray(np.nanmedian(each[~np.isnan(each).all(1)], axis=1), np.float64)
+        ratios = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+    return np.asarray(np.nanmedian(ratios[~np.isnan(ratios).all(1)], axis=1), np.float64)
 
 
-def _rates(both: pd.DataFrame, key: str, by: str = "seconds") -> Record:
+def _rates(turns: pd.DataFrame, key: str, by: str = "seconds") -> Record:
     columns = ["new_tokens", by, "new_tokens_base", f"{by}_base"]
-    return bootstrap(key, both, columns, _ratio_of_rates)
+    return bootstrap(key, turns, columns, _ratio_of_rates)
 
 
 def _pooled(sums: Floats) -> Floats:
@@ -117,8 +117,8 @@ def system_of(method: Mapping[str, Any]) -> str | None:
 
 def speedup_of(target: str | None, system: str | None, task: str) -> dict[str, float | None]:
     """Return the paper's speedup and mean accepted length, each None if not printed."""
-    found = SPEEDUPS.get((target or "", system or ""), {}).get(task, (None, None))
-    return dict(zip(("paper_speedup", "paper_length"), found, strict=True))
+    printed = SPEEDUPS.get((target or "", system or ""), {}).get(task, (None, None))
+    return dict(zip(("paper_speedup", "paper_length"), printed, strict=True))
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -136,8 +136,8 @@ class Run:
         self.labels = {name: str(method["label"]) for name, method in self.methods.items()}
         baselines = [name for name, method in self.methods.items() if method["baseline"]]
         if len(baselines) != 1:
-            wanted = "expected one method that is the baseline"
-            raise ValueError(f"{label}: {wanted}, given {len(baselines)}")
+            expected = "expected one method that is the baseline"
+            raise ValueError(f"{label}: {expected}, given {len(baselines)}")
         (self.baseline,) = baselines
         # Successful turns, with the tokens that the target emitted in its verifications.
         self.turns = turns = self.lines[self.lines.status == record.OK].copy()
@@ -171,8 +171,8 @@ class Run:
     def common(self, method: str, base: str | None = None, task: str = OVERALL) -> pd.DataFrame:
         """Return turns that succeeded with both methods; `base`: default the baseline."""
         columns = [*_SAME_TURN, "new_tokens", "seconds", "decode_seconds"]
-        others = self.turns_of(base or self.baseline)[columns]
-        return self.turns_of(method, task).merge(others, on=_SAME_TURN, suffixes=("", "_base"))
+        bases = self.turns_of(base or self.baseline)[columns]
+        return self.turns_of(method, task).merge(bases, on=_SAME_TURN, suffixes=("", "_base"))
 
     def speedup(self, method: str, key: str = "speedup", base: str | None = None) -> Record:
         """Return the rate of a method over the rate of `base`, over the same turns, under `key`."""
@@ -180,13 +180,13 @@ class Run:
 
     def compared(self, method: str, task: str = OVERALL) -> Record:
         """Return speedup and mean accepted length, measured and printed in the paper."""
-        both = self.common(method, task=task)
-        verified = both[both.verified > 0]
+        turns = self.common(method, task=task)
+        verified = turns[turns.verified > 0]
         return {
-            **_rates(both, "speedup"),
+            **_rates(turns, "speedup"),
             **bootstrap("length", verified, ["emitted", "verified"], _pooled),
             **speedup_of(self.paper, system_of(self.methods[method]), task),
-            "turns": len(both),
+            "turns": len(turns),
         }
 
     def fastest(self, names: Collection[str]) -> str | None:
@@ -286,14 +286,14 @@ def windows_of(method: Mapping[str, Any]) -> str:
         f"tree {tree}" if tree else "",
         method.get("policy"),
     )
-    return "; ".join(part for part in parts if part)
+    return "; ".join(word for word in parts if word)
 
 
 def overall(run: Run) -> Table:
     """Return the table of every method over all tasks (Figure 2)."""
     lengths = {name: len(method["levels"]) for name, method in run.methods.items()}
-    others = [k for k, one in run.methods.items() if one["kind"] in ("assisted", "engine")]
-    best = run.fastest([name for name, n in lengths.items() if n == 2 and name not in others])
+    peers = [k for k, method in run.methods.items() if method["kind"] in ("assisted", "engine")]
+    best = run.fastest([name for name, n in lengths.items() if n == 2 and name not in peers])
     failed = run.lines[run.lines.status != record.OK].method.value_counts()
     records = [
         {
@@ -366,8 +366,8 @@ def by_task(run: Run) -> Table:
                 words += f" (paper {paper:.2f} / {numbers['paper_length']:.2f})"
             row[task] = words
         records.append(row)
-    more = {TASK_NAMES[task]: f"{task} .2f" for task in tasks}
-    return Table("table2", run.labelled(records), more)
+    columns = {TASK_NAMES[task]: f"{task} .2f" for task in tasks}
+    return Table("table2", run.labelled(records), columns)
 
 
 def levels(run: Run) -> Table:
@@ -434,8 +434,8 @@ def passes(run: Run) -> Table:
     frame["gbs"] = frame.weight_mb / frame.ms_1
     frame["of_copy"] = 1e9 * frame.gbs / facts["copy_bandwidth_bytes_per_second"]
     frame["overlap"] = frame.name.map(facts["overlap"])
-    more = {output.token_count(width): f"ms_{width} .2f" for width in seconds}
-    return Table("passes", frame, more)
+    columns = {output.token_count(width): f"ms_{width} .2f" for width in seconds}
+    return Table("passes", frame, columns)
 
 
 def insertions(run: Run) -> Table:
@@ -447,7 +447,7 @@ def insertions(run: Run) -> Table:
         for at in range(1, len(longer) - 1):
             if [*longer[:at], *longer[at + 1 :]] == shorter:
                 rows += _inserted(run, before, after, at)
-    theirs = [one | {"source": "paper"} for one in PAPERS["insertions"]]
+    theirs = [row | {"source": "paper"} for row in PAPERS["insertions"]]
     frame = pd.DataFrame(rows + theirs if rows else ())
     if rows:
         verdict = {True: "helps", False: "does not"}.get
@@ -507,18 +507,18 @@ def adaptation(run: Run) -> Table:
 
 def variances(run: Run) -> Table:
     """Return the variance of the acceptance length by query (Figure 4)."""
-    some = run.turns[run.turns.verified > 0].explode("accepted")
-    by_query = some.groupby(["question_id", "method"]).accepted
+    verified = run.turns[run.turns.verified > 0].explode("accepted")
+    by_query = verified.groupby(["question_id", "method"]).accepted
     frame = by_query.agg(lambda counts: statistics.pvariance(counts.tolist())).unstack()
     names = [n for n, method in run.methods.items() if len(method["levels"]) > 1 and n in frame]
     tasks = dict(zip(run.lines.question_id, run.lines.task, strict=True))
     frame = frame[names].dropna(how="all").reindex([key for key in tasks if key in frame.index])
     frame.insert(0, "task", frame.index.map(tasks).map(TASK_NAMES))
     low, high = run.variances
-    more = {run.labels[name]: f"{name} .1f" for name in names}
+    columns = {run.labels[name]: f"{name} .1f" for name in names}
     words = {"sampling": run.sampling, "low": low, "high": high}
     rows = frame.rename_axis("question_id").reset_index() if names else ()
-    return Table("figure4", rows, more, **words)
+    return Table("figure4", rows, columns, **words)
 
 
 def failures(run: Run) -> Table:
@@ -545,8 +545,8 @@ def side_by_side(runs: Sequence[Run], number: int) -> Table:
         for method in run.methods.values()
     ).rename(columns={"name": "method"})
     rows = rows.groupby(["method", "label", "windows"], sort=False, as_index=False).first()
-    more = {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
-    return Table(f"runs{number}", rows, more, labels=", ".join(run.label for run in runs))
+    columns = {run.label: f"run_{at} .2f" for at, run in enumerate(runs, 1)}
+    return Table(f"runs{number}", rows, columns, labels=", ".join(run.label for run in runs))
 
 
 def larger_targets(runs: Sequence[Run]) -> Table:
@@ -576,8 +576,8 @@ def as_printed() -> Table:
         | {task: "{:.2f} / {:.2f}".format(*result) for task, result in results.items()}
         for (target, system), results in SPEEDUPS.items()
     ]
-    more = {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
-    return Table("printed", rows, more, known=" ".join(PAPERS["inconsistencies"]))
+    columns = {TASK_NAMES[task]: f"{task} .2f" for task in (*TASKS, OVERALL)}
+    return Table("printed", rows, columns, known=" ".join(PAPERS["inconsistencies"]))
 
 
 def tables_of_several(runs: Sequence[Run]) -> list[Table]:
@@ -613,7 +613,7 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         variances = tables["figure4"].records if "figure4" in tables else []
         drawn = figures.of_run(run, tables["table2"].records, variances)
         sections.append((run.label, summary(run), tables, drawn, prefix, variances))
-    drawn = figures.of_several([(run, one[-1]) for run, one in zip(runs, sections, strict=True)])
+    drawn = figures.of_several([(run, row[-1]) for run, row in zip(runs, sections, strict=True)])
     several = {table.key: table for table in tables_of_several(runs)}
     note = "Targets beside each other, and as printed."
     sections.append(("Between runs, and the papers", note, several, drawn, "", []))
@@ -622,17 +622,17 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
     files: dict[str, bytes] = {}
     entries = []
     for label, note, tables, drawn, prefix, _ in sections:
-        first, *others = (table.markdown() for table in tables.values())
+        first, *rest = (table.markdown() for table in tables.values())
         lines += [f"## {label}", "", note, "", *first]
         for name, data in drawn.items():
             lines += [f"![{_CAPTIONS[name.partition('-')[0]]}]({prefix}{name}.png)", ""]
             files[f"{prefix}{name}.png"] = data
-        lines += itertools.chain(*others)
+        lines += itertools.chain(*rest)
         for key, table in tables.items():  # full numbers; None is an empty cell
             cells = pd.DataFrame(table.records, dtype=object).to_csv(index=False)
             files[f"{prefix}{key}.csv"] = str(cells).encode()
         names = ("title", "note", "records")
-        entries.append({k: {n: getattr(one, n) for n in names} for k, one in tables.items()})
+        entries.append({k: {n: getattr(t, n) for n in names} for k, t in tables.items()})
     shown = [
         {"label": run.label, **{name: run.facts[name] for name in _FACTS if name in run.facts}}
         | {"tables": entry}

@@ -114,9 +114,9 @@ def served(open_service: Open, clients: Sequence[Client], load: Load) -> list[Tr
 
         def ask(client: Client, answer: list[int] | None) -> None:
             with contextlib.suppress(StopIteration):
-                asked = next(client) if answer is None else client.send(answer)
-                trace = Trace(asked, time.perf_counter())
-                running[service.add(asked)] = client, trace
+                request = next(client) if answer is None else client.send(answer)
+                trace = Trace(request, time.perf_counter())
+                running[service.add(request)] = client, trace
 
         for client in clients:
             ask(client, None)
@@ -272,17 +272,17 @@ class Cell:
 
     def rates(self) -> dict[int, float]:
         """Return tokens per second by repeat."""
-        found = {}
+        speeds = {}
         for number, traces in self.repeats.items():
             ends = [trace.arrivals[-1][0] for trace in traces if trace.arrivals]
             seconds = max(ends) - min(trace.began for trace in traces)
-            found[number] = sum(len(trace.tokens) for trace in traces) / seconds
-        return found
+            speeds[number] = sum(len(trace.tokens) for trace in traces) / seconds
+        return speeds
 
     def row(self, base: Mapping[int, float], texts: str | None) -> dict[str, Any]:
         """Return the row of the report; `base`: tokens per second of plain decoding by repeat."""
-        traces, own = self.traces, self.rates()
-        count = {name: sum(len(getattr(one, name)) for one in traces) for name in _COUNTED}
+        traces, rates = self.traces, self.rates()
+        count = {name: sum(len(getattr(trace, name)) for trace in traces) for name in _COUNTED}
         read = [trace.read for trace in traces if trace.read is not None]
         first = [trace.arrivals[0][0] - trace.began for trace in traces if trace.arrivals]
         return {
@@ -295,9 +295,9 @@ class Cell:
             "tokens": count["tokens"],
             "prompt_tokens": sum(len(trace.ask.prompt) for trace in traces),
             "prompt_tokens_read": sum(read) if read else None,
-            "repeats": len(own),
-            "tokens_per_second": _spread(own.values()),
-            "x_plain": _spread(own[n] / base[n] for n in own if n in base),
+            "repeats": len(rates),
+            "tokens_per_second": _spread(rates.values()),
+            "x_plain": _spread(rates[n] / base[n] for n in rates if n in base),
             "tokens_per_arrival": count["tokens"] / max(1, count["arrivals"]),
             "first_token": percentiles(first),
             "between_tokens": percentiles([gap for trace in traces for gap in trace.gaps()]),
@@ -357,10 +357,10 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     if bool(args.gguf) != bool(args.llama_server) or len(args.gguf) > 2:
         raise ValueError("--gguf: expected one or two files and --llama-server with them")
     before = processor.load_average()
-    place = args.target or tiny.path("target")
+    source = args.target or tiny.path("target")
     drafts = args.draft or [tiny.path("drafter") if args.target is None else "prompt-lookup"]
     apart = bool(args.methods) and set(args.methods) <= {*OF_VLLM}  # memory is for vLLM alone
-    levels = [_outline(place) if apart else load_level(place, name="--target")]
+    levels = [_outline(source) if apart else load_level(source, name="--target")]
     for draft in drafts:
         named = apart or draft in WORDS  # each chain has a separate drafter
         levels.append(draft if named else load_level(draft, name="--draft", above=levels))
@@ -369,19 +369,19 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     room = (target.max_length or 1 << 30) - args.max_new_tokens
     if args.conversations is None:
         room = min(room, args.max_prompt_tokens)
-    talk = Conversation(tokenizer_at(original(place)), template, room)
+    talk = Conversation(tokenizer_at(original(source)), template, room)
     with contextlib.ExitStack() as stack:
         servers: list[LlamaServer] = []
         if args.conversations is None:
-            made = _methods(args, levels, stack, servers)
+            methods = _methods(args, levels, stack, servers)
         else:
             open_ = partial(by_server, Chain(levels, args.window), slots=_SLOTS)
-            made = [Method("cached", "prefix cache", open_)]
-            made.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
+            methods = [Method("cached", "prefix cache", open_)]
+            methods.append(Method(PLAIN, "without", partial(open_, cache_tokens=0)))
         counts = args.clients if args.conversations is None else [args.conversations]
         pairs = itertools.product(args.temperatures, counts)
         loads = [Load(count, heat, args.max_new_tokens) for heat, count in pairs]
-        cells = [Cell(method, load) for load in loads for method in made]
+        cells = [Cell(method, load) for load in loads for method in methods]
         _measure(args, cells, talk)
     rows, differs = _rows(cells, target)
     return {
@@ -391,7 +391,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "source": (args.questions or questions.default_path()).stem,
         "levels": [Path(getattr(level, "name", level)).name for level in levels],
         "choices": [str(level.choice) for level in levels if isinstance(level, HuggingFaceLevel)],
-        "servers": [{"command": one.command, "version": one.version} for one in servers],
+        "servers": [{"command": server.command, "version": server.version} for server in servers],
         "rows": rows,
         "differs": differs,
     }
@@ -414,46 +414,46 @@ def _methods(
             Method(BATCHES, "Chain.generate, batches of 8", partial(by_batches, chain)),
             Method(TRANSFORMERS, "transformers, continuous batching", continuous, ours=False),
         ]
-    known = [one.name for one in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
+    known = [method.name for method in every] + [LLAMA, LLAMA_DRAFTS] * bool(args.gguf)
     known += [*OF_VLLM] * bool(args.vllm)
-    wanted = args.methods or [name for name in known if name != ALONE]
-    if unknown := [name for name in wanted if name not in known]:
+    chosen = args.methods or [name for name in known if name != ALONE]
+    if unknown := [name for name in chosen if name not in known]:
         every_name, wrong = ", ".join(known), ", ".join(unknown)
         raise ValueError(f"--methods: expected some of {every_name}, given {wrong}")
     draft = ["-md", *args.gguf[1:], "--spec-type", "draft-simple"]
-    more = [*(draft if args.gguf[1:] else ["--spec-default"]), *args.llama_flags.split()]
+    draft_flags = [*(draft if args.gguf[1:] else ["--spec-default"]), *args.llama_flags.split()]
     for name, label, flags in (
         (LLAMA, "llama.cpp's server", []),
-        (LLAMA_DRAFTS, "llama.cpp's server, its speculation", more),
+        (LLAMA_DRAFTS, "llama.cpp's server, its speculation", draft_flags),
     ):
-        if name in wanted:
+        if name in chosen:
             flags = ["-m", args.gguf[0], *flags]
             server = LlamaServer(args.llama_server, flags, max(args.clients), room + _DRAFTS)
             stack.callback(server.close)
             servers.append(server)
             every.append(Method(name, label, partial(by_llama, server), LLAMA, ours=False))
     if args.vllm:
-        place = str(original(args.target or tiny.path("target")))
+        source = str(original(args.target or tiny.path("target")))
         dtype = str(target.model.dtype).removeprefix("torch.")
-        drafts = [str(one) for one in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
+        drafts = [str(path) for path in args.draft or [tiny.path("drafter"), "prompt-lookup"]]
         common = {"max_num_seqs": max(args.clients), "max_model_len": room + _DRAFTS}
-        for key, (label, own) in ways(place, dtype, drafts, args.window, args.policy).items():
-            if key in wanted:
-                engine = VllmEngine(args.vllm, common | own)
+        for key, (label, options) in ways(source, dtype, drafts, args.window, args.policy).items():
+            if key in chosen:
+                engine = VllmEngine(args.vllm, common | options)
                 stack.callback(engine.close)
                 servers.append(engine)
                 every.append(Method(key, label, engine.service, VLLM, ours=False))
-    return [one for one in every if one.name in wanted]
+    return [method for method in every if method.name in chosen]
 
 
-def _outline(place: str | Path) -> Any:
+def _outline(source: str | Path) -> Any:
     """Return context, EOS ids and dtype of a target that other engines load."""
     from transformers import AutoConfig, GenerationConfig
 
-    config, ends = AutoConfig.from_pretrained(place), GenerationConfig.from_pretrained(place)
+    config, ends = AutoConfig.from_pretrained(source), GenerationConfig.from_pretrained(source)
     eos = ends.eos_token_id
     return SimpleNamespace(
-        name=str(place),
+        name=str(source),
         max_length=config.max_position_embeddings,
         eos_token_ids=[eos] if isinstance(eos, int) else eos,
         model=SimpleNamespace(dtype=config.dtype),
@@ -466,20 +466,20 @@ def _measure(args: argparse.Namespace, cells: Sequence[Cell], talk: Conversation
     began = time.monotonic()
     loads = list(dict.fromkeys(cell.load for cell in cells))
     for repeat in range(-1, args.repeats):  # the first is a warm-up of each method
-        for place, load in enumerate(loads if repeat >= 0 else loads[:1]):
+        for number, load in enumerate(loads if repeat >= 0 else loads[:1]):
             if repeat > 0 and time.monotonic() - began > args.seconds:
                 return
-            turn = rotated([cell for cell in cells if cell.load == load], place + max(repeat, 0))
+            turn = rotated([cell for cell in cells if cell.load == load], number + max(repeat, 0))
             for cell in progress.bar(turn, desc=f"{load.clients} clients", leave=False):
                 if cell.error is None:
                     clients = _clients(args, load, every, talk, max(repeat, 0))
-                    asked = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
+                    run_load = load if repeat >= 0 else load._replace(max_new_tokens=_WARM_UP)
                     try:
-                        traces = served(cell.method.open, clients, asked)
+                        traces = served(cell.method.open, clients, run_load)
                     except Exception as error:  # other engines raise many types
-                        for one in cells:
-                            if one.method is cell.method:
-                                one.error = f"{type(error).__name__}: {error}".splitlines()[0]
+                        for other in cells:
+                            if other.method is cell.method:
+                                other.error = f"{type(error).__name__}: {error}".splitlines()[0]
                     else:
                         if repeat >= 0:
                             cell.repeats[repeat] = traces
@@ -491,7 +491,7 @@ def _clients(
     """Return clients with shared questions, which differ between repeats if a load does not ask
     all; or clients with a conversation each."""
     if args.conversations is not None:
-        short = sorted((one.turns[0] for one in every), key=len)
+        short = sorted((question.turns[0] for question in every), key=len)
         texts = itertools.cycle(short[: args.conversations * _TURNS])
 
         def conversation(number: int) -> Client:
@@ -506,13 +506,13 @@ def _clients(
         return [conversation(number) for number in range(load.clients)]
     chosen = questions.select(every, -(-args.prompts // len(questions.TASKS)))[: args.prompts]
     count = min(len(chosen), load.clients * args.per_client)
-    numbers = [(repeat * count + place) % len(chosen) for place in range(count)]
+    numbers = [(repeat * count + at) % len(chosen) for at in range(count)]
     prompts = [talk.prompt(chosen[number].turns[:1], []).ids for number in numbers]
     asks = iter([Ask(n, p, args.seed + n) for n, p in zip(numbers, prompts, strict=True)])
 
     def client() -> Client:
-        for asked in asks:  # noqa: UP028 (which would send answers to an iterator)
-            yield asked
+        for request in asks:  # noqa: UP028 (which would send answers to an iterator)
+            yield request
 
     return [client() for _ in range(load.clients)]
 
@@ -538,13 +538,13 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
         pairs = [(text, trace) for text, trace in known if text is not None]
         if pairs and load.temperature == 0 and method.ours:
             prompts = [trace.ask.prompt for _, trace in pairs]
-            texts, own = [text for text, _ in pairs], [trace.tokens for _, trace in pairs]
-            judged = verdict(target.model, prompts, texts, own, load.temperature)
+            texts, answers = [text for text, _ in pairs], [trace.tokens for _, trace in pairs]
+            judged = verdict(target.model, prompts, texts, answers, load.temperature)
             same, differs = str(judged), differs or not judged.lossless
         elif pairs and load.temperature == 0:
             texts = [[t for t in text if t not in ends] for text, _ in pairs]
-            own = [[t for t in trace.tokens if t not in ends] for _, trace in pairs]
-            equal = sum(a == b for a, b in zip(texts, own, strict=True))
+            answers = [[t for t in trace.tokens if t not in ends] for _, trace in pairs]
+            equal = sum(a == b for a, b in zip(texts, answers, strict=True))
             same = f"{equal} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
         differs = differs or (method.ours and cell.error is not None)
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
@@ -568,7 +568,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"Questions of {report['source']}, up to {settings['max_new_tokens']} new tokens, prefill "
         "included; medians of repeats in turns; milliseconds as median / 95 %.",
         *(f"- {choice}" for choice in report["choices"]),
-        *(f"- `{one['command']}`: {one['version']}" for one in report["servers"]),
+        *(f"- `{server['command']}`: {server['version']}" for server in report["servers"]),
     ]
     heads = ["clients", "method", "tokens/s", "range", "x plain", "range", "first token, ms"]
     counted = all("tokens_per_arrival" in row for row in report["rows"])  # older reports lack it

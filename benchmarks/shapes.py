@@ -81,13 +81,13 @@ def config_of(shape: Shape) -> Any:
 def growth_of(shape: Shape, config: Any) -> dict[str, int]:
     """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
     width = config.hidden_size
-    for name, fits, wanted in (
+    for name, fits, expected in (
         ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
         ("kind", shape.kind == "llama", "llama"),
     ):
         if not fits:
-            wanted = f"expected {wanted} to grow {width} wide models to"
-            raise ValueError(f"{shape.name}: {name}: {wanted}, given {getattr(shape, name)}")
+            expected = f"expected {expected} to grow {width} wide models to"
+            raise ValueError(f"{shape.name}: {name}: {expected}, given {getattr(shape, name)}")
     return {
         "times": shape.hidden // width,
         "layers": shape.layers,
@@ -208,8 +208,8 @@ def parameters(model: Any) -> int:
     for module in _modules(model):
         if isinstance(module, RowProduct | CudaInt4Linear):
             bias = getattr(module, "bias", None)
-            more = 0 if bias is None else bias.numel()
-            seen[id(module)] = module.in_features * module.out_features + more
+            bias_size = 0 if bias is None else bias.numel()
+            seen[id(module)] = module.in_features * module.out_features + bias_size
         seen |= {tensor.data_ptr(): tensor.numel() for tensor in module.parameters(recurse=False)}
     return sum(seen.values())
 

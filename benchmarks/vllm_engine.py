@@ -41,32 +41,32 @@ def ways(
     from benchmarks.methods import WORDS
     from polyspec_ext.levels.sources import original
 
-    models = [place for place in drafts if place not in WORDS]
+    models = [path for path in drafts if path not in WORDS]
     alone: dict[str, Any] = {"model": target, "dtype": dtype}
 
     def drafted(drafting: dict[str, Any], ours: dict[str, Any] | None = None) -> dict[str, Any]:
-        more = {} if ours is None else {"additional_config": {"polyspec": ours}}
+        rest = {} if ours is None else {"additional_config": {"polyspec": ours}}
         most = _WINDOW if ours is None else ours.get("window", [_WINDOW])[0]
-        return {**alone, "speculative_config": {"num_speculative_tokens": most, **drafting}, **more}
+        return {**alone, "speculative_config": {"num_speculative_tokens": most, **drafting}, **rest}
 
     ngram = {"method": "ngram", "prompt_lookup_max": 3}
-    found: Ways = {VLLM: ("vLLM", alone), NGRAM: ("vLLM, its ngram", drafted(ngram))}
+    choices: Ways = {VLLM: ("vLLM", alone), NGRAM: ("vLLM, its ngram", drafted(ngram))}
     if models:
         draft = {"method": "draft_model", "model": str(original(models[0]))}
         drawn = {**draft, "draft_sample_method": "probabilistic"}
-        found[DRAFT] = "vLLM, its draft model", drafted(draft)
-        found[RULE] = "vLLM, its draft model, our rule", drafted(drawn, {"rule": "token"})
+        choices[DRAFT] = "vLLM, its draft model", drafted(draft)
+        choices[RULE] = "vLLM, its draft model, our rule", drafted(drawn, {"rule": "token"})
         proposer = {"method": "custom_class", "model": _PROPOSER}
         windows = list(window or [_WINDOW] * len(drafts))
-        for key, levels, sizes, more in (
+        for key, levels, sizes, rest in (
             (TWO, models[:1], [_WINDOW], {}),
             (CHAIN, list(drafts), windows, {}),
             (POLICY, list(drafts), windows, {"policy": policy}),
         ):
-            label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(more)
-            chain = {"levels": levels, "window": sizes, **more}
-            found[key] = label, drafted(proposer, chain)
-    return found
+            label = f"our {len(levels) + 1} levels in vLLM" + f", {policy} policy" * bool(rest)
+            chain = {"levels": levels, "window": sizes, **rest}
+            choices[key] = label, drafted(proposer, chain)
+    return choices
 
 
 class VllmEngine:
@@ -116,10 +116,10 @@ class VllmEngine:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
+    def _ask(self, **message: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says why
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
@@ -170,12 +170,12 @@ def _serve(options: dict[str, Any]) -> None:
     engine = vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
     out.write(json.dumps({"version": vllm.__version__}) + "\n")
     for line in sys.stdin:
-        asked = json.loads(line)
+        message = json.loads(line)
         arrivals = []
-        if asked:
-            key, prompt = asked.pop("key"), {"prompt_token_ids": asked.pop("prompt")}
+        if message:
+            key, prompt = message.pop("key"), {"prompt_token_ids": message.pop("prompt")}
             chosen = vllm.SamplingParams(
-                **asked, detokenize=False, output_kind=RequestOutputKind.DELTA
+                **message, detokenize=False, output_kind=RequestOutputKind.DELTA
             )
             engine.add_request(key, prompt, chosen)
         else:

@@ -56,10 +56,10 @@ def entries(name: str, value: Any) -> list[Any] | None:
 
 def listed(name: str, value: Any, of: str) -> list[Any]:
     """Require a sequence, array or tensor, and return its entries; `of`: their name in errors."""
-    found = entries(name, value)
-    if found is None:
+    items = entries(name, value)
+    if items is None:
         raise TypeError(f"{name}: expected a list of {of}, given {shown(value)}")
-    return found
+    return items
 
 
 def _read(name: str, value: Any) -> Any:
@@ -87,8 +87,8 @@ def between(name: str, value: Any, low: float, high: float) -> float:
         raise TypeError(f"{name}: expected a number, given {shown(value)}")
     number: Any = plain  # of any size: `float` raises an OverflowError
     if not low <= number <= high:
-        wanted = f"expected a number in [{low:g}, {high:g}]"
-        raise ValueError(f"{name}: {wanted}, given {shown(plain)}")
+        expected = f"expected a number in [{low:g}, {high:g}]"
+        raise ValueError(f"{name}: {expected}, given {shown(plain)}")
     return float(number)
 
 
@@ -99,25 +99,25 @@ def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) 
 
 def integers(name: str, values: Sequence[Any]) -> list[int]:
     """Require integers of any size and sign, and return them as Python's."""
-    if all(type(one) is int for one in values):
+    if all(type(value) is int for value in values):
         return list(values)
-    made = []
-    for one in values:
-        plain = _scalar(name, one)
+    ints = []
+    for value in values:
+        plain = _scalar(name, value)
         number: Any = None if isinstance(plain, bool) else plain
         try:
-            made.append(operator.index(number))
+            ints.append(operator.index(number))
         except TypeError:
             raise TypeError(f"{name}: expected an integer, given {shown(plain)}") from None
-    return made
+    return ints
 
 
 def int64(name: str, value: Any) -> int:
     """Require an integer in [-2**63, 2**63)."""
-    made = integers(name, [value])[0]
-    if not -(2**63) <= made < 2**63:
-        raise ValueError(f"{name}: expected an integer in [-2**63, 2**63), given {made}")
-    return made
+    number = integers(name, [value])[0]
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}: expected an integer in [-2**63, 2**63), given {number}")
+    return number
 
 
 def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
@@ -130,39 +130,39 @@ def token_ids(name: str, values: Sequence[Any], vocab_size: int) -> list[int]:
 def require_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Refuse integers outside [0, vocab_size)."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
-        bad = next(one for one in ids if not 0 <= one < vocab_size)
+        bad = next(token for token in ids if not 0 <= token < vocab_size)
         raise ValueError(f"{name}: expected token ids in [0, {vocab_size}), given {bad}")
 
 
 def sizes(name: str, value: Any, count: int, of: int) -> list[int]:
     """Require `count` integers >= 0, for a chain of `of` levels."""
-    given = entries(name, value)
-    wanted = f"{name}: expected {count} integers >= 0 for {of} levels"
-    if given is None:
-        raise TypeError(f"{wanted} in a list, tuple, array or tensor, given {shown(value)}")
-    if len(given) != count:
-        raise ValueError(f"{wanted}, given {given}")
-    return [integer(name, one, SIZE_MAX) for one in given]
+    items = entries(name, value)
+    expected = f"{name}: expected {count} integers >= 0 for {of} levels"
+    if items is None:
+        raise TypeError(f"{expected} in a list, tuple, array or tensor, given {shown(value)}")
+    if len(items) != count:
+        raise ValueError(f"{expected}, given {items}")
+    return [integer(name, item, SIZE_MAX) for item in items]
 
 
 def row_integers(name: str, value: Any) -> list[int]:
     """Require integers in a container, an integer per row."""
-    given = entries(name, value)
-    if given is None:
+    items = entries(name, value)
+    if items is None:
         raise TypeError(f"{name}: expected integers in a list, given {shown(value)}")
-    return integers(name, given)
+    return integers(name, items)
 
 
 def per_row(name: str, value: Any, count: int) -> list[Any]:
     """Return `count` values, a value per row; repeat a single value."""
-    given = entries(name, value)
-    if given is None:
+    items = entries(name, value)
+    if items is None:
         return [value] * count
-    if len(given) != count:
+    if len(items) != count:
         raise ValueError(
-            f"{name}: expected one value or one for each of {count} prompts, given {len(given)}"
+            f"{name}: expected one value or one for each of {count} prompts, given {len(items)}"
         )
-    return given
+    return items
 
 
 def bit(name: str, value: Any) -> bool:
@@ -177,10 +177,10 @@ def strings(name: str, value: Any) -> list[str]:
     """Require a string or several; None: none."""
     if value is None:
         return []
-    given = [value] if isinstance(value, str) else entries(name, value)
-    if given is None or not all(isinstance(one, str) for one in given):
+    texts = [value] if isinstance(value, str) else entries(name, value)
+    if texts is None or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{name}: expected a string or a list of strings, given {shown(value)}")
-    return given
+    return texts
 
 
 def flag(name: str, value: Any) -> bool:
@@ -219,16 +219,16 @@ def switch(name: str, value: Any) -> None:
 
 def dtype(name: str, value: Any) -> torch.dtype | None:
     """Return a data type of logits from a dtype or its name; None stays None."""
-    found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
-    if found is None and value is None:
+    kind = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+    if kind is None and value is None:
         return None
-    if isinstance(found, torch.dtype) and found in _checks.LOGITS_DTYPES:
-        return found
+    if isinstance(kind, torch.dtype) and kind in _checks.LOGITS_DTYPES:
+        return kind
     wrong = ValueError if isinstance(value, torch.dtype | str) else TypeError
-    what = value if isinstance(value, torch.dtype) else shown(value)
+    text = value if isinstance(value, torch.dtype) else shown(value)
     raise wrong(
         f"{name}: expected torch.float32, torch.bfloat16, torch.float16, the name of one, or None, "
-        f"given {what}"
+        f"given {text}"
     )
 
 
@@ -258,34 +258,34 @@ def model(name: str, value: Any) -> None:
 
 def place(name: str, value: Any) -> torch.device:
     """Return a device of a type that the operators support: CPU, or CUDA in a CUDA build."""
-    wanted = f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given"
+    expected = f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given"
     if not isinstance(value, str | torch.device):
-        raise TypeError(f"{wanted} {shown(value)}")
+        raise TypeError(f"{expected} {shown(value)}")
     try:
-        made = torch.device(value)
+        dev = torch.device(value)
     except RuntimeError:
-        raise ValueError(f"{wanted} {value!r}") from None
-    if made.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name}: expected cpu or cuda, given {made}")
-    if made.type == "cuda" and not _C.build_info()["cuda"]:
+        raise ValueError(f"{expected} {value!r}") from None
+    if dev.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name}: expected cpu or cuda, given {dev}")
+    if dev.type == "cuda" and not _C.build_info()["cuda"]:
         raise ValueError(
-            f"{name}: expected the CPU, given {made}: polyspec_ext was built without CUDA kernels; "
+            f"{name}: expected the CPU, given {dev}: polyspec_ext was built without CUDA kernels; "
             "reinstall it with POLYSPEC_CUDA=1 in the environment"
         )
-    return made
+    return dev
 
 
 def device(name: str, value: Any) -> torch.device | None:
     """Return an available device that the operators support; None stays None."""
     if value is None:
         return None
-    made = place(name, value)
-    if made.type == "cuda":
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (made.index or 0) >= found:
+    dev = place(name, value)
+    if dev.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (dev.index or 0) >= count:
             build = "" if torch.version.cuda else " and a build of torch without CUDA"
             raise ValueError(
-                f"{name}: expected a device of this machine, given {made} with {found} CUDA "
+                f"{name}: expected a device of this machine, given {dev} with {count} CUDA "
                 f"devices that torch can use{build}"
             )
-    return made
+    return dev

@@ -168,50 +168,50 @@ class Chain:
             arguments.switch("pack", pack)
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
         several: dict[str, Any] = {}  # options of a model that drafts several paths
-        made: list[Level] = []
+        models: list[Level] = []
         widths = widths_of(self.window)
-        for place, thing in enumerate(things):
-            name = f"levels[{place}]"
-            _require_another(name, thing, things[:place])
+        for n, thing in enumerate(things):
+            name = f"levels[{n}]"
+            _require_another(name, thing, things[:n])
             loaded = isinstance(thing, str | Path)
             packed: Switch = pack if pack is not None else "auto" if loaded else False
-            own = level_for(thing, widths[place], dtype, device, pack=packed, name=name, above=made)
-            if not is_drafter(own):
-                _require_apart(name, [own], made)
-                made.append(own)
-            elif 0 < place == count - 1 and isinstance(own, DraftModel):
-                _require_apart(name, [own.level], made)
-                made.append(cast(Level, own.level))
-                several = {"paths": own.paths, "beam": own.beam}
-            elif 0 < place == count - 1:
-                self.drafter = own
-                _require_apart(name, levels_of(own), made)
+            entry = level_for(thing, widths[n], dtype, device, pack=packed, name=name, above=models)
+            if not is_drafter(entry):
+                _require_apart(name, [entry], models)
+                models.append(entry)
+            elif 0 < n == count - 1 and isinstance(entry, DraftModel):
+                _require_apart(name, [entry.level], models)
+                models.append(cast(Level, entry.level))
+                several = {"paths": entry.paths, "beam": entry.beam}
+            elif 0 < n == count - 1:
+                self.drafter = entry
+                _require_apart(name, levels_of(entry), models)
             else:
                 raise TypeError(
                     f"{name} of {count}: expected a model, given the drafter "
-                    f"{type(own).__name__}; a drafter can only be the last of at least two"
+                    f"{type(entry).__name__}; a drafter can only be the last of at least two"
                 )
-        reason = getattr(made[0], "only_drafts", None)
+        reason = getattr(models[0], "only_drafts", None)
         if reason is not None and count > 1:
             raise ValueError(
                 f"levels[0]: expected a target whose logits are those of the text alone, given "
-                f"{_name(made[0])}: {reason}"
+                f"{_name(models[0])}: {reason}"
             )
-        names = _distinct([_name(level) for level in made])
-        _warn_of_order(names, made)
+        names = _distinct([_name(level) for level in models])
+        _warn_of_order(names, models)
         if check_vocabulary:
-            require_same_vocabulary(names, made)
+            require_same_vocabulary(names, models)
         # A level never draws an id outside the vocabulary of the level above it.
-        self.vocab_sizes = [level.vocab_size for level in made]
-        for i in range(1, len(made)):
+        self.vocab_sizes = [level.vocab_size for level in models]
+        for i in range(1, len(models)):
             self.vocab_sizes[i] = min(self.vocab_sizes[i], self.vocab_sizes[i - 1])
         self._operators = operators or Operators()
         if self.drafter is None and count > 1:
-            own = self.vocab_sizes.pop()
-            self.drafter = DraftModel(made.pop(), own, self._operators.draw, **several)
+            entry = self.vocab_sizes.pop()
+            self.drafter = DraftModel(models.pop(), entry, self._operators.draw, **several)
         elif self.drafter is not None:
             names.append(_name(self.drafter))
-        self.levels = made  # the levels that verify; the target is levels[0]
+        self.levels = models  # the levels that verify; the target is levels[0]
         self.names = names
         self.policy = policy
         self._wants_graphs, self._sync_each_step = graphs, sync_each_step
@@ -258,24 +258,24 @@ class Chain:
         """
         saved = ChainFile.read("path", arguments.path("path", path))
         elements: list[Any] = []
-        for number, one in enumerate(saved.elements):
+        for number, element in enumerate(saved.elements):
             name = f"levels[{number}]"
-            dtype = arguments.loaded_dtype(f"{name}: dtype", one.dtype)
-            options = Options(name, tuple(elements), dtype, one.device, one.pack)
-            elements.append(ELEMENTS.resolve(one.source, options))
+            dtype = arguments.loaded_dtype(f"{name}: dtype", element.dtype)
+            options = Options(name, tuple(elements), dtype, element.device, element.pack)
+            elements.append(ELEMENTS.resolve(element.source, options))
         chain = cls(elements, saved.window, rounds=saved.rounds, tail=saved.tail, rule=saved.rule)
         chain.prediction = Prediction(*saved.prediction)
         return chain
 
     def _idle(self) -> None:
-        given: Sequence[Any] = self.levels
+        verifiers: Sequence[Any] = self.levels
         below = [] if self.drafter is None else levels_of(self.drafter)
-        names = [*self.names[: len(given)], *[self.names[-1]] * len(below)]
-        self.owner = CacheOwner(list(zip(names, [*given, *below], strict=True)))
-        self._tokenizer = TargetTokenizer(given[0], names[0])
+        names = [*self.names[: len(verifiers)], *[self.names[-1]] * len(below)]
+        self.owner = CacheOwner(list(zip(names, [*verifiers, *below], strict=True)))
+        self._tokenizer = TargetTokenizer(verifiers[0], names[0])
         self._prefixes: Prefixes | None = None  # of calls with `cache_prompt`
         levels: list[BatchedLevel] = [
-            batched(level, name) for level, name in zip(given, self.names, strict=False)
+            batched(level, name) for level, name in zip(verifiers, self.names, strict=False)
         ]
         drafter: BatchedDrafter | None = None
         sizes, devices = list(self.vocab_sizes), {level.device for level in levels}
@@ -292,7 +292,7 @@ class Chain:
         config = ChainConfig(
             tuple(self.names),
             tuple(sizes),
-            tuple(id_map_of(part).of_text(sizes[0]) for part in [*levels, *drafters]),
+            tuple(id_map_of(member).of_text(sizes[0]) for member in [*levels, *drafters]),
             tuple(self.window) or (0,),
             (*self.rounds, 0),
             self.rule,
@@ -314,8 +314,8 @@ class Chain:
         """
         with self.owner.work():
             pass
-        made = ("owner", "engine", "_tokenizer", "_prefixes")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        rebuilt = ("owner", "engine", "_tokenizer", "_prefixes")
+        return {name: value for name, value in self.__dict__.items() if name not in rebuilt}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -424,7 +424,7 @@ class Chain:
                 f"chat: expected a target with a chat template beside it, given {self.names[0]}"
             )
         limit = arguments.integer("max_new_tokens", max_new_tokens)
-        lengths = (part.max_length for part in self.engine.parts)
+        lengths = (member.max_length for member in self.engine.parts)
         context = min((length for length in lengths if length is not None), default=None)
         fitted = fitted_prompt(tokenizer, messages, system, limit, context)
         if eos_token_id is None:
@@ -526,13 +526,13 @@ class Chain:
         ]
         for prompt, limit in zip(prompts, limits, strict=True):
             inputs.require_room(self.names, self.engine.parts, len(prompt), limit)
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-        values = [arguments.per_row(name, value, count) for name, value in given.items()]
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        values = [arguments.per_row(name, value, count) for name, value in options.items()]
         if eos_token_id is None:
             # Configurations name ids outside a smaller vocabulary: no fault of the caller.
-            own = getattr(self.levels[0], "eos_token_ids", ())
-            eos_token_id = [token for token in own if 0 <= token < vocab_size]
-        sampling = [Sampling(*own) for own in zip(*values, strict=True)]
+            eos_ids = getattr(self.levels[0], "eos_token_ids", ())
+            eos_token_id = [token for token in eos_ids if 0 <= token < vocab_size]
+        sampling = [Sampling(*row) for row in zip(*values, strict=True)]
         seeds = inputs.seeds(seed, sampling)
         ends = inputs.eos_sets(eos_token_id, count, vocab_size)
         checked = arguments.per_row("rules", rules, count)
@@ -607,14 +607,14 @@ class Chain:
         """
         inputs.refuse(self.generate, others)
         ids, attention_mask = inputs.unwrapped("input_ids", input_ids, attention_mask)
-        given = inputs.rows_of("input_ids", ids)
-        prompts = inputs.prompts("input_ids", given, self.vocab_sizes[0], attention_mask)
+        id_rows = inputs.rows_of("input_ids", ids)
+        prompts = inputs.prompts("input_ids", id_rows, self.vocab_sizes[0], attention_mask)
         if pad_token_id is not None:
             pad_token_id = arguments.int64("pad_token_id", pad_token_id)
         n = arguments.integer("n", n, arguments.SIZE_MAX, 1)
         logprobs = arguments.integer("logprobs", logprobs, arguments.SIZE_MAX)
         count = len(prompts)
-        given = [row for row in given for _ in range(n)]
+        id_rows = [row for row in id_rows for _ in range(n)]
         prompts = inputs.Prompts(prompt for prompt in prompts for _ in range(n))
         readers = self._readers(stop, len(prompts))
         alternatives: list[list[Alternatives]] = [[] for _ in prompts]
@@ -653,7 +653,7 @@ class Chain:
         new = [row.tokens for row in rows]
         texts = [prompt + tokens for prompt, tokens in zip(prompts, new, strict=True)]
         return Output(
-            inputs.padded(ids, given, prompts, texts, pad_token_id),
+            inputs.padded(ids, id_rows, prompts, texts, pad_token_id),
             batch.stats,
             [row.stats for row in batch.rows],
             [row.logprobs[: len(tokens)] for row, tokens in zip(batch.rows, new, strict=True)],
@@ -705,12 +705,12 @@ class Chain:
         return self.generate(prompts, *request, rules=rules, stop=stop, n=n, logprobs=logprobs)
 
 
-def _graphs(wanted: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:
-    if isinstance(wanted, Graphs):
-        return wanted
+def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:
+    if isinstance(graphs, Graphs):
+        return graphs
     device = next(iter(devices))
     possible = len(devices) == 1 and device.type == "cuda"
-    if wanted is False or (wanted is None and not possible):
+    if graphs is False or (graphs is None and not possible):
         return None
     if not possible:
         raise ValueError(
@@ -733,10 +733,10 @@ def _require_apart(name: str, levels: Sequence[object], above: Sequence[object])
     for level in levels:
         owner = getattr(level, "cache_owner", level)
         if owner is not level and not any(owner is other for other in above):
-            found = ", ".join(map(_name, above)) or "nothing"
+            names = ", ".join(map(_name, above)) or "nothing"
             raise ValueError(
                 f"{name}: expected {_name(owner)}, whose cache {_name(level)} shares, above it, "
-                f"given {found}"
+                f"given {names}"
             )
 
 
@@ -756,12 +756,12 @@ def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
 def _warn_of_order(names: Sequence[str], levels: Sequence[object]) -> None:
     """Warn of a level that is larger than the level above it: the target may not be first."""
     sizes = [num_parameters(level) for level in levels]
-    for place in range(1, len(levels)):
-        above, own = sizes[place - 1], sizes[place]
-        if above is not None and own is not None and own > above:
+    for number in range(1, len(levels)):
+        above, size = sizes[number - 1], sizes[number]
+        if above is not None and size is not None and size > above:
             warnings.warn(
-                f"levels[{place}]: expected no more parameters than the level above it has, given "
-                f"{names[place]} with {own} below {names[place - 1]} with {above}; the target, "
+                f"levels[{number}]: expected no more parameters than the level above it has, given "
+                f"{names[number]} with {size} below {names[number - 1]} with {above}; the target, "
                 "whose distribution the chain keeps, comes first",
                 stacklevel=3,
             )

@@ -131,7 +131,7 @@ def fitted_prompt(
     prompt = chat_prompt(tokenizer, messages, system)
     if context is None:
         return FittedPrompt(prompt, 0, limit, None)
-    begin = next((n for n, one in enumerate(messages) if one["role"] not in _IN_FRONT), 0)
+    begin = next((n for n, message in enumerate(messages) if message["role"] not in _IN_FRONT), 0)
     # Messages at which the prompt may continue after the system messages: questions, not messages
     # within an exchange, since templates refuse tool results without their call.
     questions = [
@@ -320,14 +320,14 @@ class StopStrings:
 
 
 def _conversation(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    wanted = 'messages: expected mappings with "role" and "content", both strings'
+    expected = 'messages: expected mappings with "role" and "content", both strings'
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise TypeError(f"{wanted}, in a list, given {arguments.shown(messages)}")
+        raise TypeError(f"{expected}, in a list, given {arguments.shown(messages)}")
     if not messages:
-        raise ValueError(f"{wanted}, at least one, given none")
+        raise ValueError(f"{expected}, at least one, given none")
     for message in messages:
         if not isinstance(message, Mapping) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
-            raise TypeError(f"{wanted}, given {arguments.shown(message)}")
+            raise TypeError(f"{expected}, given {arguments.shown(message)}")
     return [dict(message) for message in messages]

@@ -64,10 +64,10 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
     from transformers import GenerationConfig
 
     name = next(iter(others))
-    own = [one for one in inspect.signature(call).parameters if one not in ("self", "others")]
-    near = difflib.get_close_matches(name, own, 1, 0.8)
-    hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(own)}"
-    if _HERE.get(name, "").partition("=")[0] in own:
+    known = [key for key in inspect.signature(call).parameters if key not in ("self", "others")]
+    near = difflib.get_close_matches(name, known, 1, 0.8)
+    hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
+    if _HERE.get(name, "").partition("=")[0] in known:
         hint = f"; here {_HERE[name]}"
     elif name in _OF_GENERATE or hasattr(GenerationConfig(), name):
         taken = "token_streamer" if name == "streamer" else name
@@ -85,27 +85,27 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
 
 def rows_of(name: str, value: Any) -> list[list[int]]:
     """Return a prompt or several, in a container of `arguments`, as rows of ids with padding."""
-    wanted = f"{name}: expected token ids of one prompt, or one such row for each of several"
-    texts = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    expected = f"{name}: expected token ids of one prompt, or one such row for each of several"
+    texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
     if isinstance(value, str) or (texts and value):
-        what = repr(value) if isinstance(value, str) else "texts"
-        raise TypeError(f"{wanted}, given {what:.60}; tokenizer(text).input_ids has them")
+        shown = repr(value) if isinstance(value, str) else "texts"
+        raise TypeError(f"{expected}, given {shown:.60}; tokenizer(text).input_ids has them")
     if isinstance(value, torch.Tensor) and (
         value.dtype.is_floating_point or value.dtype == torch.bool
     ):
         raise TypeError(f"{name}: expected an integer dtype, given {value.dtype}")
     if hasattr(value, "__array__") and value.ndim not in (1, 2):
         raise ValueError(f"{name}: expected shape [N] or [B, N], given {list(value.shape)}")
-    given = arguments.entries(name, value)
-    if given is None:
-        raise TypeError(f"{wanted}, given {arguments.shown(value)}")
-    if not given and getattr(value, "ndim", 1) == 2:
+    entries = arguments.entries(name, value)
+    if entries is None:
+        raise TypeError(f"{expected}, given {arguments.shown(value)}")
+    if not entries and getattr(value, "ndim", 1) == 2:
         raise ValueError(f"{name}: expected at least 1 prompt, given 0")
-    rows = [None if type(one) is int else arguments.entries(name, one) for one in given]
+    rows = [None if type(entry) is int else arguments.entries(name, entry) for entry in entries]
     several = [row for row in rows if row is not None]
     if several and len(several) < len(rows):
-        raise TypeError(f"{wanted}, given ids and rows side by side")
-    return [arguments.integers(name, row) for row in several or [given]]
+        raise TypeError(f"{expected}, given ids and rows side by side")
+    return [arguments.integers(name, row) for row in several or [entries]]
 
 
 def prompts(
@@ -123,25 +123,25 @@ def prompts(
 
 def _unpadded(rows: Sequence[list[int]], mask: Any) -> list[list[int]]:
     name = "attention_mask"
-    given = arguments.entries(name, mask)
-    if given is None:
+    entries = arguments.entries(name, mask)
+    if entries is None:
         raise TypeError(
             f"{name}: expected 0 and 1 in the shape of input_ids, given {arguments.shown(mask)}"
         )
-    own = [row for row in (arguments.entries(name, one) for one in given) if row is not None]
-    shape = [len(row) for row in own or [given]]
-    if len(own) not in (0, len(given)) or shape != [len(row) for row in rows]:
+    masks = [row for row in (arguments.entries(name, bits) for bits in entries) if row is not None]
+    shape = [len(row) for row in masks or [entries]]
+    if len(masks) not in (0, len(entries)) or shape != [len(row) for row in rows]:
         raise ValueError(
             f"{name}: expected the shape of input_ids, rows of {[len(row) for row in rows]} "
             f"tokens, given rows of {shape}"
         )
-    kept = []
-    for row, bits in zip(rows, own or [given], strict=True):
+    texts = []
+    for row, bits in zip(rows, masks or [entries], strict=True):
         seen = [i for i, bit in enumerate(bits) if arguments.bit(name, bit)]
         if seen and seen[-1] - seen[0] + 1 != len(seen):
             raise ValueError(f"{name}: expected padding at the ends of a row, given a gap")
-        kept.append([row[i] for i in seen])
-    return kept
+        texts.append([row[i] for i in seen])
+    return texts
 
 
 def encoded(given: Any, wanted: bool, name: str) -> EncodedInput | None:
@@ -171,11 +171,11 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
     but 0 for a batch of greedy rows: they draw nothing, and torch's generator stays unchanged."""
     count = len(sampling)
     if seed is None:
-        seed = 0 if all(own.greedy for own in sampling) else fresh_seed()
+        seed = 0 if all(row.greedy for row in sampling) else fresh_seed()
     if arguments.entries("seed", seed) is None:
         return row_seeds(seed, count)
-    given = arguments.per_row("seed", seed, count)
-    return [arguments.integer("seed", own, SEED_MAX) for own in given]
+    values = arguments.per_row("seed", seed, count)
+    return [arguments.integer("seed", value, SEED_MAX) for value in values]
 
 
 def repeated(name: str, value: Any, count: int, n: int) -> Any:
@@ -199,26 +199,26 @@ def eos_sets(ids: Any, count: int, vocab_size: int) -> list[frozenset[int]]:
     def several(value: Any) -> list[Any] | None:
         return list(value) if isinstance(value, Set) else arguments.entries(name, value)
 
-    given = several(ids)
-    if given is None:
-        given = [ids]
-    rows = [several(one) for one in given]
-    own = [row for row in rows if row is not None]
-    if not own:
-        return [frozenset(arguments.token_ids(name, given, vocab_size))] * count
-    if len(own) < len(rows):
+    entries = several(ids)
+    if entries is None:
+        entries = [ids]
+    rows = [several(entry) for entry in entries]
+    row_ids = [row for row in rows if row is not None]
+    if not row_ids:
+        return [frozenset(arguments.token_ids(name, entries, vocab_size))] * count
+    if len(row_ids) < len(rows):
         raise TypeError(f"{name}: expected an id, ids, or ids for each prompt, given a mixture")
-    own = arguments.per_row(name, own, count)
-    return [frozenset(arguments.token_ids(name, row, vocab_size)) for row in own]
+    row_ids = arguments.per_row(name, row_ids, count)
+    return [frozenset(arguments.token_ids(name, row, vocab_size)) for row in row_ids]
 
 
 def require_batches(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], count: int
 ) -> None:
     """Refuse several prompts if a level or the drafter reads a single prompt at a time."""
-    for name, part in zip(names, parts, strict=True):
-        if count > 1 and not part.capabilities.batches:
-            reason = getattr(part, "one_at_a_time", "it serves one at a time")
+    for name, member in zip(names, parts, strict=True):
+        if count > 1 and not member.capabilities.batches:
+            reason = getattr(member, "one_at_a_time", "it serves one at a time")
             raise ValueError(f"{name}: expected one prompt, given {count}; {reason}")
 
 
@@ -226,11 +226,11 @@ def require_room(
     names: Sequence[str], parts: Sequence[BatchedLevel | BatchedDrafter], prompt: int, new: int
 ) -> None:
     """Refuse a prompt and new tokens that exceed the context of a level or the drafter."""
-    for name, part in zip(names, parts, strict=True):
-        if part.max_length is not None and prompt + new > part.max_length:
-            reason = getattr(getattr(part, "level", part), "why_no_longer", None)
+    for name, member in zip(names, parts, strict=True):
+        if member.max_length is not None and prompt + new > member.max_length:
+            reason = getattr(getattr(member, "level", member), "why_no_longer", None)
             raise ValueError(
-                f"{name}: expected at most {part.max_length} tokens in its context"
+                f"{name}: expected at most {member.max_length} tokens in its context"
                 f"{f' ({reason})' if reason else ''}, given a prompt of {prompt} and "
                 f"max_new_tokens={new}"
             )

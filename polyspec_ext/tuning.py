@@ -133,8 +133,8 @@ def pass_seconds(
         by level and width, the seconds of the fastest pass: other processes only add time.
     """
     if not levels or not widths or min(widths) < 1 or repeats < 1:
-        given = f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
-        raise ValueError(f"expected levels, widths >= 1 and repeats >= 1, given {given}")
+        counts = f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
+        raise ValueError(f"expected levels, widths >= 1 and repeats >= 1, given {counts}")
     devices = [torch.device(getattr(level, "device", "cpu")) for level in levels]
     if clock is None:
         on_cpu = all(device.type == "cpu" for device in devices)
@@ -149,7 +149,7 @@ def pass_seconds(
         tokens = torch.arange(context + longest, device=device)
         blocks.append((tokens % level.vocab_size)[None])
         level.prefill(PromptBatch(blocks[-1][:, :context], None, context + longest))
-    kept = RowCounts([context])
+    lengths = RowCounts([context])
     began = clock()
     for turn in range(repeats + 1):
         if turn == 1:  # the untimed turn is over
@@ -163,7 +163,7 @@ def pass_seconds(
                 started = clock()
                 level.forward(InputBlock(tokens, width))
                 seconds = clock() - started
-                level.rollback(kept)
+                level.rollback(lengths)
                 if turn > 0:
                     fastest[number][width] = min(fastest[number].get(width, seconds), seconds)
     return fastest
@@ -203,14 +203,14 @@ class Choice:
     def __str__(self) -> str:
         if not self.seconds:
             return f"{self.config} (as given)"
-        each = [
+        texts = [
             f"{config} " + "/".join(f"{value * 1e3:.2f}" for value in times.values())
             for config, times in self.seconds.items()
         ]
         sizes = "/".join(map(str, next(iter(self.seconds.values()))))
         when = "measured earlier" if self.cached else "measured now"
         when += "" if self.steady else ", not kept: the machine is busy"
-        return f"{self.config} (ms per pass of {sizes} tokens, {when}: {', '.join(each)})"
+        return f"{self.config} (ms per pass of {sizes} tokens, {when}: {', '.join(texts)})"
 
 
 def choose(
@@ -289,7 +289,7 @@ def _read(value: Any, candidates: Sequence[LevelConfig]) -> Choice | None:
     configs = {str(config): config for config in candidates}
     try:
         seconds = {
-            configs[name]: {int(width): float(each) for width, each in times.items()}
+            configs[name]: {int(width): float(duration) for width, duration in times.items()}
             for name, times in value["measured"].items()
         }
         return Choice(configs[value["chosen"]], seconds, cached=True)
@@ -333,9 +333,9 @@ def level_for(
         TypeError, ValueError: as for `Registry.resolve`.
     """
     arguments.switch("pack", pack)
-    some = isinstance(pack, str) or (pack and dtype is None and isinstance(thing, str | Path))
+    chooses = isinstance(pack, str) or (pack and dtype is None and isinstance(thing, str | Path))
     timed = not any(map(is_sharded, (thing, *above[:1])))
-    fastest = partial(_fastest, widths, dtype, pack, timed, bool(above)) if some else None
+    fastest = partial(_fastest, widths, dtype, pack, timed, bool(above)) if chooses else None
     options = Options(name, above, dtype, device, pack is True, fastest)
     return ELEMENTS.resolve(thing, options)
 
@@ -350,7 +350,7 @@ def _fastest(
 ) -> Any:
     """Return the fastest level that can be built from a model on the CPU. Not `timed`: a packed
     level if possible."""
-    given, models, plain = source.model, {}, None
+    loaded, models, plain = source.model, {}, None
     kind: Any
 
     def model_in(dtype: torch.dtype | str | None) -> Any:
@@ -358,7 +358,7 @@ def _fastest(
             models[dtype] = source.level(dtype, False).model
         return models[dtype]
 
-    if given is None:
+    if loaded is None:
         config = source.config()
         if config.is_encoder_decoder:  # a single candidate
             return source.level(dtype, False)
@@ -371,8 +371,8 @@ def _fastest(
         plain = source.level(None, False)
         if not plain.reads_apart:
             return plain
-        config, dtype = given.config, given.dtype
-        models[dtype] = given
+        config, dtype = loaded.config, loaded.dtype
+        models[dtype] = loaded
         kind = dtype
 
     def make(config: LevelConfig) -> Any:
@@ -382,8 +382,8 @@ def _fastest(
         return level_class(model)(model, pack=config.pack)
 
     def chosen(*packs: bool) -> Any:
-        candidates = [LevelConfig(kind, each) for each in packs]
-        shape = _shape(config, () if given is None else given.modules())
+        candidates = [LevelConfig(kind, packed) for packed in packs]
+        shape = _shape(config, () if loaded is None else loaded.modules())
         level, choice = choose(make, candidates, widths, shape=shape)
         level.choice = choice
         return level
@@ -400,7 +400,7 @@ def _fastest(
         return chosen(pack)
     by_clock = timed and kind == torch.float32
     # There is no choice if all layers have 4-bit weights.
-    if (given is None and by_clock) or can_pack(model_in(kind)):
+    if (loaded is None and by_clock) or can_pack(model_in(kind)):
         if by_clock:
             return chosen(False, True)
         with contextlib.suppress(ValueError, RuntimeError):  # oneDNN may fail to pack
@@ -409,10 +409,10 @@ def _fastest(
 
 
 def _shape(config: Any, modules: Iterable[torch.nn.Module]) -> str:
-    told = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
+    facts = {key: value for key, value in config.to_dict().items() if key not in _ASIDE}
     for module in modules:
         if isinstance(module, QuantizedLinear):
-            told["int4"] = told.get("int4", 0) + 1
+            facts["int4"] = facts.get("int4", 0) + 1
         elif isinstance(module, TrimmedHead):
-            told["drawn"] = len(module.drawn)
-    return hashlib.sha256(repr(sorted(told.items())).encode()).hexdigest()[:16]
+            facts["drawn"] = len(module.drawn)
+    return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:16]

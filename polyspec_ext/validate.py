@@ -125,8 +125,8 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
         return Layout(place, rows, vocab, (batch, rows - 1), form.even[1], None)
     count, device = logits("target_logits", target_logits, form.ragged[0], 2)
     if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
-        given = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
-        raise ValueError(f"offsets: expected an integer tensor [B+1], given {given}")
+        described = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
+        raise ValueError(f"offsets: expected an integer tensor [B+1], given {described}")
     batch = offsets.shape[0] - 1
     offsets = table("offsets", offsets, (batch, device), (batch + 1,), "[B+1]", torch.int64)
     if most is None:
@@ -288,8 +288,8 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
     batch, device = place
     if not isinstance(value, torch.Tensor):
         listed = list(value) if isinstance(value, Sequence) else [value]
-        tokens = [_index(name, one) for one in listed]
-        if any(not -1 <= one <= INT64_MAX for one in tokens):
+        tokens = [_index(name, entry) for entry in listed]
+        if any(not -1 <= token <= INT64_MAX for token in tokens):
             raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
         return torch.tensor([tokens], dtype=torch.int64, device=device)
     if value.dtype not in INT_DTYPES:
@@ -325,8 +325,8 @@ def drafted(
     no `target_to_draft`. Return statistics and table, contiguous. `vocab`: the target's vocabulary
     size; `shape`: ``[B, K]`` of logits ``[B, K, Vd]``, None for a pool ``[R, Vd]``."""
     if logits_ is None:
-        given = {"target_to_draft": target_to_draft, "draft_statistics": statistics}
-        for name, value in given.items():
+        tensors = {"target_to_draft": target_to_draft, "draft_statistics": statistics}
+        for name, value in tensors.items():
             if value is not None:
                 raise ValueError(f"{name}: expected None without draft_logits, given a tensor")
         return None, None
@@ -385,8 +385,8 @@ def require_logits(
     raise ValueError(f"{name}: expected forward to return logits {wrong}")
 
 
-def _same(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and None in (one.index, other.index)
+def _same(device: torch.device, other: torch.device) -> bool:
+    return device.type == other.type and None in (device.index, other.index)
 
 
 def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
@@ -415,11 +415,11 @@ def call(name: str, level: Any, method: str, *arguments: Any) -> None:
 
 def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
     """Require the cached lengths after ``rollback`` of level `name`: at most the lengths asked."""
-    given = kept.tolist() if isinstance(kept, torch.Tensor) else kept
-    if not (isinstance(given, Sequence) and all(type(one) is int for one in given)):
+    left = kept.tolist() if isinstance(kept, torch.Tensor) else kept
+    if not (isinstance(left, Sequence) and all(type(length) is int for length in left)):
         wrong_kind(name, "rollback to return None or the lengths that are left", kept)
-    if len(given) != len(asked) or any(not 0 <= n <= m for n, m in zip(given, asked, strict=True)):
+    if len(left) != len(asked) or any(not 0 <= n <= m for n, m in zip(left, asked, strict=True)):
         raise ValueError(
-            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {given}"
+            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {left}"
         )
-    return list(given)
+    return list(left)

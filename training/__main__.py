@@ -32,11 +32,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.Parser(prog="python -m training", description="Train a drafter for a target.")
     parser.set_defaults(run=help_of(parser))
     kinds = parser.add_subparsers(metavar="KIND")
-    for kind, (what, form) in _KINDS.items():
+    for kind, (about, form) in _KINDS.items():
         sub = kinds.add_parser(
             kind,
-            help=f"{what}, from texts or from the target's own answers",
-            description=f"Train {what} for a causal language model on the CPU. The output "
+            help=f"{about}, from texts or from the target's own answers",
+            description=f"Train {about} for a causal language model on the CPU. The output "
             f"directory holds it as {form}, so that a chain loads it, and its folder "
             "'training' what a resumed run needs.",
         )
@@ -52,13 +52,13 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     sub.add_argument("--output", type=Path, metavar="DIR", required=True, help="of the head")
     data, run, shape, learning = map(sub.add_argument_group, ("texts", "run", "head", "learning"))
     files: dict[str, Any] = {"type": Path, "metavar": "FILE", "nargs": "+", "default": []}
-    what = 'JSON lines (.jsonl) with "question" and "answer", with "messages" or with "text", or '
-    what += "plain text; a question without an answer is answered by the target first"
-    data.add_argument("--texts", help=what, **files)
+    text = 'JSON lines (.jsonl) with "question" and "answer", with "messages" or with "text", or '
+    text += "plain text; a question without an answer is answered by the target first"
+    data.add_argument("--texts", help=text, **files)
     options.add_count(data, "--max-new-tokens", 256, "of an answer of the target's")
     options.add(data, "--temperature", options.number(0), 0.8, "T", "of the target's answers")
-    what = f"end after the target has read so many (default: {_TOKENS:,}, without --minutes)"
-    options.add_count(run, "--tokens", None, what)
+    text = f"end after the target has read so many (default: {_TOKENS:,}, without --minutes)"
+    options.add_count(run, "--tokens", None, text)
     options.add(run, "--minutes", options.number(0), None, "M", "end after so many, in all runs")
     options.add_flag(run, "--resume", "go on with the run that --output holds")
     options.share(run, "--threads")
@@ -68,8 +68,8 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     if kind == "dflash":
         options.add_count(shape, "--block-size", 8, "tokens of a block")
         options.add_count(shape, "--layers", 2, "of the drafter")
-        what = "inner width of a DSpark's Markov head (default: none, a DFlash)"
-        options.add_count(shape, "--markov-rank", None, what)
+        text = "inner width of a DSpark's Markov head (default: none, a DFlash)"
+        options.add_count(shape, "--markov-rank", None, text)
     else:
         options.add_count(shape, "--steps", 3, "of a draft, that are learnt")
     options.add_count(learning, "--epochs", 3, "how often a row is learnt from")
@@ -78,8 +78,8 @@ def _add_options(sub: argparse.ArgumentParser, kind: str) -> None:
     options.add_count(learning, "--block", 16, "rows that the target reads at a time")
     rate = 5e-4 if kind == "mtp" else 1e-3  # lower, to preserve a head's trained initial weights
     options.add(learning, "--rate", options.number(0), rate, "R", "highest learning rate")
-    what = "of the first weights, the answers and the order of texts"
-    options.add(learning, "--seed", options.SEED, 0, "S", what)
+    text = "of the first weights, the answers and the order of texts"
+    options.add(learning, "--seed", options.SEED, 0, "S", text)
 
 
 def train(args: argparse.Namespace) -> int:
@@ -93,9 +93,9 @@ def train(args: argparse.Namespace) -> int:
             f"target: expected a causal language model, given {type(level.model).__name__}"
         )
     model = level.model.requires_grad_(False)
-    asked = {key: getattr(args, key) for key in ("max_new_tokens", "temperature", "seed")}
-    kept = args.output / "training" / "answers.jsonl"
-    documents = documents_of(texts, tokenizer_of(args), model, kept, **asked)
+    request = {key: getattr(args, key) for key in ("max_new_tokens", "temperature", "seed")}
+    answers = args.output / "training" / "answers.jsonl"
+    documents = documents_of(texts, tokenizer_of(args), model, answers, **request)
     learnt, held_out = split(documents, args.length)
     names = {field.name for field in fields(Settings)}
     chosen = {key: x for key, x in vars(args).items() if key in names and x is not None}

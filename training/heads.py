@@ -52,7 +52,7 @@ def head_config(text: Any, settings: Settings) -> dict[str, Any]:
         kv_heads = heads
     inner = settings.inner or getattr(text, "intermediate_size", None)
     rotations = getattr(text, "rope_parameters", None) or {}
-    given: dict[str, Any] = {
+    config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM" if version == 1 else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": width,
@@ -71,7 +71,7 @@ def head_config(text: Any, settings: Settings) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
     }
     drawn = settings.draft_vocab or text.vocab_size
-    return given | ({"bias": False} if version == 1 else {"draft_vocab_size": drawn})
+    return config | ({"bias": False} if version == 1 else {"draft_vocab_size": drawn})
 
 
 @torch.no_grad()
@@ -83,8 +83,8 @@ def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
     The head starts as the linear function of features and embedding nearest to the target's next
     state over the blocks, by least squares; its final norm is the target's.
     """
-    own: Any = head.layers[0]
-    width, attention, gain = head.config.hidden_size, own.self_attn, teacher.gain
+    layer: Any = head.layers[0]
+    width, attention, gain = head.config.hidden_size, layer.self_attn, teacher.gain
     nn.init.normal_(head.fc.weight, std=head.fc.in_features**-0.5)
     nn.init.normal_(attention.q_proj.weight, std=(2 * width) ** -0.5)
     attention.k_proj.weight.copy_(attention.q_proj.weight[: len(attention.k_proj.weight)])
@@ -92,18 +92,18 @@ def begin_eagle3(head: EagleNetwork, teacher: Teacher, blocks: Sequence[States])
     nn.init.orthogonal_(values)
     attention.v_proj.weight.zero_()[:, :width] = values
     attention.o_proj.weight.copy_(values.T)
-    for part in (own.mlp.gate_proj, own.mlp.up_proj):
-        nn.init.normal_(part.weight, std=width**-0.5)
-    nn.init.normal_(own.mlp.down_proj.weight, std=0.3 * own.mlp.down_proj.in_features**-0.5)
+    for linear in (layer.mlp.gate_proj, layer.mlp.up_proj):
+        nn.init.normal_(linear.weight, std=width**-0.5)
+    nn.init.normal_(layer.mlp.down_proj.weight, std=0.3 * layer.mlp.down_proj.in_features**-0.5)
 
     def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
-        return torch.cat([block.features[:, :-1].float(), own.input_layernorm(embeds)], -1)
+        return torch.cat([block.features[:, :-1].float(), layer.input_layernorm(embeds)], -1)
 
-    found = _nearest(teacher, blocks, inputs, lambda block: block.last.float() / gain)
-    if found is None:
+    solution = _nearest(teacher, blocks, inputs, lambda block: block.last.float() / gain)
+    if solution is None:
         return
-    head.fc.weight.copy_(found[:, :-width])
-    attention.o_proj.weight.copy_(found[:, -width:] @ values.T)
+    head.fc.weight.copy_(solution[:, :-width])
+    attention.o_proj.weight.copy_(solution[:, -width:] @ values.T)
     head.norm.weight.copy_(gain)
 
 
@@ -115,11 +115,11 @@ def begin_mtp(head: MTPNetwork, teacher: Teacher, blocks: Sequence[States]) -> N
     def inputs(embeds: torch.Tensor, block: States) -> torch.Tensor:
         return head.paired(embeds, block.last[:, :-1].float())
 
-    found = _nearest(
+    solution = _nearest(
         teacher, blocks, inputs, lambda block: teacher.passes(block.tokens, layers=[-2])[0].float()
     )
-    if found is not None:
-        head.fc.weight.copy_(found)
+    if solution is not None:
+        head.fc.weight.copy_(solution)
 
 
 def _nearest(
@@ -235,9 +235,9 @@ def begin_blocks(head: DFlashNetwork, teacher: Teacher, _: Sequence[States]) -> 
     """Scale the states of a new drafter to the target's sizes. Its layers add little at first, and
     the Markov head nothing."""
     for layer in head.layers:
-        own: Any = layer
-        for part in (own.self_attn.o_proj, own.mlp.down_proj):
-            nn.init.normal_(part.weight, std=0.3 * part.in_features**-0.5)
+        module: Any = layer
+        for linear in (module.self_attn.o_proj, module.mlp.down_proj):
+            nn.init.normal_(linear.weight, std=0.3 * linear.in_features**-0.5)
     if head.config.markov_rank:
         nn.init.zeros_(head.markov_head.markov_w2.weight)
     head.norm.weight.copy_(teacher.gain)

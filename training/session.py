@@ -130,8 +130,8 @@ class HeadTraining:
         if settings.block_size:
             self._drafts = heads.Blocks(head, self._teacher, head.config.num_drafts)
         self._steps = Steps(head.parameters(), settings.rate)
-        begins = torch.tensor([(len(one.ids), one.begin) for one in documents]).flatten()
-        content = torch.cat([*(one.ids for one in documents), begins]).numpy().tobytes()
+        begins = torch.tensor([(len(doc.ids), doc.begin) for doc in documents]).flatten()
+        content = torch.cat([*(doc.ids for doc in documents), begins]).numpy().tobytes()
         self._texts = hashlib.sha256(content).hexdigest()[:16]
         self._block = self._batch = 0  # the next
         self._seconds, self._smooth = 0.0, [0.0] * (1 + self._drafts.steps)
@@ -163,17 +163,17 @@ class HeadTraining:
         """Learn until the target has read `tokens` tokens, or for `minutes` minutes, including
         earlier runs, whichever is first. The learning rate decays towards that end. Write a
         checkpoint every `every` seconds."""
-        own, saved = self._settings, time.monotonic()
-        began, size = saved - self._seconds, own.block * own.length
-        count = math.ceil(own.epochs * own.block / own.batch)  # batches of a block
+        settings, saved = self._settings, time.monotonic()
+        began, size = saved - self._seconds, settings.block * settings.length
+        count = math.ceil(settings.epochs * settings.block / settings.batch)  # batches of a block
         self._drafts.train()
         total = None if tokens is None else max(tokens, 1)
         bar = progress.bar(total=total, initial=self.tokens, desc="tokens", mininterval=5, unit="")
 
         def way() -> float:
             read = (self._block + self._batch / count) * size
-            part = 0.0 if minutes is None else self._seconds / 60 / minutes
-            return part if total is None else max(part, read / total)
+            share = 0.0 if minutes is None else self._seconds / 60 / minutes
+            return share if total is None else max(share, read / total)
 
         batches: list[torch.Tensor] = []
         with bar:  # without minutes, a started block is finished
@@ -220,35 +220,35 @@ class HeadTraining:
     def _batches(self) -> list[torch.Tensor]:
         """Return indices of rows for the next block, by batch: the rows of the block, and
         `epochs` - 1 times as many random rows of the last blocks."""
-        own = self._settings
+        settings = self._settings
         first = max(0, self._block - _BLOCKS + 1)
         for number in range(first, self._block + 1):
             self._states_of(number)
         self._states.pop(first - 1, None)
-        generator = torch.Generator().manual_seed(own.seed + self._block)
-        new, end = self._block * own.block, (self._block + 1) * own.block
-        again = (own.epochs - 1) * own.block
-        some = torch.randint(first * own.block, end, (again,), generator=generator)
-        order = torch.cat([torch.arange(new, end), some])
-        return list(order[torch.randperm(len(order), generator=generator)].split(own.batch))
+        generator = torch.Generator().manual_seed(settings.seed + self._block)
+        new, end = self._block * settings.block, (self._block + 1) * settings.block
+        again = (settings.epochs - 1) * settings.block
+        repeated = torch.randint(first * settings.block, end, (again,), generator=generator)
+        order = torch.cat([torch.arange(new, end), repeated])
+        return list(order[torch.randperm(len(order), generator=generator)].split(settings.batch))
 
     def _pick(self, places: torch.Tensor) -> States:
-        rows = [divmod(place, self._settings.block) for place in places.tolist()]
+        rows = [divmod(index, self._settings.block) for index in places.tolist()]
         fields = zip(*(tuple(f[i] for f in self._states[b]) for b, i in rows), strict=True)
         return States(*(torch.stack(field) for field in fields))
 
     def _states_of(self, number: int) -> States:
-        own = self._settings
+        settings = self._settings
         if number not in self._states:
-            rows = self._stream.rows(number * own.block, own.block)
-            self._states[number] = self._teacher.read(rows, own.batch)
+            rows = self._stream.rows(number * settings.block, settings.block)
+            self._states[number] = self._teacher.read(rows, settings.batch)
         return self._states[number]
 
     def save(self) -> None:
         """Save the head under the published names, in bfloat16, and the state for a resumed run.
         Each file is replaced atomically."""
-        kept, ids = self._drafts.head.state_dict(), self._teacher.ids
-        tensors = {self._names.get(key, key): value for key, value in kept.items()}
+        weights, ids = self._drafts.head.state_dict(), self._teacher.ids
+        tensors = {self._names.get(key, key): value for key, value in weights.items()}
         if self._settings.version == 3:
             tensors["fc.weight"] = tensors["fc.weight"] / self._teacher.scale
             if not self._settings.block_size:
@@ -260,13 +260,13 @@ class HeadTraining:
             tensors["d2t"] = ids - torch.arange(len(ids))
             tensors["t2d"] = torch.isin(torch.arange(self._vocab_size), ids)
         self._work.mkdir(parents=True, exist_ok=True)
-        with replacing(self._place / "model.safetensors") as part:
-            save_file(tensors, part, {"format": "pt"})
+        with replacing(self._place / "model.safetensors") as file:
+            save_file(tensors, file, {"format": "pt"})
         replace_text(self._place / "config.json", json.dumps(self._config, indent=2) + "\n")
         state = {
             "settings": asdict(self._settings),
             "texts": self._texts,
-            "head": kept,
+            "head": weights,
             "scale": self._teacher.scale,
             "steps": self._steps.count,
             "optimizer": self._steps.optimizer.state_dict(),
@@ -274,21 +274,21 @@ class HeadTraining:
             "seconds": self._seconds,
             "smooth": self._smooth,
         }
-        with replacing(self._work / "run.pt") as part:
-            torch.save(state, part)
+        with replacing(self._work / "run.pt") as file:
+            torch.save(state, file)
 
     def _restore(self) -> None:
         file = self._work / "run.pt"
         if not file.exists():
             raise ValueError(f"resume: expected a run that was begun, given none in {self._place}")
         state = torch.load(file, weights_only=True)
-        given = {**asdict(self._settings), "texts": self._texts}
+        current = {**asdict(self._settings), "texts": self._texts}
         begun = {**state["settings"], "texts": state["texts"]}
         for key, value in begun.items():
-            if given[key] != value:
+            if current[key] != value:
                 raise ValueError(
                     f"{key}: expected {value}, with which the run in {self._place} was begun, "
-                    f"given {given[key]}"
+                    f"given {current[key]}"
                 )
         self._drafts.head.load_state_dict(state["head"])
         self._teacher.scale = state["scale"]

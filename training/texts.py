@@ -41,7 +41,7 @@ class Stream:
 
     def __init__(self, documents: Sequence[Document], length: int, seed: int) -> None:
         self._documents, self._length, self._seed = documents, length, seed
-        total = sum(len(one.ids) for one in documents)
+        total = sum(len(doc.ids) for doc in documents)
         if total < 2 * length:
             raise ValueError(
                 f"texts: expected at least {2 * length} tokens, given {total} in "
@@ -58,8 +58,8 @@ class Stream:
             documents = [self._documents[i] for i in order]
             # A random start moves the cuts, so that no document is always split at the same token.
             start = int(torch.randint(0, length, (1,), generator=generator))
-            learnt = [torch.arange(len(one.ids)) >= one.begin for one in documents]
-            parts = [torch.cat(x)[start:] for x in ([one.ids for one in documents], learnt)]
+            learnt = [torch.arange(len(doc.ids)) >= doc.begin for doc in documents]
+            parts = [torch.cat(x)[start:] for x in ([doc.ids for doc in documents], learnt)]
             rows = [x[: len(x) // length * length].view(-1, length) for x in parts]
             mixed = torch.randperm(len(rows[0]), generator=generator)
             self._latest = number, Rows(*(x[mixed] for x in rows))
@@ -79,7 +79,7 @@ class Stream:
 def frequent(documents: Sequence[Document], size: int, vocab_size: int) -> torch.Tensor:
     """Return the `size` most frequent ids, ascending. If the documents have fewer ids, add the
     lowest other ids, which are about the most frequent in byte-pair vocabularies."""
-    counts = Counter(torch.cat([one.ids for one in documents]).tolist())
+    counts = Counter(torch.cat([doc.ids for doc in documents]).tolist())
     counts.update(dict.fromkeys(range(vocab_size), 0))
     return torch.tensor(sorted(token for token, _ in counts.most_common(size)))
 
@@ -104,17 +104,17 @@ class Text(NamedTuple):
 def read_texts(files: Sequence[Path]) -> list[Text]:
     """Read the texts of files: a text per line of a ``.jsonl``, else passages between blank lines.
     ValueError: no texts, or a bad line; names the file and the line."""
-    found: list[Text] = []
+    texts: list[Text] = []
     for file in files:
         content = file.read_text(encoding="utf-8")
         if file.suffix == ".jsonl":
             lines = enumerate(content.splitlines(), 1)
-            found += [_parsed(line, f"{file}:{i}") for i, line in lines if line.strip()]
+            texts += [_parsed(line, f"{file}:{i}") for i, line in lines if line.strip()]
         else:
-            found += [Text((), part) for part in _PASSAGE.findall(content) if part.strip()]
-    if not found:
+            texts += [Text((), passage) for passage in _PASSAGE.findall(content) if passage.strip()]
+    if not texts:
         raise ValueError(f"texts: expected texts or prompts, given none in {len(files)} files")
-    return found
+    return texts
 
 
 def documents_of(
@@ -130,8 +130,8 @@ def documents_of(
         if text.said is not None:
             ids = tokenizer(text.said, add_special_tokens=not prompts[i])["input_ids"]
             said[i] = [*ids, tokenizer.eos_token_id]
-    asked = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
-    said |= _answers(asked, model, kept, seed, options)
+    unanswered = {i: prompt for i, prompt in enumerate(prompts) if i not in said}
+    said |= _answers(unanswered, model, kept, seed, options)
     return [
         Document(torch.tensor([*prompt, *said[i]]), len(prompt)) for i, prompt in enumerate(prompts)
     ]
@@ -144,21 +144,21 @@ def split(documents: Sequence[Document], length: int) -> tuple[list[Document], l
         raise ValueError(f"texts: expected at least 2, one to be held out, given {len(documents)}")
     count = min(_MOST, max(1, len(documents) // _SHARE))
     places = {i * len(documents) // count for i in range(count)}
-    learnt = [one for i, one in enumerate(documents) if i not in places]
+    learnt = [doc for i, doc in enumerate(documents) if i not in places]
     held_out = [documents[i] for i in sorted(places)]
-    return learnt, [Document(one.ids[: one.begin + length], one.begin) for one in held_out]
+    return learnt, [Document(doc.ids[: doc.begin + length], doc.begin) for doc in held_out]
 
 
 def _parsed(line: str, where: str) -> Text:
     try:
-        given = json.loads(line)
+        entry = json.loads(line)
     except ValueError as error:
         raise ValueError(f"{where}: expected a JSON object a line: {error}") from error
-    match given:
+    match entry:
         case {"text": str(text)} if text.strip():
             return Text((), text)
-        case {"question": str(question)} if isinstance(given.get("answer"), str | None):
-            return Text(({"role": "user", "content": question},), given.get("answer"))
+        case {"question": str(question)} if isinstance(entry.get("answer"), str | None):
+            return Text(({"role": "user", "content": question},), entry.get("answer"))
         case {"messages": [*before, last] as messages} if all(map(_is_message, messages)):
             if last["role"] == "assistant" and before:
                 return Text(tuple(before), last["content"])
@@ -166,8 +166,8 @@ def _parsed(line: str, where: str) -> Text:
     raise ValueError(f"{where}: expected an object with {_KINDS}, given {line[:60]!r}")
 
 
-def _is_message(given: Any) -> bool:
-    kinds = {type(given.get(key)) for key in ("role", "content")} if type(given) is dict else ()
+def _is_message(value: Any) -> bool:
+    kinds = {type(value.get(key)) for key in ("role", "content")} if type(value) is dict else ()
     return kinds == {str}
 
 
@@ -176,13 +176,13 @@ def _prompt(text: Text, tokenizer: Any) -> list[int]:
         return []
     if has_template(tokenizer):
         return chat_prompt(tokenizer, text.asked).input_ids
-    plain = "\n\n".join(one["content"] for one in text.asked) + "\n\n"
+    plain = "\n\n".join(message["content"] for message in text.asked) + "\n\n"
     ids: list[int] = tokenizer(plain)["input_ids"]
     return ids
 
 
 def _answers(
-    prompts: dict[int, list[int]], model: Any, kept: Path, seed: int, options: dict[str, Any]
+    prompts: dict[int, list[int]], model: Any, cache: Path, seed: int, options: dict[str, Any]
 ) -> dict[int, list[int]]:
     """Return the target's answers to `prompts`, by number. `options`: for `Chain.generate`."""
     about = " ".join(map(str, (*options.values(), seed)))
@@ -191,7 +191,7 @@ def _answers(
         for i, prompt in prompts.items()
     }
     known: dict[str, list[int]] = {}
-    for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
+    for line in cache.read_text(encoding="utf-8").splitlines() if cache.exists() else ():
         with contextlib.suppress(ValueError):  # a partial line of an interrupted run
             answer = json.loads(line)
             known[answer["key"]] = answer["ids"]
@@ -200,15 +200,15 @@ def _answers(
     missing.sort(key=lambda i: len(prompts[i]))
     if missing:
         chain = Chain([level_for(model, (1,), pack="auto")])
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        cache.parent.mkdir(parents=True, exist_ok=True)
         bar = progress.bar(range(0, len(missing), _BATCH), desc="answers", mininterval=5)
-        with kept.open("a", encoding="utf-8") as file:
+        with cache.open("a", encoding="utf-8") as file:
             for begin in bar:
-                part = missing[begin : begin + _BATCH]
+                batch = missing[begin : begin + _BATCH]
                 out = chain.generate(
-                    [prompts[i] for i in part], **options, seed=[seed + i for i in part]
+                    [prompts[i] for i in batch], **options, seed=[seed + i for i in batch]
                 )
-                for i, tokens in zip(part, out.new_tokens, strict=True):
+                for i, tokens in zip(batch, out.new_tokens, strict=True):
                     known[keys[i]] = list(tokens)
                     file.write("\n" + json.dumps({"key": keys[i], "ids": known[keys[i]]}))
                 file.flush()

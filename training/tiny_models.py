@@ -134,20 +134,20 @@ def begin_with(head: EagleNetwork, drafter: LlamaForCausalLM, tokens: torch.Tens
 
     The head's layer lacks the input norm and the final norm, so both are folded into its products,
     by the mean size of their inputs over the text `tokens` ``[B, T]``."""
-    (own,), final = drafter.model.layers, drafter.model.norm.weight
+    (source,), final = drafter.model.layers, drafter.model.norm.weight
     layer: Any = head.layers[0]
-    width, attention = head.config.hidden_size, own.self_attn
+    width, attention = head.config.hidden_size, source.self_attn
     states = drafter(input_ids=tokens, output_hidden_states=True).hidden_states[0]
-    before = own.input_layernorm.weight
-    layer.mlp.load_state_dict(own.mlp.state_dict())
-    layer.post_attention_layernorm.load_state_dict(own.post_attention_layernorm.state_dict())
+    before = source.input_layernorm.weight
+    layer.mlp.load_state_dict(source.mlp.state_dict())
+    layer.post_attention_layernorm.load_state_dict(source.post_attention_layernorm.state_dict())
     layer.self_attn.o_proj.load_state_dict(attention.o_proj.state_dict())
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return x.pow(2).mean(-1).sqrt().mean()
 
     out: list[torch.Tensor] = []
-    handle = drafter.model.norm.register_forward_pre_hook(lambda _, given: out.append(given[0]))
+    handle = drafter.model.norm.register_forward_pre_hook(lambda _, args: out.append(args[0]))
     drafter(input_ids=tokens)
     handle.remove()
     head.fc.weight.zero_()
@@ -168,8 +168,8 @@ def train_heads(args: argparse.Namespace) -> int:
     their report."""
 
     def place_of(name: str) -> Path:
-        place: Path = args.output / name
-        return place if place.exists() else path(name)
+        folder: Path = args.output / name
+        return folder if folder.exists() else path(name)
 
     def load(name: str) -> LlamaForCausalLM:
         with progress.loading():
@@ -185,15 +185,15 @@ def train_heads(args: argparse.Namespace) -> int:
     report_file = args.output / "report.json"
     report = json.loads(report_file.read_text()) if report_file.exists() else {}
     for name in args.heads:
-        place = args.output / name
+        folder = args.output / name
         settings = replace(SETTINGS[name], seed=args.seed)
-        more: dict[str, Any] = {"begin": begin} if name == "eagle2" else {}
-        more["resume"] = (place / "training" / "run.pt").exists()
-        training = HeadTraining(target, documents, held_out, place, settings, **more)
+        extra: dict[str, Any] = {"begin": begin} if name == "eagle2" else {}
+        extra["resume"] = (folder / "training" / "run.pt").exists()
+        training = HeadTraining(target, documents, held_out, folder, settings, **extra)
         training.run(int(TOKENS * args.scale / settings.epochs))
         report[name] = training.report()
-        shutil.rmtree(place / "training")
-        (place / "report.json").unlink()
+        shutil.rmtree(folder / "training")
+        (folder / "report.json").unlink()
     report_file.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps({name: report[name] for name in args.heads}, indent=2))
     return 0
@@ -231,16 +231,16 @@ def with_layers(model: LlamaForCausalLM, places: Sequence[int | None]) -> LlamaF
     shape = LlamaConfig.from_dict(
         {**model.config.to_dict(), "num_hidden_layers": len(places), "layer_types": None}
     )
-    made = LlamaForCausalLM(shape)
-    made.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
-    made.model.norm.load_state_dict(model.model.norm.state_dict())
-    for layer, place in zip(made.model.layers, places, strict=True):
-        if place is None:
+    result = LlamaForCausalLM(shape)
+    result.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
+    result.model.norm.load_state_dict(model.model.norm.state_dict())
+    for layer, number in zip(result.model.layers, places, strict=True):
+        if number is None:
             torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
             torch.nn.init.zeros_(layer.mlp.down_proj.weight)
         else:
-            layer.load_state_dict(model.model.layers[place].state_dict())
-    return made
+            layer.load_state_dict(model.model.layers[number].state_dict())
+    return result
 
 
 def fit(
@@ -278,10 +278,10 @@ def loss_of(
             of_text: torch.Tensor = model(input_ids=ids, labels=ids).loss
             return of_text
         with torch.no_grad():
-            wanted = teacher(input_ids=ids).logits.float().log_softmax(-1)
-        given = model(input_ids=ids).logits.float().log_softmax(-1)
-        kl = F.kl_div(given, wanted, log_target=True, reduction="none").sum(-1).mean()
-        variation = 0.5 * (given.exp() - wanted.exp()).abs().sum(-1).mean()
+            log_p = teacher(input_ids=ids).logits.float().log_softmax(-1)
+        log_q = model(input_ids=ids).logits.float().log_softmax(-1)
+        kl = F.kl_div(log_q, log_p, log_target=True, reduction="none").sum(-1).mean()
+        variation = 0.5 * (log_q.exp() - log_p.exp()).abs().sum(-1).mean()
         total: torch.Tensor = kl_weight * kl + variation
         return total
 
@@ -312,18 +312,18 @@ def make_parser() -> argparse.ArgumentParser:
     name, raw = "python -m training.tiny_models", argparse.RawDescriptionHelpFormatter
     parser = options.Parser(prog=name, description=__doc__, formatter_class=raw)
     needed: dict[str, Any] = {"required": True, "metavar": "DIR"}
-    what = "folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt"
-    parser.add_argument("--data", type=options.folder, help=what, **needed)
-    what = "one model directory per level is written here"
-    parser.add_argument("--output", type=Path, help=what, **needed)
+    text = "folder with gsm8k_train.jsonl, gsm8k_test.jsonl, tinyshakespeare.txt"
+    parser.add_argument("--data", type=options.folder, help=text, **needed)
+    text = "one model directory per level is written here"
+    parser.add_argument("--output", type=Path, help=text, **needed)
     options.add(parser, "--seed", options.SEED, 0, "S")
-    what = "multiplies every stage's token count; 0.001 for a trial"
-    options.add(parser, "--scale", options.number(0), 1.0, "X", what)
-    what = "train EAGLE heads for the target that lies in the output folder, and nothing else"
+    text = "multiplies every stage's token count; 0.001 for a trial"
+    options.add(parser, "--scale", options.number(0), 1.0, "X", text)
+    text = "train EAGLE heads for the target that lies in the output folder, and nothing else"
     eagle: dict[str, Any] = {"action": "store_const", "const": HEADS, "dest": "heads"}
-    parser.add_argument("--eagle", help=what, **eagle)
-    what = "train these heads alone, for that target or the shipped one"
-    parser.add_argument("--heads", nargs="+", choices=list(SETTINGS), help=what)
+    parser.add_argument("--eagle", help=text, **eagle)
+    text = "train these heads alone, for that target or the shipped one"
+    parser.add_argument("--heads", nargs="+", choices=list(SETTINGS), help=text)
     parser.add_argument("--keep-seed", action="store_true", help="keep the seed stage's directory")
     parser.set_defaults(run=train)
     return parser
@@ -359,8 +359,8 @@ def train(args: argparse.Namespace) -> int:
 
     @functools.cache
     def stage(name: str) -> LlamaForCausalLM:
-        place = args.output / name
-        if not (place / "config.json").exists():
+        folder = args.output / name
+        if not (folder / "config.json").exists():
             begin, layers, rounds = STAGES[name]
             teacher, model = begin and stage(begin), None
             for number, (rate, kl_weight, tokens) in enumerate(rounds, 1):
@@ -372,10 +372,10 @@ def train(args: argparse.Namespace) -> int:
                 loss = loss_of(model, teacher, kl_weight)
                 fit(model, documents, loss, int(tokens * args.scale), rate, label)
             assert model is not None
-            model.to(torch.bfloat16).save_pretrained(place)
-            shutil.copytree(args.output / "tokenizer", place, dirs_exist_ok=True)
+            model.to(torch.bfloat16).save_pretrained(folder)
+            shutil.copytree(args.output / "tokenizer", folder, dirs_exist_ok=True)
         with progress.loading():
-            return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     levels = {name: stage(name) for name in ("target", "middle", "drafter")}
     target = levels["target"]

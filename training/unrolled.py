@@ -83,8 +83,8 @@ class Teacher:
         head, for example capped or scaled logits."""
         with torch.no_grad():
             whole = self._model(input_ids=tokens).logits.float()
-            own = self.logits(self.passes(tokens)[1])
-        if whole.shape != own.shape or (whole - own).abs().max() > 0.05 * whole.abs().max():
+            product = self.logits(self.passes(tokens)[1])
+        if whole.shape != product.shape or (whole - product).abs().max() > 0.05 * whole.abs().max():
             raise ValueError(
                 "target: expected a model whose logits are the product of its last hidden states "
                 f"and its output head, given {type(self._model).__name__}, which does something "
@@ -97,8 +97,8 @@ class Teacher:
         """Return ``[R, T, F]``, concatenated states of `layers` (default: the head's), and
         ``[R, T, H]``, last states, by passes of `batch` rows."""
         decoder, features, last = self._model.get_decoder(), [], []
-        for part in tokens.split(batch):
-            out = decoder(input_ids=part, output_hidden_states=True, use_cache=False)
+        for rows in tokens.split(batch):
+            out = decoder(input_ids=rows, output_hidden_states=True, use_cache=False)
             features.append(torch.cat([out.hidden_states[k] for k in layers or self._layers], -1))
             last.append(out.last_hidden_state)
         return torch.cat(features), torch.cat(last)
@@ -163,10 +163,10 @@ class Drafts(nn.Module):
         for step, draft in enumerate(self.drafts(rows)):
             with torch.no_grad():
                 goal = self.teacher.readout(draft.last[draft.some]).float().log_softmax(-1)
-            given = self.logits(draft).log_softmax(-1)
-            p, q = goal.exp(), given.exp()
+            log_q = self.logits(draft).log_softmax(-1)
+            p, q = goal.exp(), log_q.exp()
             count = max(1, len(goal))
-            kl = (p * (goal - given)).sum() / count
+            kl = (p * (goal - log_q)).sum() / count
             overlap = torch.minimum(p, q).sum() / count
             overlaps.append(overlap.item())
             total = total + _DECAY**step * (1 - overlap + _KL * kl + self.more(draft))
@@ -187,11 +187,11 @@ class Unrolled(Drafts):
             # Causal over the first step's keys; for later keys each draft sees its own.
             seen = torch.eye(count, dtype=torch.bool)
             masks.append(seen if step else torch.ones_like(seen).tril())
-            mask = torch.cat([part[:count] for part in masks], 1)[None, None]
+            mask = torch.cat([step_mask[:count] for step_mask in masks], 1)[None, None]
             where = positions, mask
             out = head.read(embeds[:, behind], states[:, :count], where, cache)
-            some, last = rows.about[:, behind], rows.last[:, behind]
-            yield Draft(out, head.before_head(out), last, some, tokens[:, behind])
+            about, last = rows.about[:, behind], rows.last[:, behind]
+            yield Draft(out, head.before_head(out), last, about, tokens[:, behind])
             states = head.carried(out)
 
     def more(self, draft: Draft) -> torch.Tensor | float:

@@ -97,7 +97,7 @@ class Conversation:
         elif word == "/quit":
             return False
         elif word == "/help":
-            _note("\n".join(f"  {name:13} {what}" for name, what in COMMANDS.items()))
+            _note("\n".join(f"  {name:13} {about}" for name, about in COMMANDS.items()))
         elif word == "/reset":
             self._begin_anew()
         elif word == "/retry":
@@ -127,7 +127,7 @@ class Conversation:
             return
         if not any(self._args.temperature):
             _note("at temperature 0 every answer is the same; --temperature T lets them differ")
-        answered = [one["content"] for one in self.messages[-2:-1]] == [self._asked]
+        answered = [message["content"] for message in self.messages[-2:-1]] == [self._asked]
         self._answer(self._asked, self.messages[:-2] if answered else self.messages, None)
 
     def _save(self, file: str) -> None:
@@ -174,11 +174,11 @@ def _print(args: argparse.Namespace, answer: Answer, drawn: bool, colours: Colou
         show_prompt(answer.prompt)
     ending = ""
     try:
-        with _between_rounds() as asked:
+        with _between_rounds() as interrupts:
             for piece in answer:
                 shown = piece if colours is None else colours(piece, len(answer.tokens) - 1)
                 print(shown, end="", flush=True)
-                if asked:
+                if interrupts:
                     ending = "ended by Ctrl-C"
                     break
         if answer.stream.finish_reason == "length" and len(answer.tokens) == answer.limit:
@@ -211,19 +211,19 @@ def _figures(stats: Stats) -> str:
 def _between_rounds() -> Iterator[list[int]]:
     """Record Ctrl-C in the yielded list, so that the round is completed and its caches stay
     consistent. A second Ctrl-C interrupts."""
-    asked: list[int] = []
+    interrupts: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if interrupts:
             signal.default_int_handler(number, frame)
-        asked.append(number)
+        interrupts.append(number)
 
     if threading.current_thread() is not threading.main_thread():  # other threads have no handlers
-        yield asked
+        yield interrupts
         return
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 

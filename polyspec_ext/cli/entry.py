@@ -70,14 +70,14 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 def _add_generate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("prompt", nargs="+", type=options.prompt, help="text; '-' reads it from stdin")
     options.share(sub, "--raw", "--show-levels", "--system", "--verbose")
-    for name, what in (
+    for name, text in (
         ("--json", "one JSON object instead of streamed text; of several prompts, with their "
          "requests"),
         ("--stats", "a table of every level's work and acceptance at the end"),
         ("--auto", "the chain of these models, their copies and drafters without a model that "
          "`plan` recommends for the prompts; planned once, and kept"),
     ):  # fmt: skip
-        options.add_flag(sub, name, what)
+        options.add_flag(sub, name, text)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
     options.add_count(sub, "--n", 1, "texts for each prompt")
@@ -86,8 +86,8 @@ def _add_generate(sub: argparse.ArgumentParser) -> None:
 
 def _add_chat(sub: argparse.ArgumentParser) -> None:
     options.share(sub, "--system", "--verbose", "--show-levels")
-    what = "a table of every level's work and acceptance behind each answer, instead of a line"
-    options.add_flag(sub, "--stats", what)
+    text = "a table of every level's work and acceptance behind each answer, instead of a line"
+    options.add_flag(sub, "--stats", text)
     options.add_chain_options(sub)
     options.add_sampling_options(sub)
     sub.set_defaults(run=_later("chat"))
@@ -182,9 +182,9 @@ def _line(error: Exception, options: Collection[str]) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    found = re.match(r"(\w+): ", text)
-    if found is not None and found[1] in options and found[1] != "prompt":
-        return f"--{found[1].replace('_', '-')}: {text[found.end() :]}"
+    match = re.match(r"(\w+): ", text)
+    if match is not None and match[1] in options and match[1] != "prompt":
+        return f"--{match[1].replace('_', '-')}: {text[match.end() :]}"
     return text
 
 

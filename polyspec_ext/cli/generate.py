@@ -36,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     if args.show_levels and (args.json or args.n > 1 or len(args.prompt) > 1):
         raise ValueError("show-levels: expected one text on the terminal, given several or --json")
     request = sampling_of(args, len(args.prompt), args.n)
-    asked = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
-    require_text(asked)
+    texts = [_stdin() if prompt == "-" else prompt for prompt in args.prompt]
+    require_text(texts)
     chain = None if args.auto else build_chain(args)
     tokenizer = tokenizer_of(args)
-    prompts = [text_prompt(args, tokenizer, text) for text in asked]
+    prompts = [text_prompt(args, tokenizer, text) for text in texts]
     if chain is None:
         chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
     if not args.raw and has_template(tokenizer):
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps({**report, "stats": stats.to_dict()}, indent=2))
             return 0
         # Titles are the prompts, in the format of head and tail for several files.
-        titles = [f"==> {' '.join(text.split())} <==" for text in asked for _ in range(args.n)]
-        blocks = (f"{title}\n{own['text']}\n" for title, own in zip(titles, answers, strict=True))
+        titles = [f"==> {' '.join(text.split())} <==" for text in texts for _ in range(args.n)]
+        blocks = (f"{title}\n{row['text']}\n" for title, row in zip(titles, answers, strict=True))
         print("\n".join(blocks), end="")
     if args.target is None:
         print(columns.wrapped(SHIPPED), file=sys.stderr)
@@ -89,7 +89,7 @@ def _stdin() -> str:
 
 def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dict[str, Any]]:
     """Return the answers as JSON objects, in the order of the prompts."""
-    found = []
+    answers = []
     texts = out.stopped_text or [
         tokenizer.decode(tokens, skip_special_tokens=True) for tokens in out.new_tokens
     ]
@@ -97,5 +97,5 @@ def _answers(out: Output, prompts: list[ChatPrompt], tokenizer: Any) -> list[dic
     names = ("prompt", "text", "tokens", "finish_reason", "seed")
     for (prompt, *values), stats in zip(rows, out.requests, strict=True):
         answer = dict(zip(names, [prompt.text, *values], strict=True))
-        found.append({**answer, "stats": stats.to_dict()})
-    return found
+        answers.append({**answer, "stats": stats.to_dict()})
+    return answers

@@ -25,14 +25,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message.removeprefix('argument ')}\n")
 
 
-def _number(kind: Callable[[str], N], what: str, low: float, high: float) -> Callable[[str], N]:
+def _number(kind: Callable[[str], N], noun: str, low: float, high: float) -> Callable[[str], N]:
     def read(text: str) -> N:
         with contextlib.suppress(ValueError):
             value = kind(text)
             if low <= value <= high and value < NO_END:  # NaN is in no range
                 return value
         span = f">= {low}" if high == NO_END else f"in [{low}, {high}]"
-        raise argparse.ArgumentTypeError(f"expected {what} {span}, given {text!r}")
+        raise argparse.ArgumentTypeError(f"expected {noun} {span}, given {text!r}")
 
     return read
 
@@ -52,11 +52,11 @@ def listed(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 
     def read(text: str) -> list[T]:
         try:
-            return [kind(part.strip()) for part in text.split(",")]
+            return [kind(item.strip()) for item in text.split(",")]
         except argparse.ArgumentTypeError as error:
-            wanted = str(error).partition(", given ")[0]
+            expected = str(error).partition(", given ")[0]
             raise argparse.ArgumentTypeError(
-                f"{wanted}, or several with commas between, given {text!r}"
+                f"{expected}, or several with commas between, given {text!r}"
             ) from None
 
     return read
@@ -77,13 +77,13 @@ SHARES = listed(SHARE)
 
 def words(text: str) -> list[str]:
     """Split ``"a,b"`` into ``["a", "b"]``."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _existing(what: str, exists: Callable[[Path], bool]) -> Callable[[str], Path]:
+def _existing(noun: str, exists: Callable[[Path], bool]) -> Callable[[str], Path]:
     def read(text: str) -> Path:
         if not exists(Path(text)):
-            raise argparse.ArgumentTypeError(f"expected {what}, given {text!r}")
+            raise argparse.ArgumentTypeError(f"expected {noun}, given {text!r}")
         return Path(text)
 
     return read
@@ -223,8 +223,8 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
          "the CPU's matrix kernels, which takes their memory again; auto: where that is faster on "
          "this processor (default: %(default)s)"),
     )  # fmt: skip
-    for name, metavar, more, what in rows:
-        group.add_argument(name, metavar=metavar, help=what, **more)
+    for name, metavar, extra, about in rows:
+        group.add_argument(name, metavar=metavar, help=about, **extra)
     add_old_draft(group)
     share(group, "--threads", "--measure-again")
 

@@ -61,10 +61,10 @@ def add_command(commands: Any) -> None:
     options.share(group, "--seed")
     work = sub.add_argument_group("measurement")
     options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
-    what = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
-    options.add_flag(work, "--verify", what)
-    what = "run the chains that Theorem 3.2 compares: its verdict beside what was measured"
-    options.add_flag(work, "--theorem", what)
+    text = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
+    options.add_flag(work, "--verify", text)
+    text = "run the chains that Theorem 3.2 compares: its verdict beside what was measured"
+    options.add_flag(work, "--theorem", text)
     options.add_count(work, "--repeats", 3, "of runs")
     options.share(work, "--threads", "--measure-again")
     options.add_flag(sub, "--json", "one JSON object instead of tables")
@@ -90,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = tokenizer_of(args)
     if shipped:
         with progress.loading(shown=False):
-            made = tiny.levels(pack=pack)
-        levels = [*made.values(), "prompt-lookup"]
-    asked = args.prompt or list(tiny.QUESTIONS[:6])
-    require_text(asked)
+            models = tiny.levels(pack=pack)
+        levels = [*models.values(), "prompt-lookup"]
+    questions = args.prompt or list(tiny.QUESTIONS[:6])
+    require_text(questions)
     if not args.prompt and (args.raw or not has_template(tokenizer)):
-        asked = [tiny.prompt_of(one) for one in asked]  # with "Answer:" to complete
-    prompts = [text_prompt(args, tokenizer, text).input_ids for text in asked]
-    found = plan(
+        questions = [tiny.prompt_of(q) for q in questions]  # with "Answer:" to complete
+    prompts = [text_prompt(args, tokenizer, text).input_ids for text in questions]
+    planned = plan(
         levels,
         prompts,
         args.max_new_tokens,
@@ -115,25 +115,25 @@ def run(args: argparse.Namespace) -> int:
         consider=args.target is not None and not args.only,
     )
     if shipped:
-        found.parts = [
-            replace(part, word=part.word or str(tiny.path(part.name))) for part in found.parts
+        planned.parts = [
+            replace(item, word=item.word or str(tiny.path(item.name))) for item in planned.parts
         ]
     if args.json:
-        print(json.dumps({**found.to_dict(), "load": {"before": load}}, indent=1))
+        print(json.dumps({**planned.to_dict(), "load": {"before": load}}, indent=1))
     else:
-        print(f"{found.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
+        print(f"{planned.report(args.verbose)}\n\n{columns.wrapped(processor.load_line(load))}")
         if not args.verbose:
             print("\n--verbose shows the measurements")
     if args.save is not None:  # after the report: a full folder does not lose it
-        found.save(args.save)
+        planned.save(args.save)
     if not args.json:
-        print(f"\n{_command(args, found)}")
+        print(f"\n{_command(args, planned)}")
     return 0
 
 
-def _command(args: argparse.Namespace, found: Plan) -> str:
+def _command(args: argparse.Namespace, planned: Plan) -> str:
     """Return the command to paste: `generate` with the recommended chain."""
-    best, sources = found.recommended, found.sources()
+    best, sources = planned.recommended, planned.sources()
     if args.save is not None:
         words = [("chain", str(args.save))]
     else:
@@ -153,9 +153,9 @@ def _command(args: argparse.Namespace, found: Plan) -> str:
     }.items():
         value = getattr(args, name)
         words += [(name.replace("_", "-"), f"{value:g}")] if value != off else []
-    each = [f"--{name} {shlex.quote(value)}" for name, value in words]
+    flags = [f"--{name} {shlex.quote(value)}" for name, value in words]
     lines = ["python -m polyspec_ext generate 'YOUR PROMPT'"]
-    for word in each:
+    for word in flags:
         if len(lines[-1]) + len(word) < columns.WIDTH - 2:
             lines[-1] += f" {word}"
         else:

@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
     sub.add_argument("model", nargs="?", metavar="TARGET", help="as --target")
     group = sub.add_argument_group("server")
     several: dict[str, Any] = {"action": "append", "default": []}
-    for name, metavar, more, what in (
+    for name, metavar, extra, about in (
         ("--host", "ADDRESS", {"default": "127.0.0.1"}, "to listen at (default: %(default)s)"),
         ("--port", "N", {"type": options.integer(0, 65535), "default": 8000}, "0: a free one "
          "(default: %(default)s)"),
@@ -43,7 +43,7 @@ def add_command(commands: Any) -> None:
          "(default: as many as the slots take)"),
         ("--max-prompt", "N", {"type": options.COUNT}, "tokens (default: the context)"),
     ):  # fmt: skip
-        group.add_argument(name, metavar=metavar, help=what, **more)
+        group.add_argument(name, metavar=metavar, help=about, **extra)
     options.add_count(group, "--slots", 8, "requests that run at a time")
     options.add(group, "--max-waiting", options.COUNT_OR_NONE, 256, "N", "requests that wait")
     text = "of texts whose keys and values are kept for prompts that begin alike"

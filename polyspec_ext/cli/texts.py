@@ -38,17 +38,17 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
     `Chain.generate`, but for n."""
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    given: dict[str, list[Any]] = {name: getattr(args, name) for name in (*names, *penalties)}
-    for name, values in given.items():
-        things, wanted = ("texts", count * n) if name == "seed" and n > 1 else ("prompts", count)
-        if len(values) not in (1, wanted):
+    params: dict[str, list[Any]] = {name: getattr(args, name) for name in (*names, *penalties)}
+    for name, values in params.items():
+        things, number = ("texts", count * n) if name == "seed" and n > 1 else ("prompts", count)
+        if len(values) not in (1, number):
             raise ValueError(
-                f"{name}: expected one value, or as many as {things} ({wanted}), given "
+                f"{name}: expected one value, or as many as {things} ({number}), given "
                 f"{len(values)}"
             )
-    of_rules = [(given.pop(name) * count)[:count] for name in penalties]
-    given["rules"] = [LogitsRules(*values) for values in zip(*of_rules, strict=True)]
-    request = {name: values if len(values) > 1 else values[0] for name, values in given.items()}
+    of_rules = [(params.pop(name) * count)[:count] for name in penalties]
+    params["rules"] = [LogitsRules(*values) for values in zip(*of_rules, strict=True)]
+    request = {name: values if len(values) > 1 else values[0] for name, values in params.items()}
     return {**request, "stop": args.stop}
 
 
@@ -64,14 +64,14 @@ def build_chain(args: argparse.Namespace) -> Chain:
     if args.target is None and not args.middle and not args.draft:
         return tiny.chain(window=args.window, **chosen)
     target = tiny.path("target") if args.target is None else args.target
-    levels = [("--target", target), *(("--middle", place) for place in args.middle)]
+    levels = [("--target", target), *(("--middle", path) for path in args.middle)]
     if args.draft:
         levels.append(("--draft", args.draft))
     try:
-        return Chain([place for _, place in levels], args.window, **chosen)
+        return Chain([path for _, path in levels], args.window, **chosen)
     except (TypeError, ValueError) as error:
         # Name the level as on the command line.
-        text = re.sub(r"^levels\[(\d+)\]", lambda found: levels[int(found[1])][0], str(error))
+        text = re.sub(r"^levels\[(\d+)\]", lambda match: levels[int(match[1])][0], str(error))
         raise ValueError(text) from error
 
 
@@ -108,9 +108,9 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
         raise ValueError("auto: expected a --target beside it, given none")
     if args.measure_again:
         default_store().clear()
-    given = [args.target, *args.middle, *([args.draft] if args.draft else [])]
+    sources = [args.target, *args.middle, *([args.draft] if args.draft else [])]
     return Chain.planned(
-        given,
+        sources,
         prompts,
         max(_PLANNED, *args.max_new_tokens),
         args.temperature[0],
@@ -127,8 +127,8 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
     """Load the target's tokenizer. ValueError: no model, or no tokenizer beside it."""
     if args.target is None:
         return tiny.tokenizer()
-    place = original(args.target)
-    source = model_source("target", place)
+    path = original(args.target)
+    source = model_source("target", path)
     try:
         return tokenizer_at(source.place)
     except ValueError as error:

@@ -133,7 +133,7 @@ class DraftChain:
         require_same_vocabulary(names, [target, chain.levels[0]])
         if getattr(chain.levels[0], "reads_encoder_input", False):
             raise ValueError(f"chain: expected decoder-only levels, given {chain.names[0]}")
-        limits = [part.max_length for part in chain.engine.parts if part.max_length is not None]
+        limits = [m.max_length for m in chain.engine.parts if m.max_length is not None]
         if max_tokens is not None:
             limits.append(arguments.integer("max_tokens", max_tokens, arguments.SIZE_MAX, 1))
         self.max_tokens = min(limits, default=None)
@@ -208,17 +208,17 @@ class DraftChain:
             KeyError: a key without a text.
             RuntimeError: the chain has begun another batch since.
         """
-        asked = [
+        targets = [
             (self._text(key), arguments.integer("wanted", count, arguments.SIZE_MAX))
             for key, count in wanted.items()
         ]
         with self.chain.owner.work(self._batch):  # the chain has begun no other batch
             pass
         if self.policy is not None:
-            asked = self._chosen(self.policy, asked)
+            targets = self._chosen(self.policy, targets)
 
         def lacking() -> list[_Text]:
-            return [text for text, count in asked if self._lacks(text, count)]
+            return [text for text, count in targets if self._lacks(text, count)]
 
         self._rewind([text for text in lacking() if text.row is not None])
         self._join([text for text in lacking() if text.row is None])
@@ -227,8 +227,8 @@ class DraftChain:
                 self._batch.set_windows(text.row, text.windows[1:])
         while texts := lacking():
             rows = {text.row.number: text.row for text in texts if text.row is not None}
-            others = [row for row in self._batch.rows if row.number not in rows]
-            idle = [row for row in others if not row.ended]
+            rest = [row for row in self._batch.rows if row.number not in rows]
+            idle = [row for row in rest if not row.ended]
             if any(row.paused for row in rows.values()) or not all(row.paused for row in idle):
                 self._batch.pause(idle)
             self._batch.advance()

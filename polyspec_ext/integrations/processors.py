@@ -82,9 +82,9 @@ def require_applicable(processor: Any) -> None:
     parameters = inspect.signature(processor).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind not in kinds]
     if len(needed) > 2:
-        more = ", ".join(p.name for p in needed[2:])
+        names = ", ".join(p.name for p in needed[2:])
         raise TypeError(
-            f"{name}: expected arguments input_ids and scores, given one that needs {more} as well"
+            f"{name}: expected arguments input_ids and scores, given one that needs {names} as well"
         )
 
 
@@ -192,7 +192,7 @@ class TransformersProcessors:
         for processor in processors:
             require_applicable(processor)
         self._vocab_size = vocab_size
-        self._padding = [own.to(torch.int64) for own in padding]
+        self._padding = [ids.to(torch.int64) for ids in padding]
         self._prompts, self._eos = list(prompts), list(eos)
         self._device = padding[0].device
         count = len(prompts)
@@ -218,9 +218,9 @@ class TransformersProcessors:
         if self._keep:
             self.given[row] = logits
         # A copy: processors may write into it, and the level reads its logits again.
-        own = logits.to(self._device, torch.float32, copy=True)
+        plain = logits.to(self._device, torch.float32, copy=True)
         short = self._vocab_size - width
-        scores = torch.nn.functional.pad(own, (0, short), value=_NEGATIVE) if short else own
+        scores = torch.nn.functional.pad(plain, (0, short), value=_NEGATIVE) if short else plain
         ids = torch.cat([self._padding[row], prefix.to(self._device, torch.int64)])[None]
         first = ids.shape[1] - count + 1  # length of the first row's prefix
         if self._unproved:
@@ -231,8 +231,8 @@ class TransformersProcessors:
             for i in range(scores.shape[0]):
                 try:
                     seen = ids[:, : first + i].repeat(step.rows, 1)
-                    given = scores[i : i + 1].repeat(step.rows, 1)
-                    out = self._call(step, seen, given, row, first + i)
+                    repeated = scores[i : i + 1].repeat(step.rows, 1)
+                    out = self._call(step, seen, repeated, row, first + i)
                 except Exception as error:
                     failed = error
                     break
@@ -243,9 +243,9 @@ class TransformersProcessors:
         if failed is not None:
             if not drafting and not self._void(scores, ids[0], first, row):
                 raise failed
-            scores = torch.cat([scores, own[scores.shape[0] :]])
+            scores = torch.cat([scores, plain[scores.shape[0] :]])
         if drafting:
-            scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), own, scores)
+            scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), plain, scores)
         self._calls += 1
         if self._calls & (self._calls - 1) == 0:  # at powers of 2: state may be large
             self.require_unchanged()
@@ -257,10 +257,10 @@ class TransformersProcessors:
         try:
             out = step.call(ids, scores)
             if not isinstance(out, torch.Tensor) or out.shape != scores.shape:
-                given = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+                shape = list(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
                 raise ValueError(
                     f"{step.name}: expected to return scores of shape {list(scores.shape)}, given "
-                    f"{given}"
+                    f"{shape}"
                 )
         except Exception as error:
             position = length - len(self._padding[row])
@@ -282,11 +282,11 @@ class TransformersProcessors:
         unproved, self._unproved = self._unproved, []
         for processor in unproved:
             step = _step(processor, row, len(self._prompts))
-            seen, given = ids.repeat(step.rows, 1), scores.repeat(step.rows, 1)
-            once = self._call(step, seen, given.clone(), row, ids.shape[1])
+            seen, repeated = ids.repeat(step.rows, 1), scores.repeat(step.rows, 1)
+            once = self._call(step, seen, repeated.clone(), row, ids.shape[1])
             before = call_state(processor)
             try:
-                again = self._call(step, seen, given.clone(), row, ids.shape[1])
+                again = self._call(step, seen, repeated.clone(), row, ids.shape[1])
             except Exception as error:
                 add_note(error, "called again with the same arguments, as a chain may do")
                 raise
@@ -387,7 +387,7 @@ def call_state(thing: object) -> State:
             raise ValueError(f"expected at most {_MOST} entries of state to compare, given more")
         if id(value) not in seen:
             seen[id(value)] = value
-            pending += [((*path, step), part) for step, part in _parts(value)]
+            pending += [((*path, step), child) for step, child in _parts(value)]
     return state
 
 
@@ -447,22 +447,22 @@ def _parts(value: Any) -> Iterator[tuple[str, object]]:
     if isinstance(value, str | bytes | torch.Tensor | numpy.ndarray | type | types.ModuleType):
         return
     if isinstance(value, Mapping):
-        yield from ((f"{{{key!r}}}", part) for key, part in value.items())
+        yield from ((f"{{{key!r}}}", child) for key, child in value.items())
     elif isinstance(value, Set):
         yield from ((f"{{{key!r}}}", True) for key in value)
     elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+        yield from ((f"[{i}]", child) for i, child in enumerate(value))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
     elif isinstance(value, types.MethodType):
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
     elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
-        yield from ((f".{name}", part) for name, part in value.gi_frame.f_locals.items())
+        yield from ((f".{name}", child) for name, child in value.gi_frame.f_locals.items())
     elif isinstance(value, numpy.random.Generator):
         yield ".state", value.bit_generator.state
     elif isinstance(value, types.FunctionType):
         yield from _variables(value)
-    yield from ((f".{name}", part) for name, part in _attributes(value).items())
+    yield from ((f".{name}", child) for name, child in _attributes(value).items())
 
 
 def _attributes(value: Any) -> dict[str, object]:
@@ -470,11 +470,11 @@ def _attributes(value: Any) -> dict[str, object]:
     attributes = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         if not _of_library(kind):
-            for name, part in vars(kind).items():
-                if isinstance(part, types.MemberDescriptorType):
+            for name, attribute in vars(kind).items():
+                if isinstance(attribute, types.MemberDescriptorType):
                     attributes.setdefault(name, getattr(value, name, None))
                 elif name == "__call__" or not (name.startswith("__") and name.endswith("__")):
-                    attributes.setdefault(name, part)
+                    attributes.setdefault(name, attribute)
     return attributes
 
 
@@ -489,11 +489,11 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
     codes = [code, *(inner for inner in code.co_consts if isinstance(inner, types.CodeType))]
-    for name in sorted({name for one in codes for name in one.co_names}):
-        part = function.__globals__.get(name)
-        other = isinstance(part, types.FunctionType) and part.__module__ != function.__module__
-        if part is not None and not other:
-            yield f".{name}", part
+    for name in sorted({name for code in codes for name in code.co_names}):
+        value = function.__globals__.get(name)
+        other = isinstance(value, types.FunctionType) and value.__module__ != function.__module__
+        if value is not None and not other:
+            yield f".{name}", value
 
 
 def _of_library(thing: Any) -> bool:

@@ -89,8 +89,8 @@ class RequestCollector:
             total, known = self._sums
             levels = dict(known)
             for number, level in enumerate(stats.levels, 1):
-                key, one = (str(number), level.name), Stats([level])
-                levels[key] = merged = merge([levels[key], one] if key in levels else [one])
+                key, added = (str(number), level.name), Stats([level])
+                levels[key] = merged = merge([levels[key], added] if key in levels else [added])
                 # The list would grow with every text.
                 merged.levels[0].emitted_per_verification = None
             self._sums = merge([total, replace(stats, levels=[])]), levels
@@ -98,7 +98,7 @@ class RequestCollector:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics that a scrape reads."""
         total, by_level = self._sums  # sums are replaced, never changed
-        levels = {key: one.levels[0] for key, one in by_level.items()}
+        levels = {key: stats.levels[0] for key, stats in by_level.items()}
         total = replace(total, levels=list(levels.values()))
         counter, labels = self._core.CounterMetricFamily, ["level", "model"]
         for name, text in _TOTALS:
@@ -132,11 +132,11 @@ class RequestCollector:
 
 
 def _buckets(level: LevelStats) -> list[tuple[str, float]]:
-    below, made = 0, []
+    below, buckets = 0, []
     for accepted, blocks in enumerate(level.acceptance_histogram):
         below += blocks
-        made.append((str(float(accepted)), float(below)))
-    return [*made, ("+Inf", float(below))]
+        buckets.append((str(float(accepted)), float(below)))
+    return [*buckets, ("+Inf", float(below))]
 
 
 def prometheus_text(*requests: Stats, namespace: str = "polyspec") -> str:

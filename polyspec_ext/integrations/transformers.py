@@ -107,11 +107,11 @@ def custom_generate(
         RequestError: a row of logits has no distribution.
     """
     dropped = _dropped(inspect.currentframe())
-    streamers = [one for one in (dropped.get("streamer"), token_streamer) if one is not None]
-    for one in streamers:
-        if not all(callable(getattr(one, name, None)) for name in ("put", "end")):
+    streamers = [s for s in (dropped.get("streamer"), token_streamer) if s is not None]
+    for out in streamers:
+        if not all(callable(getattr(out, name, None)) for name in ("put", "end")):
             raise TypeError(
-                f"token_streamer: expected an object with put and end, given {arguments.shown(one)}"
+                f"token_streamer: expected an object with put and end, given {arguments.shown(out)}"
             )
     try:
         for name in ("assistant_model", "synced_gpus"):
@@ -154,8 +154,8 @@ def custom_generate(
         return run()
     finally:
         # Also after an error: a thread that reads from the streamer waits for the end.
-        for one in streamers:
-            one.end()
+        for out in streamers:
+            out.end()
 
 
 def _dropped(frame: types.FrameType | None) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class _Run:
         self.with_logits = self.as_dict and bool(config.output_logits)
         count, self.width = input_ids.shape
         padding = padding_of(input_ids, model_kwargs)
-        rows = [own[n:] for own, n in zip(input_ids.tolist(), padding, strict=True)]
+        rows = [row[n:] for row, n in zip(input_ids.tolist(), padding, strict=True)]
         prompts = requests.prompts("input_ids", rows, chain.vocab_sizes[0])
         eos, limit = self._sort(criteria, config)
         ids = config.eos_token_id if config.pad_token_id is None else config.pad_token_id
@@ -292,7 +292,7 @@ class _Run:
         if self.criteria:
             for end in range(begin + 1, begin + len(tokens) + 1):
                 ids = self.ids[row : row + 1, :end]
-                if any(_met(one(ids, None), 1)[0] for one in self.criteria):
+                if any(_met(criterion(ids, None), 1)[0] for criterion in self.criteria):
                     return self._cut(row, end - self.width)
 
     def _cut(self, row: int, length: int) -> None:
@@ -301,8 +301,8 @@ class _Run:
         del self.texts[row][length:]
         self.ids[row, self.width + length :] = self.pad or 0
         self.batch.stop(row)
-        own, whole = self.batch.rows[row].stats, self.batch.stats
-        for stats in (own,) if own is whole else (own, whole):
+        row_stats, whole = self.batch.rows[row].stats, self.batch.stats
+        for stats in (row_stats,) if row_stats is whole else (row_stats, whole):
             stats.num_new_tokens -= over
 
     def _ready(self) -> int:
@@ -319,7 +319,7 @@ class _Run:
                 self.steps.append(self._step(self.scores, step))
             ids = self.ids[:, : self.width + step + 1]
             scores = tuple(self.steps) or None
-            met = [_met(one(ids, scores), len(self.texts)) for one in self.others]
+            met = [_met(criterion(ids, scores), len(self.texts)) for criterion in self.others]
             for row, text in enumerate(self.texts):
                 if len(text) > step and any(row_met[row] for row_met in met):
                     self._cut(row, step + 1)
@@ -329,15 +329,15 @@ class _Run:
         if self.with_scores:
             self.scores[row] += shown_scores(logits, self.parts).clone().unbind()
         if self.with_logits:
-            given = logits if self.processors is None else self.processors.given[row]
-            self.logits[row] += given[: len(logits)].float().clone().unbind()
+            raw = logits if self.processors is None else self.processors.given[row]
+            self.logits[row] += raw[: len(logits)].float().clone().unbind()
 
     def _step(self, rows: list[list[torch.Tensor]], step: int) -> torch.Tensor:
         end = rows[0][0].new_full((self.chain.vocab_sizes[0],), -float("inf"))
         if self.pad is not None and 0 <= self.pad < len(end):
             end[self.pad] = 0
         pairs = zip(rows, self.texts, strict=True)
-        shown = [own[step] if step < len(text) else end for own, text in pairs]
+        shown = [row[step] if step < len(text) else end for row, text in pairs]
         return torch.stack(shown).to(self.ids.device)
 
     def _stream(self, ready: int) -> None:
@@ -350,7 +350,7 @@ class _Run:
 
 def _met(answer: Any, rows: int) -> list[bool]:
     met = answer.reshape(-1).tolist() if isinstance(answer, torch.Tensor) else [answer]
-    return [bool(one) for one in (met * rows if len(met) == 1 else met)]
+    return [bool(flag) for flag in (met * rows if len(met) == 1 else met)]
 
 
 # ---- options that a chain can honour -------------------------------------------------------------
@@ -364,8 +364,8 @@ def require_chain(chain: Any, model: PreTrainedModel) -> Any:
             f"{type(chain).__name__}"
         )
     target: Any = chain.levels[0]
-    own = getattr(target, "model", None)
-    if getattr(own, "_orig_mod", own) is not getattr(model, "_orig_mod", model):
+    target_model = getattr(target, "model", None)
+    if getattr(target_model, "_orig_mod", target_model) is not getattr(model, "_orig_mod", model):
         raise ValueError(
             f"chain: expected {name_of(model)}, the very model that generate was called on, as its "
             f"target, given {'another ' if chain.names[0] == name_of(model) else ''}"
@@ -436,15 +436,15 @@ def take_encoded(encoder_input_ids: Any, model_kwargs: dict[str, Any]) -> Encode
     name = "encoder_input_ids"
     states = model_kwargs.pop("encoder_outputs")[0]
     mask = model_kwargs.pop("attention_mask", None)
-    wanted = list(states.shape[:2])
+    shape = list(states.shape[:2])
     ids, _ = requests.unwrapped(name, encoder_input_ids)
     rows = [] if ids is None else requests.rows_of(name, ids)
     widths = [len(row) for row in rows]
-    if widths != [wanted[1]] * wanted[0]:
-        given = f"rows of {widths}" if rows else "None"
+    if widths != [shape[1]] * shape[0]:
+        described = f"rows of {widths}" if rows else "None"
         raise ValueError(
-            f"{name}: expected the ids that generate was given to encode, of shape {wanted}, for "
-            f"the other levels' encoders, given {given}"
+            f"{name}: expected the ids that generate was given to encode, of shape {shape}, for "
+            f"the other levels' encoders, given {described}"
         )
     return EncodedInput(torch.tensor(rows), mask, states)
 
@@ -457,13 +457,13 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
     """
     batch, width = input_ids.shape
     mask = model_kwargs.get("attention_mask")
-    place = torch.arange(width, device=input_ids.device)
+    column = torch.arange(width, device=input_ids.device)
     if mask is None:
         sizes = torch.zeros(batch, 1, dtype=torch.int64, device=input_ids.device)
     else:
         seen = mask.to(input_ids.device) != 0
         sizes = width - seen.sum(1, keepdim=True)
-        wrong = (seen != (place >= sizes)).any(1)
+        wrong = (seen != (column >= sizes)).any(1)
         if wrong.any():
             row = int(wrong.nonzero()[0])
             raise ValueError(
@@ -472,10 +472,10 @@ def padding_of(input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> list[in
             )
     positions = model_kwargs.get("position_ids")
     if positions is not None:
-        expected = (place - sizes).clamp_min(0)
-        own = positions.to(input_ids.device)
+        expected = (column - sizes).clamp_min(0)
+        numbers = positions.to(input_ids.device)
         # Models of images and text have several planes, equal for plain text.
-        if own.shape[-1] != width or ((own != expected) & (place >= sizes)).any():
+        if numbers.shape[-1] != width or ((numbers != expected) & (column >= sizes)).any():
             raise ValueError(
                 "position_ids: expected 0, 1, 2, ... from the first token of each prompt, which "
                 f"is what a chain's levels use, given {positions.tolist()}"
@@ -593,14 +593,14 @@ def _generate_with(attached: list[Attachment], owner: Any) -> types.MethodType:
         if not attached or options.get("custom_generate") is not None:
             return plain(*args, **options)
         # transformers does not pass its streamer and tokenizer to a custom loop.
-        own: dict[str, Any] = {"chain": attached[-1].chain, "tokenizer": options.get("tokenizer")}
+        extra: dict[str, Any] = {"chain": attached[-1].chain, "tokenizer": options.get("tokenizer")}
         options = {**signature.bind_partial(*args).arguments, **options}
         if "stop_strings" not in options:
-            own["stop_strings"], options = _stop_strings_of(self, options)
+            extra["stop_strings"], options = _stop_strings_of(self, options)
         if self.config.is_encoder_decoder:
             ids = options.get("input_ids", options.get("inputs"))
             options = {"encoder_input_ids": ids, **options}
-        return plain(**{**options, "custom_generate": functools.partial(custom_generate, **own)})
+        return plain(**{**options, "custom_generate": functools.partial(custom_generate, **extra)})
 
     generate.attached, generate.before = attached, vars(owner).get("generate")  # type: ignore[attr-defined]
     return types.MethodType(generate, owner)

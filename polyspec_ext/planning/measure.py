@@ -154,7 +154,7 @@ class Part:
 
 def owners_above(parts: Sequence[Part]) -> bool:
     """Return whether the owner of every shared cache is above the levels that share it."""
-    levels = [part.thing for part in parts if part.model]
+    levels = [element.thing for element in parts if element.model]
     owners = [getattr(level, "cache_owner", level) for level in levels]
     return all(
         any(owner is above for above in levels[: number + 1]) for number, owner in enumerate(owners)
@@ -207,10 +207,10 @@ class Loader:
             name, loads = f"levels[{number}]", isinstance(thing, str | Path)
             if loads:
                 progress.note(f"plan: loading {thing}")
-            part = self.part(thing, name, [part.thing for part in parts])
-            if not part.model and number == 0:
-                raise TypeError(f"{name}: expected a model, given {type(part.thing).__name__}")
-            parts.append(replace(part, word=str(thing)) if loads else part)
+            element = self.part(thing, name, [element.thing for element in parts])
+            if not element.model and number == 0:
+                raise TypeError(f"{name}: expected a model, given {type(element.thing).__name__}")
+            parts.append(replace(element, word=str(thing)) if loads else element)
         return _named(parts)
 
     def with_considered(
@@ -227,33 +227,33 @@ class Loader:
                 break
             try:
                 progress.note(f"plan: making {word}")
-                part = self.part(word, word, [parts[0].thing])
+                element = self.part(word, word, [parts[0].thing])
             except ValueError:  # nothing to quantise, or a target without a cache to share
                 continue
-            parts.append(replace(part, name=word if part.model else part.name, word=word))
+            parts.append(replace(element, name=word if element.model else element.name, word=word))
         return _named(parts)
 
 
 def _named(parts: Sequence[Part]) -> list[Part]:
-    names = [part.name for part in parts]
+    names = [element.name for element in parts]
     return [
-        part if names.count(part.name) == 1 else replace(part, name=f"{part.name} ({n})")
-        for n, part in enumerate(parts)
+        member if names.count(member.name) == 1 else replace(member, name=f"{member.name} ({n})")
+        for n, member in enumerate(parts)
     ]
 
 
 def in_order(parts: Sequence[Part]) -> list[Part]:
     """Return the target, the other models from the slowest to the fastest, then the drafters."""
-    target, others = parts[0], [part for part in parts[1:] if part.model]
-    apart = [part for part in others if part.reads_apart]
+    target, models = parts[0], [element for element in parts[1:] if element.model]
+    apart = [element for element in models if element.reads_apart]
     cost = {}
-    if len(others) > 1 and apart:
+    if len(models) > 1 and apart:
         clock = time.perf_counter  # wall time, as in all measurements of a plan
-        times = pass_seconds([part.thing for part in apart], (1,), repeats=6, clock=clock)
-        cost = {part.name: seconds[1] for part, seconds in zip(apart, times, strict=True)}
+        times = pass_seconds([element.thing for element in apart], (1,), repeats=6, clock=clock)
+        cost = {element.name: seconds[1] for element, seconds in zip(apart, times, strict=True)}
     # A level in the target's cache is a copy of the target: it comes first, untimed.
-    others.sort(key=lambda part: -cost.get(part.name, float("inf")))
-    return [target, *others, *(part for part in parts[1:] if not part.model)]
+    models.sort(key=lambda element: -cost.get(element.name, float("inf")))
+    return [target, *models, *(element for element in parts[1:] if not element.model)]
 
 
 # ---- chains at work ------------------------------------------------------------------------------
@@ -331,8 +331,8 @@ class Runner:
                 # The first setting has already run when the time is over.
                 if every > 1 and (over if at == 0 else at % every != turn % every):
                     continue
-                each = share if at > 0 or every == 1 else float("inf")
-                calls[at].append(self.call(chains[at], turn, each))
+                call_limit = share if at > 0 or every == 1 else float("inf")
+                calls[at].append(self.call(chains[at], turn, call_limit))
         return calls
 
     def call(self, chain: Chain, turn: int, limit: float, **options: Any) -> Call:
@@ -532,8 +532,8 @@ def timed_settings(parts: Sequence[Part]) -> list[Setting]:
     model verifies as well; (target, model, drafter of trees), since sizes of trees differ; and,
     since no text gives their acceptance, (target, level in its cache) and (target, level in its
     cache, drafter that reads its hidden states)."""
-    models = [n for n, part in enumerate(parts) if part.model and n > 0]
-    drafters = [n for n, part in enumerate(parts) if not part.model]
+    models = [n for n, element in enumerate(parts) if element.model and n > 0]
+    drafters = [n for n, element in enumerate(parts) if not element.model]
     chains = [(0, n) for n in models if n == models[0] or not parts[n].reads_apart]
     chains += [(0, n) for n in drafters]
     longer: list[tuple[int, ...]] = [(0, *pair) for pair in itertools.pairwise(models)]
@@ -592,14 +592,14 @@ def measure(
         request.batch,
     )
     seen = _enter_times(measured, parts, settings, ran)
-    for n, part in enumerate(parts):
+    for n, element in enumerate(parts):
         drafts = any(setting.parts[-1] == n != 0 for setting in settings)
         verifies = any(n in setting.parts[1:-1] for setting in settings)
         timed = {above for above, _ in measured.verify}
         if (drafts and n not in measured.draft) or (verifies and n not in timed):
             raise ValueError(
                 "max_new_tokens: expected texts of more rounds, by which levels can be timed, "
-                f"given {most}, with which {part.name} ended none"
+                f"given {most}, with which {element.name} ended none"
             )
     _acceptances(measured, parts, pairs, request, seen)
     measured.spent = time.perf_counter() - began
@@ -620,25 +620,25 @@ def _enter_times(
         stats, chain = merged(calls), setting.parts
         steps = steps_of(stats, measured.batch)
         outside += (stats.overhead_seconds, sum(steps))
-        for at, (part, level, count) in enumerate(zip(chain, stats.levels, steps, strict=True)):
+        for at, (number, level, count) in enumerate(zip(chain, stats.levels, steps, strict=True)):
             for call in calls:
-                prefill[part].append((call.longest, call.stats.levels[at].prefill_seconds, 1))
+                prefill[number].append((call.longest, call.stats.levels[at].prefill_seconds, 1))
             if not count:
                 continue
             if at and at == len(chain) - 1:
-                draft[part].append((setting.windows[-1], level.seconds, count))
+                draft[number].append((setting.windows[-1], level.seconds, count))
                 continue
             lowest = at == len(chain) - 2
             tree = chain[-1] if lowest and parts[chain[-1]].trees else 0
             tokens = round(level.num_draft_tokens / level.num_verifications)
-            verify[part, tree].append(
+            verify[number, tree].append(
                 (setting.windows[-1] if tree else tokens, level.seconds, count)
             )
             if lowest:
-                seen[part, chain[-1]].append((setting.windows[-1], level))
+                seen[number, chain[-1]].append((setting.windows[-1], level))
     measured.verify = {key: times_of(samples) for key, samples in verify.items()}
-    measured.draft = {part: times_of(samples) for part, samples in draft.items()}
-    measured.prefill = {part: times_of(samples) for part, samples in prefill.items()}
+    measured.draft = {number: times_of(samples) for number, samples in draft.items()}
+    measured.prefill = {number: times_of(samples) for number, samples in prefill.items()}
     measured.outside = float(outside[0] / outside[1])
     return seen
 
@@ -681,14 +681,14 @@ def _acceptances(
     vocab = int(parts[0].thing.vocab_size)
     pieces: dict[_Pair, list[Any]] = defaultdict(list)
     pairs = [(a, b) for a, b in itertools.combinations(range(len(parts)), 2) if parts[a].model]
-    apart = [n for n, part in enumerate(parts) if part.model and (n == 0 or part.reads_apart)]
+    apart = [n for n, level in enumerate(parts) if level.model and (n == 0 or level.reads_apart)]
     for prompt, new in texts:
         rows = {n: _distributions(parts[n].thing, vocab, prompt, new, request) for n in apart}
         chosen = torch.tensor(new)
         proposals = {
-            n: _proposed(part.thing, prompt, new, request)
-            for n, part in enumerate(parts)
-            if not part.model and isinstance(part.thing, Drafter)
+            n: _proposed(element.thing, prompt, new, request)
+            for n, element in enumerate(parts)
+            if not element.model and isinstance(element.thing, Drafter)
         }
         for upper, lower in pairs:
             if lower in rows and upper in rows:
@@ -732,7 +732,7 @@ def _proposed(
         proposal = fork.propose(context, MOST)
         if proposal.logits is not None:
             return None
-        proposals.append([int(each) for each in proposal.tokens])
+        proposals.append([int(draft) for draft in proposal.tokens])
         context.valid = len(context.tokens)
         context.tokens.append(token)
     return proposals

@@ -126,11 +126,11 @@ class Candidate:
 def chains(parts: Sequence[Part]) -> Iterator[tuple[int, ...]]:
     """Yield every chain of at most `LONGEST` elements, in order: the target, any other models, and
     at most a single drafter."""
-    models = [n for n, part in enumerate(parts) if part.model and n > 0]
-    drafters = [n for n, part in enumerate(parts) if not part.model and n > 0]
+    models = [n for n, element in enumerate(parts) if element.model and n > 0]
+    drafters = [n for n, element in enumerate(parts) if not element.model and n > 0]
     for count in range(min(len(models), LONGEST - 1) + 1):
-        for some in itertools.combinations(models, count):
-            chain = (0, *some)
+        for subset in itertools.combinations(models, count):
+            chain = (0, *subset)
             if not owners_above([parts[n] for n in chain]):
                 continue
             yield chain
@@ -149,7 +149,7 @@ def candidates(measured: Measured, parts: Sequence[Part]) -> list[Candidate]:
 
 def fastest_first(some: Any) -> list[Candidate]:
     """Return the candidates in falling order of predicted tokens per second."""
-    return sorted(some, key=lambda each: -each.predicted_tokens_per_second)
+    return sorted(some, key=lambda c: -c.predicted_tokens_per_second)
 
 
 def candidate(measured: Measured, parts: Sequence[Part], setting: Setting) -> Candidate:
@@ -197,8 +197,8 @@ def _first(acceptance: Acceptance, positions: int, batch: int) -> Acceptance:
             return Proposals(*map(first, values))
         return None if values is None else values[:cut]
 
-    others = (remaining, acceptance.proposals, acceptance.tail, acceptance.room)
-    return Acceptance(tuple(map(first, acceptance.levels)), *map(first, others))
+    fields = (remaining, acceptance.proposals, acceptance.tail, acceptance.room)
+    return Acceptance(tuple(map(first, acceptance.levels)), *map(first, fields))
 
 
 def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = True) -> Setting:
@@ -241,8 +241,8 @@ def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = Tr
             other = (*sizes[:at], size, *sizes[at + 1 :])
             if rate(other, extra) > best:
                 sizes, best, moved = other, rate(other, extra), True
-        for at, more in itertools.product(range(count - 1), _EXTRA):
-            bounds = (*extra[:at], more, *extra[at + 1 :])
+        for at, surplus in itertools.product(range(count - 1), _EXTRA):
+            bounds = (*extra[:at], surplus, *extra[at + 1 :])
             if rate(sizes, bounds) > best:
                 extra, best, moved = bounds, rate(sizes, bounds), True
     return max(known, key=known.__getitem__)
@@ -251,8 +251,8 @@ def best_setting(measured: Measured, chain: tuple[int, ...], *, tails: bool = Tr
 def _rounds(windows: Sequence[int], extra: Sequence[int | None]) -> tuple[int, ...]:
     pairs = itertools.pairwise(windows)
     return tuple(
-        0 if more is None else -(-window // (below + 1)) + more
-        for (window, below), more in zip(pairs, extra, strict=True)
+        0 if surplus is None else -(-window // (below + 1)) + surplus
+        for (window, below), surplus in zip(pairs, extra, strict=True)
     )
 
 
@@ -274,17 +274,17 @@ def _uncertainty(measured: Measured, chain: Sequence[int], expected: Expectation
 def with_rates(some: Sequence[Candidate], runner: Runner, repeats: int) -> list[Candidate]:
     """Run all calls `repeats` times with each candidate, and return candidates with the rates."""
     ran, size = [], len(runner.groups)
-    for one, calls in zip(some, runner.run([c.setting for c in some], repeats), strict=True):
+    for candidate, calls in zip(some, runner.run([c.setting for c in some], repeats), strict=True):
         whole, decoding = [], []
         for turn in range(repeats):
-            each = calls[turn * size : (turn + 1) * size]
-            stats = merged(each)
-            whole.append(stats.num_new_tokens / sum(call.seconds for call in each))
+            turn_calls = calls[turn * size : (turn + 1) * size]
+            stats = merged(turn_calls)
+            whole.append(stats.num_new_tokens / sum(call.seconds for call in turn_calls))
             decoding.append(stats.tokens_per_second)
         stats = merged(calls)
         ran.append(
             replace(
-                one,
+                candidate,
                 measured_tokens_per_second=statistics.median(whole),
                 measured_decode_tokens_per_second=statistics.median(decoding),
                 measured_repeats=tuple(decoding),
@@ -312,17 +312,17 @@ def with_trials(
         most: number of chains with a trial, beside plain decoding; None: all.
     """
     began = time.perf_counter()
-    plain = next(one for one in some if not one.windows)
+    plain = next(c for c in some if not c.windows)
     tried = list(dict.fromkeys([*some[:most], plain]))
     untried = replace(measured, trials={})
     while tried:
         left = max(limit - measured.spent - (time.perf_counter() - began), _TRIALS * limit)
-        calls = runner.run([one.setting for one in tried], _REPEATS, left)
-        for one, each in zip(tried, calls, strict=True):
-            measured.trials[one.parts] = _trial(untried, one.setting, each)
-        some = fastest_first(candidate(measured, runner.parts, one.setting) for one in some)
+        calls = runner.run([c.setting for c in tried], _REPEATS, left)
+        for contender, runs in zip(tried, calls, strict=True):
+            measured.trials[contender.parts] = _trial(untried, contender.setting, runs)
+        some = fastest_first(candidate(measured, runner.parts, c.setting) for c in some)
         # The recommended chain needs a trial.
-        tried = [one for one in some[:1] if one.parts not in measured.trials]
+        tried = [c for c in some[:1] if c.parts not in measured.trials]
     measured.spent += time.perf_counter() - began
     return list(some)
 
@@ -338,7 +338,7 @@ def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
         done[:] = stats.num_new_tokens / expected.tokens.sum()
     predicted = float(expected.seconds.sum(0) @ done + np.sum(expected.before))
     # The relative standard error of tokens per second: of a ratio of two sums, over rounds.
-    rounds = np.array([each for call in calls for each in call.rounds])
+    rounds = np.array([sample for call in calls for sample in call.rounds])
     (tokens, seconds), rows = rounds.sum(0), len(rounds)
     apart = rounds[:, 0] - tokens / seconds * rounds[:, 1]
     error = float((rows / max(rows - 1, 1) * (apart**2).sum()) ** 0.5 / tokens)
@@ -396,18 +396,18 @@ class Insertion:
 def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:
     """Return the theorem for every chain of at least three levels, with the model above the last
     level as M_new; chains with a drafter of trees are left out."""
-    by_parts = {one.parts: one for one in some}
+    by_parts = {c.parts: c for c in some}
     tests = []
-    for one in some:
-        if len(one.parts) < 3 or one.parts[-2:] in measured.trees:
+    for candidate in some:
+        if len(candidate.parts) < 3 or candidate.parts[-2:] in measured.trees:
             continue
-        at = len(one.parts) - 2
-        base = by_parts[one.parts[:at] + one.parts[-1:]]
-        before, after = (predict(measured, c.setting) for c in (base, one))
-        above, new, below = one.parts[at - 1 :]
-        window, steps, of_new = one.windows[at], after.steps.sum(0), after.emitted(at)
+        at = len(candidate.parts) - 2
+        base = by_parts[candidate.parts[:at] + candidate.parts[-1:]]
+        before, after = (predict(measured, c.setting) for c in (base, candidate))
+        above, new, below = candidate.parts[at - 1 :]
+        window, steps, of_new = candidate.windows[at], after.steps.sum(0), after.emitted(at)
         lengths = before.emitted(at), of_new, of_new * float(steps[at - 1] / steps[at])
-        factor, draft = measured.factor(one.parts), measured.draft[below]
+        factor, draft = measured.factor(candidate.parts), measured.draft[below]
         seconds = (
             _verification(measured, after, at, above) * factor,
             measured.verify[new, 0].at(window) * factor,
@@ -419,15 +419,15 @@ def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]
             window * draft.at(base.windows[-1]) / draft.at(window),
         )
         test = insertion_test(*seconds, *lengths, float(window), without)
-        names = one.levels[at], one.levels[at - 1], one.levels[-1]
-        tests.append(Insertion(*names, lengths, seconds, test, base, one))
+        names = candidate.levels[at], candidate.levels[at - 1], candidate.levels[-1]
+        tests.append(Insertion(*names, lengths, seconds, test, base, candidate))
     return tests
 
 
-def _verification(measured: Measured, expected: Expectation, level: int, part: int) -> float:
+def _verification(measured: Measured, expected: Expectation, level: int, number: int) -> float:
     pending = expected.verified[level - 1] * expected.rounds.sum()
     pending /= expected.steps.sum(0)[level - 1]
-    return measured.verify[part, 0].at(round(float(pending)))
+    return measured.verify[number, 0].at(round(float(pending)))
 
 
 # ---- plans ---------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Plan:
     @property
     def plain(self) -> Candidate:
         """The candidate of the target alone."""
-        return next(one for one in self.candidates if not one.windows)
+        return next(c for c in self.candidates if not c.windows)
 
     @property
     def speculate(self) -> bool:
@@ -475,8 +475,8 @@ class Plan:
             "request": {**self.request.options(), "batch": self.request.batch},
             "speculate": self.speculate,
             "recommended": self.recommended.to_dict(),
-            "candidates": [one.to_dict() for one in self.candidates],
-            "insertions": [one.to_dict() for one in self.insertions],
+            "candidates": [c.to_dict() for c in self.candidates],
+            "insertions": [insertion.to_dict() for insertion in self.insertions],
             "trials": [
                 {"levels": [self.parts[n].name for n in chain], **trial._asdict()}
                 for chain, trial in self.measured.trials.items()
@@ -509,13 +509,13 @@ class Plan:
             ValueError: an element is a Python object, without a path, id or word; names it.
         """
         sources = []
-        for part in map(self.parts.__getitem__, self.recommended.parts):
-            if part.word is None:
+        for element in map(self.parts.__getitem__, self.recommended.parts):
+            if element.word is None:
                 raise ValueError(
-                    f"{part.name}: expected an element by its path, id or word, given "
-                    f"{type(part.thing).__name__}, which a file cannot hold"
+                    f"{element.name}: expected an element by its path, id or word, given "
+                    f"{type(element.thing).__name__}, which a file cannot hold"
                 )
-            sources.append(part.source)
+            sources.append(element.source)
         return sources
 
     def save(self, path: str | Path) -> None:
@@ -608,52 +608,52 @@ def plan(
     rows = representative(_checked(prompts, request, parts[0]), request.batch)
     parts = in_order(parts)
     processor.note_load()
-    progress.note(f"plan: measuring {', '.join(part.name for part in parts)}")
+    progress.note(f"plan: measuring {', '.join(element.name for element in parts)}")
     measured = measure(parts, rows, request, limit=_MEASURING * seconds)
-    some = candidates(measured, parts)
-    progress.note(f"plan: trying the fastest of {len(some)} chains")
+    ranked = candidates(measured, parts)
+    progress.note(f"plan: trying the fastest of {len(ranked)} chains")
     runner = Runner(parts, rows[: len(measured.prompts)], request)
     # With `theorem` every chain has a trial, since the theorem's chains are compared by trials.
-    some = with_trials(measured, some, runner, seconds, None if theorem else trials)
-    if request.temperature > 0 and some[0].windows:
-        some[0] = _with_rule(some[0], runner, _TRYING * seconds)
-    best = some[0]
+    ranked = with_trials(measured, ranked, runner, seconds, None if theorem else trials)
+    if request.temperature > 0 and ranked[0].windows:
+        ranked[0] = _with_rule(ranked[0], runner, _TRYING * seconds)
+    best = ranked[0]
     # Plain decoding runs too: it shows a change in the machine's load.
-    plain = next(one for one in some if not one.windows)
-    ran = [*some[: 1 + RUNNERS_UP], plain] if verify else []
+    plain = next(c for c in ranked if not c.windows)
+    ran = [*ranked[: 1 + RUNNERS_UP], plain] if verify else []
     if theorem:
-        tests = insertions(measured, some)
-        ran += [one for test in tests for one in (test.without, test.with_new)] + [plain]
+        tests = insertions(measured, ranked)
+        ran += [c for test in tests for c in (test.without, test.with_new)] + [plain]
     if ran:
         ran = list(dict.fromkeys(ran))
-        for one, after in zip(ran, with_rates(ran, runner, repeats), strict=True):
-            some[some.index(one)] = after
-        best = max(some, key=lambda one: one.measured_tokens_per_second or 0.0)
-    tests = insertions(measured, some) if theorem else []
-    return Plan(some, best, tests, measured, parts, request)
+        for before, after in zip(ran, with_rates(ran, runner, repeats), strict=True):
+            ranked[ranked.index(before)] = after
+        best = max(ranked, key=lambda c: c.measured_tokens_per_second or 0.0)
+    tests = insertions(measured, ranked) if theorem else []
+    return Plan(ranked, best, tests, measured, parts, request)
 
 
-def _with_rule(one: Candidate, runner: Runner, limit: float) -> Candidate:
+def _with_rule(candidate: Candidate, runner: Runner, limit: float) -> Candidate:
     """Return the candidate with the faster rule; run both. The block rule never accepts less and
     costs a little more; its gain depends on whole blocks, which the replay of a text lacks."""
-    rules = [replace(one, rule=rule) for rule in ("token", "block")]
-    settings = [each.setting for each in rules]
+    rules = [replace(candidate, rule=rule) for rule in ("token", "block")]
+    settings = [c.setting for c in rules]
     calls = runner.run(settings, 1 if len(runner.groups) > 3 else 2, limit)
     if min(map(len, calls)) < 2:
-        return one
+        return candidate
     # The block rule must be faster in both halves of the calls: a single win may be luck.
-    token, block = ([merged(each[half::2]) for half in (0, 1)] for each in calls)
+    token, block = ([merged(runs[half::2]) for half in (0, 1)] for runs in calls)
     gains = [b.tokens_per_second / t.tokens_per_second for t, b in zip(token, block, strict=True)]
     if min(gains) <= _GAIN:
-        return one
-    decode = one.predicted_decode_tokens_per_second
+        return candidate
+    decode = candidate.predicted_decode_tokens_per_second
     rounds = [s[1].levels[0].num_verifications / s[1].num_new_tokens for s in (token, block)]
     saved = 1 / decode - 1 / (decode * gains[1])
     return replace(
         rules[1],
-        predicted_tokens_per_second=1 / (1 / one.predicted_tokens_per_second - saved),
+        predicted_tokens_per_second=1 / (1 / candidate.predicted_tokens_per_second - saved),
         predicted_decode_tokens_per_second=decode * gains[1],
-        length=one.length * rounds[0] / rounds[1],
+        length=candidate.length * rounds[0] / rounds[1],
     )
 
 
@@ -690,7 +690,7 @@ def load_or_plan(
     key = {
         "plan": SCHEMA,
         **processor.facts(),
-        "parts": [_fingerprint(part) for part in parts],
+        "parts": [_fingerprint(element) for element in parts],
         "prompts": rows,
         "request": {**request.options(), "batch": request.batch},
     }
@@ -700,7 +700,7 @@ def load_or_plan(
     if chain is None:
         if consider:
             parts = loader.with_considered(known, parts, _MAKING * seconds)
-        things = [part.thing for part in parts]
+        things = [element.thing for element in parts]
         planned = plan(
             things, rows, max_new_tokens, temperature, batch=batch, pack=pack, seconds=seconds
         )
@@ -725,14 +725,14 @@ def _stored_chain(
     kind: type[_Chain], parts: Sequence[Part], value: Any, loader: Loader
 ) -> _Chain | None:
     """Return the chain stored as `value`; None if it has other elements."""
-    known = {part.word: part.thing for part in parts if part.word is not None}
+    known = {element.word: element.thing for element in parts if element.word is not None}
     try:
         things: list[Any] = []
-        for one in value["parts"]:
-            if not isinstance(one, str):
-                things.append(parts[int(one)].thing)
+        for entry in value["parts"]:
+            if not isinstance(entry, str):
+                things.append(parts[int(entry)].thing)
             else:
-                things.append(known.get(one) or loader.part(one, one, things).thing)
+                things.append(known.get(entry) or loader.part(entry, entry, things).thing)
         options = {name: value[name] for name in ("rounds", "rule", "tail")}
         chain = kind(things, value["windows"], **options)
         rate, uncertainty = map(float, value["prediction"])
@@ -742,44 +742,44 @@ def _stored_chain(
     return chain
 
 
-def _fingerprint(part: Part) -> list[Any]:
-    config = getattr(getattr(part.thing, "model", None), "config", None)
-    described = repr(config.to_dict()) if config is not None else type(part.thing).__name__
-    return [part.name, described, str(part.choice and part.choice.config)]
+def _fingerprint(element: Part) -> list[Any]:
+    config = getattr(getattr(element.thing, "model", None), "config", None)
+    described = repr(config.to_dict()) if config is not None else type(element.thing).__name__
+    return [element.name, described, str(element.choice and element.choice.config)]
 
 
 # ---- reports in 80 columns -----------------------------------------------------------------------
 
 
-def _verdict(one: Candidate, plain: Candidate) -> str:
+def _verdict(best: Candidate, plain: Candidate) -> str:
     """Return the recommendation and its rate."""
-    rate = f"{one.predicted_tokens_per_second:.1f} tokens/s predicted"
-    if one.measured_tokens_per_second is not None:
-        rate += f", {one.measured_tokens_per_second:.1f} measured"
-    if not one.windows:
-        return f"do not speculate: {one.levels[0]} alone, {rate}"
-    over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
-    text = f"recommended: {_described(one)}, rule {one.rule}; {rate}; {over:.2f}x plain"
+    rate = f"{best.predicted_tokens_per_second:.1f} tokens/s predicted"
+    if best.measured_tokens_per_second is not None:
+        rate += f", {best.measured_tokens_per_second:.1f} measured"
+    if not best.windows:
+        return f"do not speculate: {best.levels[0]} alone, {rate}"
+    over = best.predicted_tokens_per_second / plain.predicted_tokens_per_second
+    text = f"recommended: {_described(best)}, rule {best.rule}; {rate}; {over:.2f}x plain"
     return columns.wrapped(text)
 
 
-def _rates(some: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
+def _rates(ranked: Sequence[Candidate], plain: Candidate, verbose: bool) -> str:
     """Return a table of every chain's rate, predicted and, if any chain was run, measured;
     `verbose`: also rates of decoding, without prefills."""
     heads = ["tokens/s", "+-", "over plain"]
-    heads += ["measured", "over plain"] * any(one.measured_tokens_per_second for one in some)
+    heads += ["measured", "over plain"] * any(c.measured_tokens_per_second for c in ranked)
     heads += ["decoding", "tokens/round"] * verbose
     rows = []
-    for one in some:
-        over = one.predicted_tokens_per_second / plain.predicted_tokens_per_second
-        cells = [f"{one.predicted_tokens_per_second:.1f}", f"{100 * one.uncertainty:.1f} %"]
+    for c in ranked:
+        over = c.predicted_tokens_per_second / plain.predicted_tokens_per_second
+        cells = [f"{c.predicted_tokens_per_second:.1f}", f"{100 * c.uncertainty:.1f} %"]
         cells.append(f"{over:.2f}")
         if "measured" in heads:
-            rate, base = one.measured_tokens_per_second, plain.measured_tokens_per_second
+            rate, base = c.measured_tokens_per_second, plain.measured_tokens_per_second
             cells += [f"{rate:.1f}", f"{rate / base:.2f}"] if rate and base else ["-", "-"]
         if verbose:
-            cells += [f"{one.predicted_decode_tokens_per_second:.1f}", f"{one.length:.2f}"]
-        rows.append((_described(one), cells))
+            cells += [f"{c.predicted_decode_tokens_per_second:.1f}", f"{c.length:.2f}"]
+        rows.append((_described(c), cells))
     return f"predicted for whole calls\n{columns.table('chain', heads, rows)}"
 
 
@@ -790,7 +790,7 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
         f"{len(measured.remaining)} tokens, temperature {request.temperature:g}, batch "
         f"{measured.batch}; {measured.outside * 1e6:.0f} us per step outside the levels"
     ]
-    for n, part in enumerate(parts):
+    for n, element in enumerate(parts):
         tables = {
             f"verify trees of {parts[m].name}" if m else "verify": measured.verify[above, m]
             for above, m in sorted(measured.verify)
@@ -805,7 +805,7 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
         read = measured.prefill[n].seconds
         ends = sorted({min(read), max(read)})
         times.append("prefill " + ", ".join(f"{size}: {read[size] * 1e3:.1f}" for size in ends))
-        lines.append(f"  {part.name}: ms by tokens: {'; '.join(times)}")
+        lines.append(f"  {element.name}: ms by tokens: {'; '.join(times)}")
     pairs = sorted({*measured.accept, *measured.proposals})
     shares = [f"{parts[a].name} from {parts[b].name} {measured.rate(a, b):.3f}" for a, b in pairs]
     lines += [f"  accepted per token: {', '.join(shares)}"] * bool(shares)
@@ -813,7 +813,7 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
         f"  {', '.join(parts[n].name for n in chain)}: x{trial.factor:.2f} of that at work"
         for chain, trial in measured.trials.items()
     ]
-    lines += [f"  {part.name}: {part.choice}" for part in parts if part.choice is not None]
+    lines += [f"  {level.name}: {level.choice}" for level in parts if level.choice is not None]
     return columns.wrapped("\n".join(lines))
 
 
@@ -828,19 +828,19 @@ def theorem_table(tests: Sequence[Insertion]) -> str:
         "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens that "
         "the model above hands up per pass; exact: T_new against Lemma 3.1 before and after)"
     )
-    rows = [(f"{one.new} between {one.above} and {one.below}", _insertion(one)) for one in tests]
+    rows = [(f"{t.new} between {t.above} and {t.below}", _insertion(t)) for t in tests]
     return f"{columns.wrapped(title)}\n{columns.table('', heads, rows)}"
 
 
-def _insertion(one: Insertion) -> tuple[str, ...]:
-    test, (length, of_new, new_length) = one.test, one.lengths
-    above, new, below = (seconds * 1e3 for seconds in one.seconds)
-    before, after = (c.predicted_decode_tokens_per_second for c in (one.without, one.with_new))
+def _insertion(case: Insertion) -> tuple[str, ...]:
+    test, (length, of_new, new_length) = case.test, case.lengths
+    above, new, below = (seconds * 1e3 for seconds in case.seconds)
+    before, after = (c.predicted_decode_tokens_per_second for c in (case.without, case.with_new))
     renewal, measured = _word(after > before), "-"
-    first, second = (c.measured_decode_tokens_per_second for c in (one.without, one.with_new))
+    first, second = (c.measured_decode_tokens_per_second for c in (case.without, case.with_new))
     if first is not None and second is not None:
         before, after = first, second
-        measured = "either" if one.faster is None else _word(one.faster)
+        measured = "either" if case.faster is None else _word(case.faster)
     return (
         f"{above:.2f}", f"{of_new:.2f}", f"{new:.2f}", f"{new_length:.2f}", f"{below:.2f}",
         f"{length:.2f}", f"{test.ratio_above:.3f}", f"{test.bound_above:.3f}",
@@ -849,12 +849,12 @@ def _insertion(one: Insertion) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _described(one: Candidate) -> str:
-    if not one.windows:
-        return f"{one.levels[0]} alone"
-    text = f"{', '.join(one.levels)}; window {','.join(map(str, one.windows))}"
-    text += f" tail {one.tail}" if one.tail else ""
-    return text + (f" rounds {','.join(map(str, one.rounds))}" if one.rounds else "")
+def _described(candidate: Candidate) -> str:
+    if not candidate.windows:
+        return f"{candidate.levels[0]} alone"
+    text = f"{', '.join(candidate.levels)}; window {','.join(map(str, candidate.windows))}"
+    text += f" tail {candidate.tail}" if candidate.tail else ""
+    return text + (f" rounds {','.join(map(str, candidate.rounds))}" if candidate.rounds else "")
 
 
 def _word(inserted: bool) -> str:

@@ -167,7 +167,7 @@ class RoundModel:
         room = np.array([_ENDLESS], np.int64)
         if self.remaining is not None and self.room is not None:
             room = np.minimum(self.remaining + 1, self.room + 1 - level).clip(1)
-        rooms, place = np.unique(room, return_inverse=True)
+        rooms, inverse = np.unique(room, return_inverse=True)
         below = self.levels - level
         shape = RoundShape(below + 1, 0, 0)
         rows = np.zeros((len(rooms), shape.words), np.int64)
@@ -176,18 +176,18 @@ class RoundModel:
             at = shape.level_at(number + 1)
             rows[:, at + shape.WINDOW] = self.windows[level - 1 + number]
             rows[:, at + shape.BOUND] = self.rounds[level - 1 + number]
-        return rows, place
+        return rows, inverse
 
     def _due(self, level: int, pending: int, blocks: int, tail: int = 0) -> tuple[Ints, Ints]:
         """Return ``[P]`` each: the level that acts next, and the number of tokens that it drafts or
         verifies, with `pending` tokens in `blocks` blocks for `level` and none for lower levels."""
-        rows, place = self.rows(level)
+        rows, inverse = self.rows(level)
         shape = RoundShape(self.levels - level + 1, 0, 0)
         at = shape.level_at(1)
         rows[:, at + shape.PENDING], rows[:, at + shape.BLOCKS] = pending, blocks
         rows[:, shape.TAIL_WINDOW] = tail
         levels, counts = schedule_due(rows, shape.levels)
-        return levels[place] + level - 1, counts[place]
+        return levels[inverse] + level - 1, counts[inverse]
 
     def _block(self, level: int) -> tuple[Outcomes, Log]:
         """Return outcomes and steps of `level` gathering tokens and verifying once."""
@@ -224,9 +224,9 @@ class RoundModel:
             yield accepted + 1, chance
             return
         ends = self.remaining == accepted
-        for emitted, here in ((accepted, ends), (accepted + 1, ~ends)):
-            if (chance * here).max() > TINY:
-                yield emitted, chance * here
+        for emitted, mask in ((accepted, ends), (accepted + 1, ~ends)):
+            if (chance * mask).max() > TINY:
+                yield emitted, chance * mask
 
     def _accepts(self, level: int, index: int, pending: int) -> Floats:
         """Return the acceptance of token `index` of a block; a tail begins after `pending`."""
@@ -253,30 +253,30 @@ class RoundModel:
     ) -> None:
         """Add the draft of level n, where it drafts next, with `chance` ``[P]``, to the tokens
         pending for `level`; `tail`: the draft is a tail of at most `tail` tokens."""
-        due, wanted = self.due(level, pending, blocks, tail)
-        wanted = np.where(due == self.levels, wanted, 0)
-        proposals, drafted = self.accept_tail if tail else self.proposals, wanted
+        due, limits = self.due(level, pending, blocks, tail)
+        limits = np.where(due == self.levels, limits, 0)
+        proposals, drafted = self.accept_tail if tail else self.proposals, limits
         if isinstance(proposals, Proposals):
             counts = self.ahead(proposals.counts.astype(np.float64), pending)
-            drafted = np.minimum(wanted, counts.astype(np.int64))
-        for tokens, count in np.unique(np.stack([wanted, drafted]), axis=1).T.tolist():
-            here = chance * ((wanted == tokens) & (drafted == count))
-            if here.max() <= TINY:
+            drafted = np.minimum(limits, counts.astype(np.int64))
+        for tokens, count in np.unique(np.stack([limits, drafted]), axis=1).T.tolist():
+            mass = chance * ((limits == tokens) & (drafted == count))
+            if mass.max() <= TINY:
                 continue
             of_tail = count if tail else 0
             if tokens > 0:
                 # Rows with an incomplete window draft their next block in the same step.
                 path = (blocks, *[0] * (self.levels - 1 - level))
-                _add(log.setdefault(path, Steps(self.levels, {})).sizes, tokens, here)
-                self.tail_tokens = self.tail_tokens + here * of_tail
-            _add(ready, (pending + count, of_tail), here)
+                _add(log.setdefault(path, Steps(self.levels, {})).sizes, tokens, mass)
+                self.tail_tokens = self.tail_tokens + mass * of_tail
+            _add(ready, (pending + count, of_tail), mass)
 
     def _gather(self, level: int, log: Log) -> _Ready:
         states: dict[int, Floats] = {0: np.ones(self.places)}  # by tokens pending
         ready: _Ready = {}
         blocks = 0
         while states:
-            more: dict[int, Floats] = {}
+            following: dict[int, Floats] = {}
             for pending, probability in states.items():
                 full = self.due(level, pending, blocks)[0] == level
                 done = probability * full
@@ -295,8 +295,8 @@ class RoundModel:
                 for emitted, chance in outcomes.items():
                     after = going * self.ahead(chance, pending)
                     if after.max() > TINY:
-                        _add(more, pending + emitted, after)
-            states, blocks = more, blocks + 1
+                        _add(following, pending + emitted, after)
+            states, blocks = following, blocks + 1
         return ready
 
 
@@ -349,10 +349,10 @@ class Expectation:
     def of_batches(self, numbers: Sequence[int]) -> Expectation:
         """Return the expectation of the batches `numbers`, with repetitions; `verified` and `tail`
         stay means over all batches."""
-        some = np.array(numbers, np.int64)
+        indices = np.array(numbers, np.int64)
         names = ("rounds", "tokens", "steps", "batch_steps", "seconds", "before")
         values = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: v[some] for name, v in values.items() if np.ndim(v)})
+        return replace(self, **{name: v[indices] for name, v in values.items() if np.ndim(v)})
 
     def emitted(self, level: int) -> float:
         """Return the tokens handed up per verification of `level`; L_i for the target."""
@@ -434,9 +434,9 @@ def expectation(
     if batch > 1:
         rows = batches(len(begins), batch)
         ends = [*begins[1:].tolist(), chain.places]
-        texts = [slice(*both) for both in zip(begins.tolist(), ends, strict=True)]
+        texts = [slice(*bounds) for bounds in zip(begins.tolist(), ends, strict=True)]
         together = [_together(chain, log, visits, [texts[n] for n in row]) for row in rows]
-        shared, spent = (np.array(each) for each in zip(*together, strict=True))
+        shared, spent = (np.array(column) for column in zip(*together, strict=True))
         done, tokens, steps = (values[rows].sum(1) for values in (done, tokens, steps))
     return Expectation(done, tokens, steps, shared, spent, verified[:-1], of_tail)
 

@@ -115,15 +115,15 @@ class Adaptive:
         # Options are checked here, so that no request fails by them.
         if self.max_windows is not None:
             self.max_windows = [
-                arguments.integer("max_windows", one, arguments.SIZE_MAX)
-                for one in arguments.row_integers("max_windows", self.max_windows)
+                arguments.integer("max_windows", window, arguments.SIZE_MAX)
+                for window in arguments.row_integers("max_windows", self.max_windows)
             ]
             if not self.max_windows:
                 raise ValueError(
                     "max_windows: expected one for each level but the last, given none"
                 )
-        for one in fields(self):
-            setattr(self, one.name, _plain(one.name, getattr(self, one.name), one.default))
+        for entry in fields(self):
+            setattr(self, entry.name, _plain(entry.name, getattr(self, entry.name), entry.default))
         _made(self, [1] * (1 if self.max_windows is None else len(self.max_windows)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,10 +146,10 @@ def _made(policy: Adaptive, windows: Sequence[int]) -> _Native:
     options = PolicyOptions()
     options.kind = policy._kind
     options.windows = list(windows)
-    for one in fields(policy):
-        value = getattr(policy, one.name)
+    for entry in fields(policy):
+        value = getattr(policy, entry.name)
         if value is not None:
-            setattr(options, one.name, value)
+            setattr(options, entry.name, value)
     return _Native(options)
 
 
@@ -229,6 +229,6 @@ def named(name: str) -> Adaptive:
     """
     if not isinstance(name, str) or name not in POLICIES:
         wrong = ValueError if isinstance(name, str) else TypeError
-        given = arguments.shown(name)
-        raise wrong(f"policy: expected one of {', '.join(POLICIES)}, given {given}")
+        shown = arguments.shown(name)
+        raise wrong(f"policy: expected one of {', '.join(POLICIES)}, given {shown}")
     return POLICIES[name]()

@@ -62,8 +62,8 @@ class DrafterChoice:
         self.stay, self.forgetting, self.confidence = stay, forgetting, confidence
         count = len(drafter.members)
         self.policies = [policy() for _ in range(count)]
-        for one in self.policies:
-            arguments.instance("policy", one, WindowPolicy, none=False)
+        for instance in self.policies:
+            arguments.instance("policy", instance, WindowPolicy, none=False)
         self._rounds, self._tokens, self._seconds = ([0.0] * count for _ in range(3))
         self._left = stay
         self._first: int | None = None  # the request that reports first in its batch

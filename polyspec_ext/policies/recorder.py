@@ -58,28 +58,28 @@ class RoundRecorder(StatsRecorder):
 
     def verified(self, index: int, entries: Sequence[Sequence[int]], seconds: float) -> None:
         super().verified(index, entries, seconds)
-        found = []
+        rows = []
         for tokens, _, accepted, _, _, _, of_tail in entries:
             # Policies estimate the acceptance of the level below, which did not see a tail.
-            own = tokens - of_tail
-            found.append((own, min(accepted, own), tokens))
-        self._note(index + 1, entries, found, seconds)
+            drafted = tokens - of_tail
+            rows.append((drafted, min(accepted, drafted), tokens))
+        self._note(index + 1, entries, rows, seconds)
 
     def _note(
         self,
         level: int,
         entries: Sequence[Sequence[int]],
-        found: Sequence[tuple[int, int, int]],
+        rows: Sequence[tuple[int, int, int]],
         seconds: float,
     ) -> None:
         """Record a step of each active row: tokens and accepted tokens without a tail, and tokens
         with the tail."""
         seconds = seconds if self._timed else 0.0
         took = [at for at, entry in enumerate(entries) if entry[0] >= 0]
-        width = max((found[at][2] for at in took), default=0)
-        for place, at in enumerate(took):
-            tokens, accepted, _ = found[at]
-            step = StepReport(level, tokens, accepted, width, len(took), seconds, place > 0)
+        width = max((rows[at][2] for at in took), default=0)
+        for number, at in enumerate(took):
+            tokens, accepted, _ = rows[at]
+            step = StepReport(level, tokens, accepted, width, len(took), seconds, number > 0)
             self._steps.setdefault(id(self._rows[at]), []).append(step)
         if level == 1:  # the round ends
             reading = [

@@ -135,9 +135,9 @@ class Answers:
     def whole(self, pieces: Sequence[Piece], choices: Sequence[Choice]) -> dict[str, Any]:
         """Return the answer with all choices."""
         shown = [self._choice(index, piece) for index, piece in enumerate(pieces)]
-        made = {**self._object(shown), "usage": self._usage(choices)}
-        made.update(self._measured(choices))
-        return made
+        answer = {**self._object(shown), "usage": self._usage(choices)}
+        answer.update(self._measured(choices))
+        return answer
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the chunk before the text of a choice; None: no such chunk."""
@@ -193,20 +193,20 @@ class Answers:
     def _logprobs(self, index: int, tokens: Iterable[Token]) -> dict[str, Any]:
         if self._wanted.chat:
             return {"content": [self._chat_logprobs(token) for token in tokens], "refusal": None}
-        found: dict[str, list[Any]] = {
+        logprobs: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
         for token in tokens:
-            found["tokens"].append(self._text(token.id))
-            found["token_logprobs"].append(max(token.logprob, _LEAST))
+            logprobs["tokens"].append(self._text(token.id))
+            logprobs["token_logprobs"].append(max(token.logprob, _LEAST))
             best = dict(token.alternatives)
             best.setdefault(token.id, token.logprob)
-            found["top_logprobs"].append(
+            logprobs["top_logprobs"].append(
                 {self._text(other): max(value, _LEAST) for other, value in best.items()}
             )
-            found["text_offset"].append(self._offsets[index])
+            logprobs["text_offset"].append(self._offsets[index])
             self._offsets[index] += len(token.text)
-        return found
+        return logprobs
 
     def _chat_logprobs(self, token: Token) -> dict[str, Any]:
         best = [self._entry(other, value) for other, value in token.alternatives]
@@ -215,8 +215,8 @@ class Answers:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
         # The bytes of a partial character are unknown.
-        found = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": found}
+        encoded = None if "\ufffd" in text else list(text.encode())
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": encoded}
 
     def _text(self, token: int) -> str:
         return str(self._model.tokenizer.decode([token]))
@@ -224,7 +224,7 @@ class Answers:
     def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         read = sum(map(len, self._wanted.prompts))
         new = sum(choice.count for choice in choices)
-        cached = sum(one.stats.num_cached_tokens for one in choices if one.stats is not None)
+        cached = sum(c.stats.num_cached_tokens for c in choices if c.stats is not None)
         return {
             "prompt_tokens": read,
             "completion_tokens": new,
@@ -236,9 +236,9 @@ class Answers:
         requests = [choice.stats for choice in choices if choice.stats is not None]
         if not requests:
             return {}
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "metrics": {"speculative_decoding": speculative_decoding(requests)}
         }
         if self._wanted.levels:
-            found["polyspec"] = [stats.to_dict() for stats in requests]
-        return found
+            measured["polyspec"] = [stats.to_dict() for stats in requests]
+        return measured

@@ -99,14 +99,14 @@ class Endpoint:
         hosts: Sequence[str] | None = _LOOPBACK,
     ) -> None:
         chain = server.chain
-        lengths = [server.max_tokens, *(part.max_length for part in chain.engine.parts)]
+        lengths = [server.max_tokens, *(member.max_length for member in chain.engine.parts)]
         target, vocab_size = chain.levels[0], chain.vocab_sizes[0]
         self.limits = limits or Limits()
         self.model = Model(
             name,
             tokenizer,
             ends_of_turn(tokenizer, target),
-            [one for one in getattr(target, "eos_token_ids", ()) if 0 <= one < vocab_size],
+            [token for token in getattr(target, "eos_token_ids", ()) if 0 <= token < vocab_size],
             min((length for length in lengths if length is not None), default=None),
             self.limits.prompt,
             min(128, server.slots + server.max_waiting),
@@ -206,12 +206,12 @@ class Endpoint:
     # ---- requests --------------------------------------------------------------------------------
 
     def _require_key(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").encode("latin-1")
-        if self._key is not None and not hmac.compare_digest(given, self._key):
+        credentials = request.headers.get("authorization", "").encode("latin-1")
+        if self._key is not None and not hmac.compare_digest(credentials, self._key):
             raise Refusal(
                 401,
                 "authorization: expected the API key as a bearer token, given "
-                f"{'another' if given else 'none'}",
+                f"{'another' if credentials else 'none'}",
                 code="invalid_api_key",
             )
 
@@ -257,12 +257,12 @@ class Endpoint:
         size = request.headers.get("content-length", "")
         if size.isdecimal() and int(size) > self.limits.body:
             raise too_long
-        found = bytearray()
+        body = bytearray()
         async for chunk in request.stream():
-            found += chunk
-            if len(found) > self.limits.body:
+            body += chunk
+            if len(body) > self.limits.body:
                 raise too_long
-        return bytes(found)
+        return bytes(body)
 
     async def events(self, wanted: Wanted, began: float) -> AsyncGenerator[tuple[int, Event], None]:
         """Run the requests of all choices, and yield (index of the choice, event). Closing the
@@ -490,8 +490,8 @@ async def _refused(request: Request, refusal: Refusal) -> Any:
 
 async def _no_route(request: Request, error: Exception) -> Any:
     status = getattr(error, "status_code", 404)
-    wanted = "GET" if request.method == "POST" else "POST"
-    text = f"expected a {wanted} request" if status == 405 else "expected a path of the API"
+    method = "GET" if request.method == "POST" else "POST"
+    text = f"expected a {method} request" if status == 405 else "expected a path of the API"
     return _error(Refusal(status, f"{text}, given {request.method} {request.url.path}"))
 
 

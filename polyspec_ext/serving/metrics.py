@@ -65,9 +65,9 @@ class Metrics:
         self._levels = RequestCollector()
         self._registry.register(self._levels)
 
-        def series(kind: Any, name: str, text: str, label: str = "", **more: Any) -> Any:
+        def series(kind: Any, name: str, text: str, label: str = "", **options: Any) -> Any:
             labels = ["model_name", label] if label else ["model_name"]
-            family = kind(f"vllm:{name}", text, labels, registry=self._registry, **more)
+            family = kind(f"vllm:{name}", text, labels, registry=self._registry, **options)
             return family if label else family.labels(model)
 
         for name, text in (("running", "Requests that run."), ("waiting", "Requests that wait.")):

@@ -136,18 +136,18 @@ def parse(body: bytes) -> dict[str, Any]:
     Raises:
         Refusal: the body is no JSON object in UTF-8.
     """
-    wanted = "body: expected a JSON object in UTF-8"
+    expected = "body: expected a JSON object in UTF-8"
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        parsed = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as error:
-        raise Refusal(400, f"{wanted}, given other bytes at {error.start}") from None
+        raise Refusal(400, f"{expected}, given other bytes at {error.start}") from None
     except RecursionError:
-        raise Refusal(400, f"{wanted}, given one nested too deeply") from None
+        raise Refusal(400, f"{expected}, given one nested too deeply") from None
     except ValueError as error:
-        raise Refusal(400, f"{wanted}, given something else: {error}") from None
-    if not isinstance(found, dict):
-        raise Refusal(400, f"{wanted}, given {arguments.shown(found)}")
-    return found
+        raise Refusal(400, f"{expected}, given something else: {error}") from None
+    if not isinstance(parsed, dict):
+        raise Refusal(400, f"{expected}, given {arguments.shown(parsed)}")
+    return parsed
 
 
 def _no_number(text: str) -> float:
@@ -192,13 +192,13 @@ def _text(name: str, value: Any) -> str:
 
 
 def _texts(name: str, value: Any) -> list[str]:
-    found = [_text(name, one) for one in arguments.strings(name, value)]
-    if len(found) > MOST_TEXTS or "" in found:
-        given = "''" if "" in found else len(found)
+    texts = [_text(name, text) for text in arguments.strings(name, value)]
+    if len(texts) > MOST_TEXTS or "" in texts:
+        shown = "''" if "" in texts else len(texts)
         raise ValueError(
-            f"{name}: expected at most {MOST_TEXTS} strings, none empty, given {given}"
+            f"{name}: expected at most {MOST_TEXTS} strings, none empty, given {shown}"
         )
-    return found
+    return texts
 
 
 def _object(name: str, value: Any) -> dict[str, Any]:
@@ -217,8 +217,8 @@ def _window(name: str, value: Any) -> bool | int:
     if isinstance(value, bool):
         return value
     if not isinstance(value, int) or value < 0:
-        given = arguments.shown(value)
-        raise TypeError(f"{name}: expected a bool or the most tokens of a window, given {given}")
+        shown = arguments.shown(value)
+        raise TypeError(f"{name}: expected a bool or the most tokens of a window, given {shown}")
     return value
 
 
@@ -261,7 +261,7 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
         raise TypeError(
             f"messages: expected a list of at least one, given {arguments.shown(messages)}"
         )
-    conversation = [_message(number, one) for number, one in enumerate(messages)]
+    conversation = [_message(number, message) for number, message in enumerate(messages)]
     try:
         ids = chat_prompt(model.tokenizer, conversation).input_ids
     except ValueError as error:  # of the template
@@ -278,22 +278,22 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
 def _message(number: int, message: Any) -> dict[str, str]:
     """Return a chat message, its text parts joined."""
     name = f"messages[{number}]"
-    given = _object(name, message)
-    content = given.get("content")
+    fields = _object(name, message)
+    content = fields.get("content")
     if isinstance(content, list):
-        parts = [_object(name, part) for part in content]
-        other = next((part for part in parts if part.get("type") != "text"), None)
+        parts = [_object(name, item) for item in content]
+        other = next((item for item in parts if item.get("type") != "text"), None)
         if other is not None:
             kind = arguments.shown(other.get("type"))
             raise ValueError(f"{name}: expected parts of type 'text', given {kind}")
-        content = "".join(_text(name, part.get("text")) for part in parts)
-    return {"role": _text(f"{name}: role", given.get("role")), "content": _text(name, content)}
+        content = "".join(_text(name, item.get("text")) for item in parts)
+    return {"role": _text(f"{name}: role", fields.get("role")), "content": _text(name, content)}
 
 
 def _read_text(fields: _Body, model: Model) -> Wanted:
-    given = fields.take("prompt", _any, None)
-    several = isinstance(given, list) and given and not isinstance(given[0], int)
-    prompts = [_prompt(one, model) for one in (given if several else [given])]
+    prompt = fields.take("prompt", _any, None)
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    prompts = [_prompt(entry, model) for entry in (prompt if several else [prompt])]
     wanted = Wanted(False, prompts)
     wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES), None)
     if fields.take("echo", arguments.flag, False):
@@ -304,15 +304,15 @@ def _read_text(fields: _Body, model: Model) -> Wanted:
     return wanted
 
 
-def _prompt(given: Any, model: Model) -> list[int]:
-    if isinstance(given, str):
-        ids = list(model.tokenizer(_text("prompt", given))["input_ids"])
-    elif isinstance(given, list):
-        ids = arguments.token_ids("prompt", given, len(model.tokenizer))
+def _prompt(prompt: Any, model: Model) -> list[int]:
+    if isinstance(prompt, str):
+        ids = list(model.tokenizer(_text("prompt", prompt))["input_ids"])
+    elif isinstance(prompt, list):
+        ids = arguments.token_ids("prompt", prompt, len(model.tokenizer))
     else:
         raise TypeError(
             f"prompt: expected text or token ids, or several in a list, given "
-            f"{arguments.shown(given)}"
+            f"{arguments.shown(prompt)}"
         )
     if not ids:
         raise ValueError("prompt: expected at least 1 token, given none")
@@ -361,7 +361,7 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
     if wanted.chat:
         newer = fields.take("max_completion_tokens", _count(1, 2**31 - 1), None)
         name, limit = (name, limit) if newer is None else ("max_completion_tokens", newer)
-    found = []
+    limits = []
     for ids in wanted.prompts:
         most = model.prompt_limit
         if most is not None and len(ids) > most:
@@ -384,20 +384,20 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
                 f"prompt of {len(ids)} and an answer of up to {new}",
                 code="context_length_exceeded",
             )
-        found.append(new)
-    return found
+        limits.append(new)
+    return limits
 
 
 def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
-    given = {name: fields.take(name, _any, None) for name in RULES}
-    given["min_new_tokens"] = fields.take("min_tokens", _any, None)
-    given["grammar"] = _grammar_of(fields, model)
-    given = {name: value for name, value in given.items() if value is not None}
-    if isinstance(biases := given.get("logit_bias"), dict):
-        given["logit_bias"] = {_id(name): value for name, value in biases.items()}
-    if "bad_words" in given:
-        given["bad_words"] = _words(_texts("bad_words", given["bad_words"]), model.tokenizer)
-    options["rules"] = LogitsRules(**given)
+    rules = {name: fields.take(name, _any, None) for name in RULES}
+    rules["min_new_tokens"] = fields.take("min_tokens", _any, None)
+    rules["grammar"] = _grammar_of(fields, model)
+    rules = {name: value for name, value in rules.items() if value is not None}
+    if isinstance(biases := rules.get("logit_bias"), dict):
+        rules["logit_bias"] = {_id(name): value for name, value in biases.items()}
+    if "bad_words" in rules:
+        rules["bad_words"] = _words(_texts("bad_words", rules["bad_words"]), model.tokenizer)
+    options["rules"] = LogitsRules(**rules)
 
 
 def _id(text: str) -> int:
@@ -408,11 +408,11 @@ def _id(text: str) -> int:
 
 def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
     # A word has one tokenization at the start of a text and another after a space.
-    found = []
+    words = []
     for text in texts:
         for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
-            found.append(tokenizer(written, add_special_tokens=False)["input_ids"])
-    return found
+            words.append(tokenizer(written, add_special_tokens=False)["input_ids"])
+    return words
 
 
 # Fields of "structured_outputs"; "guided_" + name is a field of the body as well.
@@ -421,14 +421,14 @@ GRAMMARS = ("json", "regex", "choice", "grammar")
 
 def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
     """Return the grammar of a request; None: no grammar."""
-    asked: list[tuple[str, str, Any]] = []
+    grammars: list[tuple[str, str, Any]] = []
     form = fields.take("response_format", _object, _NOTHING)
     kind = form.get("type", "text")
     if kind == "json_object":
-        asked.append(("response_format", "json", {"type": "object"}))
+        grammars.append(("response_format", "json", {"type": "object"}))
     elif kind == "json_schema":
         schema = _object("response_format", form.get("json_schema")).get("schema")
-        asked.append(("response_format", "json", schema))
+        grammars.append(("response_format", "json", schema))
     elif kind != "text":
         raise ValueError(
             "response_format: expected the type text, json_object or json_schema, given "
@@ -436,15 +436,15 @@ def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
         )
     inner = _Body(fields.take("structured_outputs", _object, _NOTHING))
     for name in GRAMMARS:
-        asked.append(("structured_outputs", name, inner.take(name, _any, None)))
-        asked.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
+        grammars.append(("structured_outputs", name, inner.take(name, _any, None)))
+        grammars.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
     if inner.take("json_object", arguments.flag, False):
-        asked.append(("structured_outputs", "json", {"type": "object"}))
+        grammars.append(("structured_outputs", "json", {"type": "object"}))
     inner.end()
-    asked = [one for one in asked if one[2] is not None]
-    if len(asked) > 1:
-        raise ValueError(f"{asked[1][0]}: expected one grammar, given {asked[0][0]} as well")
-    return _grammar(*asked[0], model.tokenizer) if asked else None
+    grammars = [row for row in grammars if row[2] is not None]
+    if len(grammars) > 1:
+        raise ValueError(f"{grammars[1][0]}: expected one grammar, given {grammars[0][0]} as well")
+    return _grammar(*grammars[0], model.tokenizer) if grammars else None
 
 
 def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:

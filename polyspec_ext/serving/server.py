@@ -252,7 +252,7 @@ class Server:
             aborted, self._aborted = self._aborted, set()
             gone = [row for _, number, row in self._waiting if number in aborted]
             if gone:
-                self._waiting = [one for one in self._waiting if one[1] not in aborted]
+                self._waiting = [entry for entry in self._waiting if entry[1] not in aborted]
                 heapq.heapify(self._waiting)
         for number in aborted & self._running.keys():
             row = self._running[number]
@@ -521,7 +521,7 @@ class AsyncServer:
                 self._accepting = False
                 left = list(self._put)
             error = RuntimeError(f"the server's thread has failed: {failure!r}")
-            self._deliver([Event(one, finish_reason="error", error=error) for one in left])
+            self._deliver([Event(number, finish_reason="error", error=error) for number in left])
             raise
 
     def _deliver(self, events: list[Event]) -> None:

@@ -74,13 +74,13 @@ def path(level: str) -> Path:
     if level not in (*LEVELS, *HEADS):
         known = ", ".join((*LEVELS, *HEADS))
         raise ValueError(f"level: expected one of {known}, given {level!r}")
-    place = root() / level
-    if not (place / "config.json").exists():
+    folder = root() / level
+    if not (folder / "config.json").exists():
         raise FileNotFoundError(
-            f"no model in {place}; train one with `python -m training.tiny_models --output "
+            f"no model in {folder}; train one with `python -m training.tiny_models --output "
             f"{root()}`"
         )
-    return place
+    return folder
 
 
 # The form of `prompt_of`; an answer and an EOS follow as in training.
@@ -135,13 +135,13 @@ def levels(
     device = arguments.device("device", device) or torch.device("cpu")
     on_cpu = device.type == "cpu"
     window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
-    made: dict[str, Any] = {}
+    loaded: dict[str, Any] = {}
     for name, widths in zip(names, widths_of(window), strict=True):
         draft = on_cpu and name != LEVELS[0]
         kind = dtype if dtype or draft else torch.float32
         with progress.loading(shown=False):  # too short for a progress bar
-            made[name] = level_for(path(name), widths, kind, device, pack=pack)
-    return made
+            loaded[name] = level_for(path(name), widths, kind, device, pack=pack)
+    return loaded
 
 
 def chain(
@@ -160,8 +160,8 @@ def chain(
         window = WINDOWS.get(tuple(names))
         if options.get("rounds") is None:
             options["rounds"] = ROUNDS.get(tuple(names))
-    made = levels(names, dtype=dtype, device=device, pack=pack)
-    return Chain(list(made.values()), window, **options)
+    loaded = levels(names, dtype=dtype, device=device, pack=pack)
+    return Chain(list(loaded.values()), window, **options)
 
 
 # Wider: every hidden vector becomes `times` copies of itself, so that norms do not change; the
@@ -204,20 +204,20 @@ def grown(
         raise TypeError(
             f"model: expected a LlamaForCausalLM with tied embeddings, given {type(model).__name__}"
         )
-    given = model.config
-    if given.attention_bias or given.mlp_bias:
+    base = model.config
+    if base.attention_bias or base.mlp_bias:
         raise ValueError("model: expected projections without biases, given some")
     if arguments.integer("times", times) < 1:
         raise ValueError(f"times: expected >= 1, given {times}")
-    config = given.to_dict()
+    config = base.to_dict()
     for name in _WIDTHS:
         config[name] *= times
-    heads, own_heads = config["num_attention_heads"], given.num_key_value_heads
-    for name, asked in (("num_hidden_layers", layers), ("intermediate_size", intermediate_size)):
-        if asked is not None:
-            if arguments.integer(name, asked) < config[name]:
-                raise ValueError(f"{name}: expected >= {config[name]}, given {asked}")
-            config[name] = asked
+    heads, own_heads = config["num_attention_heads"], base.num_key_value_heads
+    for name, size in (("num_hidden_layers", layers), ("intermediate_size", intermediate_size)):
+        if size is not None:
+            if arguments.integer(name, size) < config[name]:
+                raise ValueError(f"{name}: expected >= {config[name]}, given {size}")
+            config[name] = size
     if key_value_heads is not None:
         count = arguments.integer("key_value_heads", key_value_heads)
         if count < 1 or count % own_heads or heads % count:
@@ -228,41 +228,41 @@ def grown(
         config["num_key_value_heads"] = count
     # The head stays tied: the final norm's weight is divided instead of the head's columns.
     with torch.device("meta"):
-        made = LlamaForCausalLM(LlamaConfig.from_dict(config))
-    made = made.to(model.dtype).to_empty(device=model.device).eval()
-    made.model.rotary_emb = model.model.rotary_emb
-    made.generation_config = model.generation_config
-    made.name_or_path = model.name_or_path
+        larger = LlamaForCausalLM(LlamaConfig.from_dict(config))
+    larger = larger.to(model.dtype).to_empty(device=model.device).eval()
+    larger.model.rotary_emb = model.model.rotary_emb
+    larger.generation_config = model.generation_config
+    larger.name_or_path = model.name_or_path
     source = model.state_dict()
     shares = config["num_key_value_heads"] // own_heads
-    for name, weight in made.state_dict().items():
-        found = _LAYER.match(name)
-        number = int(found[1]) if found else 0
-        original = name.replace(f".{number}.", f".{number % given.num_hidden_layers}.", 1)
-        own, part = source[original if found else name], name.split(".")[-2]
-        if number >= given.num_hidden_layers and part in ("o_proj", "down_proj"):
+    for name, weight in larger.state_dict().items():
+        match = _LAYER.match(name)
+        number = int(match[1]) if match else 0
+        original = name.replace(f".{number}.", f".{number % base.num_hidden_layers}.", 1)
+        tensor, module = source[original if match else name], name.split(".")[-2]
+        if number >= base.num_hidden_layers and module in ("o_proj", "down_proj"):
             weight.zero_()
         elif name == "model.norm.weight":
-            weight.copy_(own.repeat(times) / times)
-        elif part in ("embed_tokens", "lm_head"):
-            weight.copy_(own.repeat(1, times))
+            weight.copy_(tensor.repeat(times) / times)
+        elif module in ("embed_tokens", "lm_head"):
+            weight.copy_(tensor.repeat(1, times))
         elif weight.dim() == 1:
-            weight.copy_(own.repeat(times))
-        elif part == "o_proj":  # its input columns are heads, copies of a head adjacent
-            by_head = _heads_repeated(own.T, given.head_dim, times).T
+            weight.copy_(tensor.repeat(times))
+        elif module == "o_proj":  # its input columns are heads, copies of a head adjacent
+            by_head = _heads_repeated(tensor.T, base.head_dim, times).T
             weight.copy_((by_head / times).repeat(times, 1))
-        elif part == "q_proj":
-            weight.copy_(_heads_repeated(own.repeat(1, times) / times, given.head_dim, times))
-        elif part in ("k_proj", "v_proj"):
-            weight.copy_(_heads_repeated(own.repeat(1, times) / times, given.head_dim, shares))
-        elif part == "down_proj":  # zero columns for additional intermediate width
+        elif module == "q_proj":
+            weight.copy_(_heads_repeated(tensor.repeat(1, times) / times, base.head_dim, times))
+        elif module in ("k_proj", "v_proj"):
+            weight.copy_(_heads_repeated(tensor.repeat(1, times) / times, base.head_dim, shares))
+        elif module == "down_proj":  # zero columns for additional intermediate width
             weight.zero_()
-            weight[:, : own.shape[1] * times] = (own / times).repeat(times, times)
+            weight[:, : tensor.shape[1] * times] = (tensor / times).repeat(times, times)
         else:
-            rows = torch.arange(weight.shape[0], device=own.device) % own.shape[0]
-            weight.copy_((own / times).repeat(1, times)[rows])
-    made.tie_weights()
-    return made
+            rows = torch.arange(weight.shape[0], device=tensor.device) % tensor.shape[0]
+            weight.copy_((tensor / times).repeat(1, times)[rows])
+    larger.tie_weights()
+    return larger
 
 
 def _target(dtype: torch.dtype | str | None, device: str | torch.device | None = None) -> Any:
@@ -304,7 +304,7 @@ def grown_head(name: str, times: int, folder: str | Path) -> Path:
         count = model.config.num_hidden_layers
         config.setdefault("eagle_aux_hidden_state_layer_ids", [2, count // 2, count - 3])
         parts = tensors["fc.weight"].split(config["hidden_size"], 1)
-        tensors["fc.weight"] = torch.cat([part.repeat(1, times) / times for part in parts], 1)
+        tensors["fc.weight"] = torch.cat([piece.repeat(1, times) / times for piece in parts], 1)
         embeds = model.get_input_embeddings().weight
         tensors["embed_tokens.weight"] = embeds.to(tensors["fc.weight"].dtype)
     else:
@@ -322,8 +322,8 @@ def grown_head(name: str, times: int, folder: str | Path) -> Path:
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
             factor = 1 if reads else times**2 if adds else times
             tensors[name] = weight.repeat(times, times) / factor
-        both = [embeds.repeat(times, times) / times, states.repeat(times, times)]
-        tensors["fc.weight"] = torch.cat(both, 1) / times
+        halves = [embeds.repeat(times, times) / times, states.repeat(times, times)]
+        tensors["fc.weight"] = torch.cat(halves, 1) / times
     output.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, output / "model.safetensors", {"format": "pt"})

@@ -32,7 +32,7 @@ def register() -> None:
             raise SystemExit(f"polyspec: {error}") from error
 
 
-def _register(given: Settings) -> None:
+def _register(settings: Settings) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative import eagle_utils
 
@@ -41,10 +41,10 @@ def _register(given: Settings) -> None:
     names = " ".join(inspect.signature(eagle_utils.eagle_sample).parameters)
     if names != rule.PARAMETERS:
         raise ImportError(f"sglang: expected eagle_sample({rule.PARAMETERS}), given ({names})")
-    sample = functools.partial(rule.eagle_sample, rule=given.rule)
+    sample = functools.partial(rule.eagle_sample, rule=settings.rule)
     HookRegistry.register(_SAMPLE, sample, HookType.AROUND)
-    if given.levels:
+    if settings.levels:
         from . import worker
 
-        windows = given.window or (8,) * len(given.levels)
-        worker.register(dataclasses.replace(given, window=windows))
+        windows = settings.window or (8,) * len(settings.levels)
+        worker.register(dataclasses.replace(settings, window=windows))

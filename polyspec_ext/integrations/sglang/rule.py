@@ -160,12 +160,12 @@ def _filtered(logits: torch.Tensor, law: dict[str, Any]) -> tuple[torch.Tensor, 
     ordered = logits.sort(-1, descending=True).values
     last = (most.long() - 1).clamp(0, logits.shape[-1] - 1).expand(*logits.shape[:2], 1)
     edge = ordered.gather(-1, last)
-    kept = ordered >= edge
-    chances = ordered.masked_fill(~kept, -torch.inf).softmax(-1)
+    allowed = ordered >= edge
+    chances = ordered.masked_fill(~allowed, -torch.inf).softmax(-1)
     before = chances.cumsum(-1) - chances
-    kept &= ((before < mass) | (mass >= 1)) & (chances >= least * chances[..., :1])
-    kept[..., 0] = True
-    edge = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    allowed &= ((before < mass) | (mass >= 1)) & (chances >= least * chances[..., :1])
+    allowed[..., 0] = True
+    edge = ordered.masked_fill(~allowed, torch.inf).amin(-1, keepdim=True)
     left = {name: law[name] for name in ("seed", "position", "round")}
     left["temperature"] = (law["temperature"] != 0).float()
     return logits.masked_fill(logits < edge, -torch.inf), left

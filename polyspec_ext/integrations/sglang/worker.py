@@ -32,11 +32,11 @@ def register(settings: Settings) -> None:
         def handle_server_args(self, server_args: Any) -> None:
             """Set the width of a verification to the first level's window and the root."""
             width = settings.window[0] + 1
-            given = server_args.speculative_num_draft_tokens
-            if given not in (None, width):
+            configured = server_args.speculative_num_draft_tokens
+            if configured not in (None, width):
                 raise ValueError(
                     f"speculative_num_draft_tokens: expected {width}, the first window and 1, given"
-                    f" {given}"
+                    f" {configured}"
                 )
             server_args.speculative_num_draft_tokens = width
             server_args.speculative_num_steps = settings.window[0]
@@ -121,19 +121,19 @@ def worker_class(settings: Settings) -> type:
                 text = [*request.output_ids[known - len(prompt) :], *accepted]
                 self.chain.commit(name, text)
             else:
-                given = request.sampling_params
+                sampling = request.sampling_params
                 text = [*prompt, *request.output_ids, *accepted]
-                seed = given.sampling_seed
+                seed = sampling.sampling_seed
                 if seed is None:  # the same on all ranks
                     digest = hashlib.sha256(name.encode()).digest()
                     seed = int.from_bytes(digest[:8], "little")
                 self.chain.add(
                     name,
                     text,
-                    temperature=0.0 if given.top_k == 1 else given.temperature,
-                    top_k=min(max(given.top_k, 0), self.chain.vocab_size),
-                    top_p=given.top_p,
-                    min_p=given.min_p,
+                    temperature=0.0 if sampling.top_k == 1 else sampling.temperature,
+                    top_k=min(max(sampling.top_k, 0), self.chain.vocab_size),
+                    top_p=sampling.top_p,
+                    min_p=sampling.min_p,
                     seed=seed % 2**64,
                 )
             return int(text[-1])

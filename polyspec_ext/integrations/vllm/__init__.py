@@ -60,7 +60,7 @@ def _configure(original: Any, config: Any) -> None:
     """Check an engine's configuration when it is created."""
     from vllm.version import __version__
 
-    asked = config.scheduler_config.async_scheduling
+    is_async = config.scheduler_config.async_scheduling
     if Options.of(config) is None:
         original(config)
         return
@@ -73,7 +73,7 @@ def _configure(original: Any, config: Any) -> None:
     _serve_parameters(config)
     scheduler = config.scheduler_config
     if scheduler.async_scheduling and not config.use_v2_model_runner:
-        if asked:
+        if is_async:
             raise ValueError(
                 "async_scheduling: expected it off for polyspec on the V1 model runner, which "
                 "needs accepted tokens on the host; pass --no-async-scheduling"

@@ -119,16 +119,16 @@ class ChainProposer(Sampler):
         """Draft for the requests without drafts that owe no bonus token."""
         self._update(step)
         chain, ids = self.chain, zip(step.ids, step.kept, strict=True)
-        texts = [name for name, kept in ids if kept and name in self._lengths]
+        texts = [name for name, valid in ids if valid and name in self._lengths]
         self._pending = {name: chain.pending(name) for name in texts}
         free = names - self._owed.keys()
-        wanted = [
+        lacking = [
             name
             for name, drafts in self._pending.items()
             if name in free and not (drafts.tokens or self._ended(name) or chain.error(name))
         ]
-        chain.propose(dict.fromkeys(wanted, self.options.window[0]))
-        for name in wanted:
+        chain.propose(dict.fromkeys(lacking, self.options.window[0]))
+        for name in lacking:
             self._pending[name] = chain.pending(name)
             error = chain.error(name)
             if error is not None:

@@ -36,8 +36,8 @@ class Options(Settings):
         additional = vllm_config.additional_config
         if not isinstance(additional, Mapping) or "polyspec" not in additional:
             return None
-        given, speculative = additional["polyspec"], vllm_config.speculative_config
-        read = read_settings("polyspec", given, ["policy"])
+        settings, speculative = additional["polyspec"], vllm_config.speculative_config
+        read = read_settings("polyspec", settings, ["policy"])
         rule, levels, window = read.rule, read.levels, read.window
         chain = getattr(speculative, "method", None) == "custom_class"
         chain = chain and speculative.model == PROPOSER
@@ -56,7 +56,7 @@ class Options(Settings):
                 f"window: expected at most num_speculative_tokens = {most} at first, given "
                 f"{window[0]}"
             )
-        policy = given.get("policy")
+        policy = settings.get("policy")
         if policy is not None:
             policy = replace(named(policy), max_windows=list(window))
             ranks = vllm_config.parallel_config.tensor_parallel_size

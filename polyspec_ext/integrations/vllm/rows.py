@@ -50,14 +50,14 @@ def process(logits: torch.Tensor, counts: Sequence[int], batch: Any, states: Any
 
         by_row = {row: words[i] for row, i in enumerate(owners) if i in words}
         apply_bad_words(logits, by_row, texts)
-    for part, state in zip(parts, states, strict=True):
+    for span, state in zip(parts, states, strict=True):
         parameters = state.sampling_params
         early = parameters.min_tokens - len(state.output_token_ids)
         if early > 0:
-            _forbid_ends(part[:early], parameters)
+            _forbid_ends(span[:early], parameters)
         if parameters.logit_bias:
             ids = torch.tensor(list(parameters.logit_bias), device=logits.device)
-            part[:, ids] += logits.new_tensor(list(parameters.logit_bias.values()))
+            span[:, ids] += logits.new_tensor(list(parameters.logit_bias.values()))
     if not sampling.no_penalties:
         from vllm.v1.sample.ops.penalties import apply_all_penalties
 
@@ -72,21 +72,21 @@ def process(logits: torch.Tensor, counts: Sequence[int], batch: Any, states: Any
     holder = sampling.thinking_budget_state_holder
     if holder is not None and holder.has_tracked_requests():
         holder.update_state(sampling.output_token_ids, sampling.spec_token_ids, repeat_indices=None)
-        last = torch.cat([torch.arange(len(part)) == len(part) - 1 for part in parts])
+        last = torch.cat([torch.arange(len(span)) == len(span) - 1 for span in parts])
         for chosen, bonus in ((last, True), (~last, False)):
             if bonus or any(counts):
                 drafts = sampling.spec_token_ids
                 logits[chosen] = holder.apply_to_logits(logits[chosen], bonus, drafts)
-    for part, state in zip(parts, states, strict=True):
+    for span, state in zip(parts, states, strict=True):
         parameters = state.sampling_params
         if parameters.min_p > 0 and parameters.top_p < 1:
-            cut = part.amax(-1, keepdim=True) + parameters.temperature * math.log(parameters.min_p)
-            part.masked_fill_(part < cut, _NEGATIVE)
+            cut = span.amax(-1, keepdim=True) + parameters.temperature * math.log(parameters.min_p)
+            span.masked_fill_(span < cut, _NEGATIVE)
 
 
 def _forbid_ends(rows: torch.Tensor, parameters: Any) -> None:
     ids = torch.tensor(sorted(parameters.all_stop_token_ids), dtype=torch.int64, device=rows.device)
-    kept = rows[:, ids]
+    ends = rows[:, ids]
     rows[:, ids] = _NEGATIVE
     if parameters.structured_outputs is not None:  # the grammar may allow no other id
-        rows[:, ids] = torch.where(rows.isneginf().all(1, keepdim=True), kept, rows[:, ids])
+        rows[:, ids] = torch.where(rows.isneginf().all(1, keepdim=True), ends, rows[:, ids])

@@ -142,11 +142,11 @@ class Sampler:
             for name, state in zip(ids, states, strict=True)
         ]
         draws = {
-            name: torch.tensor([one[name] for one in laws]).to(runner.device) for name in laws[0]
+            name: torch.tensor([law[name] for law in laws]).to(runner.device) for name in laws[0]
         }
         position = torch.from_numpy(runner.input_batch.num_tokens_no_spec[: len(ids)]).long()
-        kept = (~runner.discard_request_mask.np[: len(ids)]).tolist()
-        return Step(ids, states, kept, counts, offsets, draws, position.to(runner.device))
+        valid = (~runner.discard_request_mask.np[: len(ids)]).tolist()
+        return Step(ids, states, valid, counts, offsets, draws, position.to(runner.device))
 
     def seed(self, name: str) -> int:
         """Return the seed of a request, 64 bits with a sign. Default: a hash of the engine's seed
@@ -222,8 +222,8 @@ class Sampler:
 
     def _logprobs(self, raw: torch.Tensor, offsets: torch.Tensor, tokens: torch.Tensor) -> Any:
         runner, sampling = self.runner, self.runner.input_batch.sampling_metadata
-        wanted, sampler = sampling.max_num_logprobs, self.runner.sampler
-        if wanted is None and not sampling.logprob_token_ids:
+        count, sampler = sampling.max_num_logprobs, self.runner.sampler
+        if count is None and not sampling.logprob_token_ids:
             return None
         index = offsets[:-1, None] + torch.arange(tokens.shape[1])
         values = raw[index.flatten().clamp_max(len(raw) - 1).to(raw.device)].float()
@@ -232,7 +232,7 @@ class Sampler:
         ids = tokens.flatten().clamp_min(0)
         if sampling.logprob_token_ids and tokens.shape[1] == 1:
             return sampler.gather_specific_token_logprobs(values, sampling.logprob_token_ids, ids)
-        return sampler.gather_logprobs(values, wanted or 0, ids)
+        return sampler.gather_logprobs(values, count or 0, ids)
 
     def draw(self, original: Callable[..., Any], logits: torch.Tensor, sampling: Any) -> Any:
         """Return draft tokens [n], the next or several per request, and the logits [n, V] of the
@@ -259,7 +259,7 @@ class Sampler:
         pool = getattr(self.runner, _PROBS)
         if pool is not None:
             known = self._proposals.items()
-            self._proposals = {k: one for k, one in known if k in self.runner.requests}
+            self._proposals = {k: proposal for k, proposal in known if k in self.runner.requests}
             width, flat = pool.shape[1], pool.flatten(0, 1)
             for i, name in enumerate(self.step.ids):
                 if self.step.kept[i]:

@@ -138,9 +138,9 @@ def install() -> None:
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
     for method, names in ((Sampler.sample, SAMPLE), (RejectionSampler._verify, VERIFY)):
-        given = " ".join(inspect.signature(method).parameters)
-        if given != names:
-            raise ImportError(f"vllm: expected {method.__qualname__}({names}), given ({given})")
+        actual = " ".join(inspect.signature(method).parameters)
+        if actual != names:
+            raise ImportError(f"vllm: expected {method.__qualname__}({names}), given ({actual})")
 
     def load_model(original: Any, runner: Any, *args: Any, **options: Any) -> None:
         original(runner, *args, **options)
@@ -148,9 +148,9 @@ def install() -> None:
         if settings is None or sampler is None:
             return
         rejection = runner.rejection_sampler
-        for given, expected in ((sampler, Sampler), (rejection, RejectionSampler)):
-            if given is not None and type(given) is not expected:
-                raise ValueError(f"vllm: expected its {expected.__name__}, given {type(given)}")
+        for actual, expected in ((sampler, Sampler), (rejection, RejectionSampler)):
+            if actual is not None and type(actual) is not expected:
+                raise ValueError(f"vllm: expected its {expected.__name__}, given {type(actual)}")
         sampler.sample = functools.partial(_sample, sampler)
         if rejection is not None:
             rejection._verify = functools.partial(_verify, rejection, settings.rule)
