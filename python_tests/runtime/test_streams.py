@@ -12,7 +12,6 @@ from small_models import make
 
 import polyspec_ext as ps
 from polyspec_ext.runtime.graphs import SideStreams
-from polyspec_ext.stats import StatsRecorder
 
 GPU = torch.device("cuda", 0)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -137,22 +136,19 @@ def test_every_level_below_the_target_prefills_in_a_side_stream(count, monkeypat
     chain = ps.Chain([level(i, 1, f"level {i}") for i in range(3)], [4, 2])
     cuda = Cuda()
     seen: dict[str, set[str]] = {}
+    lengths: list[list[int]] = []
     drafter: Any = chain.drafter
-    for one in (*chain.levels, drafter.level):
-        read = one.prefill
+    for each in (*chain.levels, drafter.level):
 
-        def watched(*arguments: Any, read: Any = read, name: str = one.name) -> None:
-            seen[name] = cuda.current_stream(GPU).work(name)
-            read(*arguments)
+        def watched(prompts: Any, level: Any = each, read: Any = each.prefill) -> None:
+            seen[level.name] = cuda.current_stream(GPU).work(level.name)
+            read(prompts)
+            lengths.append(level.cache.lengths.tolist())
 
-        monkeypatch.setattr(one, "prefill", watched)
-    batch = chain.batch(PROMPTS[:count], 9, eos_token_id=[])
-    with torch.inference_mode():  # as `Batch.advance` does
-        caches = chain.engine.caches
-        monkeypatch.setattr(caches, "streams", OnDevice(cuda))
-        caches.prefill([1, 2, 3], batch.rows, 10, StatsRecorder(batch.stats))
+        monkeypatch.setattr(each, "prefill", watched)
+    monkeypatch.setattr(chain.engine.caches, "streams", OnDevice(cuda))
+    chain.batch(PROMPTS[:count], 9, eos_token_id=[]).advance()
     assert seen == {f"level {i}": set() for i in range(3)}  # nobody waits for anybody
     assert cuda.current_stream(GPU).work("decoding") == set(seen)
     assert len(cuda.made) == 2
-    held = [one.cache.lengths.tolist() for one in (*chain.levels, drafter.level)]
-    assert held == [[len(prompt) - 1 for prompt in PROMPTS[:count]]] * 3
+    assert lengths == [[len(prompt) - 1 for prompt in PROMPTS[:count]]] * 3
