@@ -88,8 +88,14 @@ SERVING = {
         "cpu-2026-11-27-serving/qwen.json",
         "--target qwen1.5b.gguf --draft qwen0.5b.gguf --draft prompt-lookup "
         f"--gguf qwen1.5b.gguf,qwen0.5b.gguf {_LLAMA_SERVER} "
-        "--methods plain,chain,policy,generate,llama.cpp --clients 1,8 --per-client 2 "
+        "--methods plain,chain,policy,generate,llama.cpp --clients 1,4,8 --per-client 2 "
         "--max-new-tokens 96 --temperatures 0 --repeats 2 --seconds 150",
+    ),
+    "serving-qwen-policy": (
+        "cpu-2026-11-27-serving/qwen-policy.json",
+        "--target qwen1.5b.gguf --draft qwen0.5b.gguf --draft prompt-lookup --threads 2 "
+        "--methods plain,policy --clients 8 --per-client 2 --max-new-tokens 96 --temperatures 0 "
+        "--repeats 4 --seconds 200",
     ),
     "serving-shipped-policy": (
         "cpu-2026-11-27-serving/shipped-policy.json",
