@@ -265,7 +265,7 @@ SHARED = ("tensors.py", "lengths.py", "rollback.py", "layers.py", "rows.py")
 @pytest.mark.parametrize("make", INTERRUPTED, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_ctrl_c_at_a_bytecode(make: Callable[[], ps.Chain], cold: bool) -> None:
-    """What a call keeps for the next is noted after it is true. `cold`: in a first call."""
+    """Note what a call keeps for the next after it is true. `cold`: in a first call."""
     first, second = ([[1, 2]], [[2, 1, 0]]) if make is toys else (FIRST, SECOND)
 
     def texts(chain: ps.Chain) -> list[Any]:

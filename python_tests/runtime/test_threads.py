@@ -1,4 +1,4 @@
-"""One chain works on one call at a time: a second is refused, the first is unharmed."""
+"""Refuse a second call of a chain at work; the first is unharmed."""
 
 from __future__ import annotations
 

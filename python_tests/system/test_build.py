@@ -364,7 +364,7 @@ def operator_names() -> list[str]:
 
 @needs_cmake
 def test_source_distribution_can_be_configured(tmp_path: Path) -> None:
-    """Of a copy without earlier builds, whose files setuptools would pack as well."""
+    """Build from a copy without earlier builds, whose files setuptools would pack as well."""
     tree, out, unpacked = tmp_path / "tree", tmp_path / "out", tmp_path / "unpacked"
     written = shutil.ignore_patterns("*.so", "__pycache__", "*.egg-info", ".*", "build", "dist")
     shutil.copytree(ROOT, tree, ignore=written)

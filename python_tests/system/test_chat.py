@@ -290,7 +290,7 @@ def test_pasted_lines_are_one_message(before: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_conversation(capsys, monkeypatch, instruct) -> None:
-    """What was said is part of the conversation; a question without an answer is not."""
+    """Keep answers in the conversation, and no question without an answer."""
     stops = iter([(3, 1), (0, 2), (100, 0)])
     cached: list[tuple[int, int]] = []
 

@@ -1,4 +1,4 @@
-"""What a binary must do with every torch that it is said to run with (`make test-oldest`)."""
+"""Run a binary with every torch that it is said to run with (`make test-oldest`)."""
 
 from __future__ import annotations
 
