@@ -95,12 +95,12 @@ SERVING = {
         "cpu-2026-11-27-serving/qwen-policy.json",
         "--target qwen1.5b.gguf --draft qwen0.5b.gguf --draft prompt-lookup --threads 2 "
         "--methods plain,policy --clients 8 --per-client 2 --max-new-tokens 96 --temperatures 0 "
-        "--repeats 4 --seconds 200",
+        "--repeats 6 --seconds 400",
     ),
     "serving-shipped-policy": (
         "cpu-2026-11-27-serving/shipped-policy.json",
         "--threads 2 --methods plain,policy --clients 1,8,16 --per-client 8 --temperatures 0 "
-        "--repeats 5 --seconds 120",
+        "--repeats 8 --seconds 120",
     ),
     "serving-shipped": (
         "cpu-2026-11-27-serving/shipped.json",
