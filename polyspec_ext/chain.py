@@ -24,10 +24,8 @@ from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer
 from .policies import WindowPolicy, named
-from .rules import LogitsRules
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
-from .runtime.graphs import CudaRecorder, Graphs
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
@@ -36,8 +34,10 @@ from .tuning import Switch, level_for, widths_of
 
 if TYPE_CHECKING:
     from .kv_cache.prefixes import Prefixes
+    from .rules import LogitsRules
+    from .runtime.graphs import Graphs
 
-Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
+    Rules = LogitsRules | Sequence[LogitsRules] | None  # for all rows, or for each row
 _KEPT = 16384  # tokens in the prefix cache of `cache_prompt`
 _STATES = 8  # texts in that cache of a level whose state cannot be truncated
 
@@ -156,7 +156,7 @@ class Chain:
         dtype = arguments.loaded_dtype("dtype", dtype)
         device = arguments.device("device", device)
         arguments.flag("check_vocabulary", check_vocabulary)
-        if graphs is not None and not isinstance(graphs, Graphs):
+        if graphs is not None and not hasattr(graphs, "run"):
             arguments.flag("graphs", graphs)
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
@@ -541,10 +541,12 @@ class Chain:
             stats = Stats([LevelStats(name) for name in self.names], len(prompt))
             parameters = limits[number], sampling[number], seeds[number], ends[number]
             row = Row(number, list(prompt), *parameters, stats)
-            rule = checked[number]
-            arguments.instance("rules", rule, LogitsRules)
-            if rule is not None and rule.changes:
-                row.processors.append(rule.for_request(len(prompt), row.eos, vocab_size))
+            if (rule := checked[number]) is not None:
+                from .rules import LogitsRules
+
+                arguments.instance("rules", rule, LogitsRules)
+                if rule.changes:
+                    row.processors.append(rule.for_request(len(prompt), row.eos, vocab_size))
             rows.append(row)
         return rows
 
@@ -706,7 +708,7 @@ class Chain:
 
 
 def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs | None:
-    if isinstance(graphs, Graphs):
+    if graphs is not None and not isinstance(graphs, bool):
         return graphs
     device = next(iter(devices))
     possible = len(devices) == 1 and device.type == "cuda"
@@ -717,6 +719,8 @@ def _graphs(graphs: bool | Graphs | None, devices: set[torch.device]) -> Graphs 
             "graphs: expected all levels on one CUDA device, given "
             + ", ".join(sorted(map(str, devices)))
         )
+    from .runtime.graphs import CudaRecorder, Graphs
+
     return Graphs(CudaRecorder(device))
 
 

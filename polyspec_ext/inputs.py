@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ import torch
 from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
-from .rules import LogitsRules
 from .sampling import Sampling, fresh_seed, row_seeds
 from .validate import SEED_MAX
 
@@ -22,12 +21,10 @@ _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "neg
                 "prefix_allowed_tokens_fn", "stopping_criteria", "streamer", "synced_gpus",
                 "token_streamer", "tokenizer")  # fmt: skip
 
-# Options of transformers and their names here.
-_RULES = tuple(field.name for field in dataclasses.fields(LogitsRules))
+# Options of transformers and their names here, beside the fields of `LogitsRules`.
 _HERE = {
     "stop_strings": "stop=...",
     "num_return_sequences": "n=...",
-    **{name: f"rules=ps.LogitsRules({name}=...)" for name in _RULES},
     "bad_words_ids": "rules=ps.LogitsRules(bad_words=...)",
     "sequence_bias": "rules=ps.LogitsRules(logit_bias=...)",
 }
@@ -63,12 +60,17 @@ def refuse(call: Callable[..., Any], others: Mapping[str, Any]) -> None:
         return
     from transformers import GenerationConfig
 
+    from .rules import LogitsRules
+
     name = next(iter(others))
     known = [key for key in inspect.signature(call).parameters if key not in ("self", "others")]
     near = difflib.get_close_matches(name, known, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(known)}"
-    if _HERE.get(name, "").partition("=")[0] in known:
-        hint = f"; here {_HERE[name]}"
+    here = _HERE | {
+        rule.name: f"rules=ps.LogitsRules({rule.name}=...)" for rule in fields(LogitsRules)
+    }
+    if here.get(name, "").partition("=")[0] in known:
+        hint = f"; here {here[name]}"
     elif name in _OF_GENERATE or hasattr(GenerationConfig(), name):
         taken = "token_streamer" if name == "streamer" else name
         hint = (

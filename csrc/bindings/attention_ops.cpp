@@ -98,8 +98,8 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, co
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, bool causal, "
-      "Tensor? lengths) -> Tensor");
+      "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale, "
+      "bool causal=False, Tensor? lengths=None) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) { m.impl("attention", TORCH_BOX(&attention)); }

@@ -72,10 +72,11 @@ void expect_states(const std::vector<Tensor>& states, const char* name, const Pl
 // x [b, t, n], layers [l, kLayerColumns], matrices [.., kMatrixColumns], cosine and sine
 // [b or 1, t, d], mask [b or 1, 1, t, span], keys and values l times [b, g, capacity, d].
 std::tuple<Tensor, Tensor, Tensor> decoder_layers(
-    const Tensor& x, const Tensor& layers, const Tensor& matrices, const Tensor& cosine,
+    const Tensor& layers, const Tensor& matrices, int64_t heads, int64_t groups,
+    int64_t gated_width, double epsilon, double scale, const Tensor& x, const Tensor& cosine,
     const Tensor& sine, const OptTensor& mask, std::vector<Tensor> keys, std::vector<Tensor> values,
-    const Tensor& lengths, const OptTensor& counts, int64_t span, int64_t heads, int64_t groups,
-    int64_t gated_width, double epsilon, double scale, bool causal, std::vector<int64_t> taken) {
+    const Tensor& lengths, const OptTensor& counts, int64_t span, bool causal,
+    std::vector<int64_t> taken) {
   STD_TORCH_CHECK(x.dim() == 3, "x: expected 3 dimensions, got ", x.dim());
   STD_TORCH_CHECK(cosine.dim() == 3, "cosine: expected 3 dimensions, got ", cosine.dim());
   const Place place(x);
@@ -173,10 +174,10 @@ std::tuple<Tensor, Tensor, Tensor> decoder_layers(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(polyspec, m) {
   m.def(
-      "decoder_layers(Tensor x, Tensor layers, Tensor matrices, Tensor cosine, Tensor sine, "
-      "Tensor? mask, Tensor(a!)[] keys, Tensor(b!)[] values, Tensor lengths, Tensor? counts, "
-      "int span, int heads, int groups, int gated_width, float epsilon, float scale, bool causal, "
-      "int[] taken) -> (Tensor y, Tensor states, Tensor status)");
+      "decoder_layers(Tensor layers, Tensor matrices, int heads, int groups, int gated_width, "
+      "float epsilon, float scale, Tensor x, Tensor cosine, Tensor sine, Tensor? mask, "
+      "Tensor(a!)[] keys, Tensor(b!)[] values, Tensor lengths, Tensor? counts, int span, "
+      "bool causal, int[] taken) -> (Tensor y, Tensor states, Tensor status)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(polyspec, CPU, m) {

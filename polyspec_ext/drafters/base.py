@@ -48,7 +48,7 @@ class DrafterCapabilities(LevelCapabilities):
     """Capabilities of a drafter, and the hidden states that it reads.
 
     Attributes:
-        batches, reads_apart, keeps_lengths: as for a level.
+        batches, reads_apart, keeps_lengths, checked: as for a level.
         device_lengths: can draft the current batch without counts and lengths on the host.
         trees: blocks are trees, a chain being a tree with a single path; the level above must read
             trees.

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
 from .. import arguments
-from ..kv_cache import masks as cache_masks
+from ..kv_cache.layers import additive, attend, query_positions, visible_slots
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
@@ -41,7 +41,6 @@ from .heads import (
     HeadLayer,
     HeadPasses,
     RotaryNetwork,
-    attend,
     rotated,
 )
 from .model import draw_chain, row_buffer
@@ -205,7 +204,7 @@ class DFlashPasses(HeadPasses):
         cache = self.features.cache
         cache.prepare(width, None if counts is None or counts.all(width) else counts)
         self._runs.reach(cache.rows.capacity)
-        return cache_masks.query_positions(cache.rows.base, cache.rows.counts, width)
+        return query_positions(cache.rows.base, cache.rows.counts, width)
 
     def _read(self, tokens: Tensor, counts: RowCounts | None) -> Tensor:
         cache = self.features.cache
@@ -234,10 +233,10 @@ class DFlashPasses(HeadPasses):
                 masks[kind] = None
             elif kind not in masks:
                 ends = positions if causal else positions[:, -1:].expand(-1, width)
-                seen = cache_masks.visible_slots(ends, slots)
+                seen = visible_slots(ends, slots)
                 if window is not None:
                     seen &= (slots[:, None] - positions[..., None]).abs() < window
-                masks[kind] = cache_masks.additive(seen, self.dtype)
+                masks[kind] = additive(seen, self.dtype)
         return [masks[kind] for kind in kinds]
 
 

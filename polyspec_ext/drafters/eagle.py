@@ -16,6 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from .. import arguments
 from ..arguments import shown
 from ..kv_cache import RollbackCache
+from ..kv_cache.layers import attend
 from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel
 from ..ops.decoder import LayerOperators
@@ -30,7 +31,6 @@ from .heads import (
     HeadPasses,
     RotaryNetwork,
     Where,
-    attend,
 )
 from .trees import Tree
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from .. import arguments
 from ..kv_cache import RollbackCache
-from ..kv_cache import masks as cache_masks
-from ..kv_cache.layers import DEVICE_BUCKET
+from ..kv_cache.layers import DEVICE_BUCKET, additive, tree_slots, visible_slots
 from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
@@ -213,7 +212,7 @@ class FeatureCache:
         mask, positions = inputs["attention_mask"], inputs["position_ids"]
         if masked and mask is None and width > 1:  # causal, which a model implies
             slots = torch.arange(cache.rows.span, device=self.device)[None]
-            mask = cache_masks.additive(cache_masks.visible_slots(positions, slots), self.dtype)
+            mask = additive(visible_slots(positions, slots), self.dtype)
         return positions, mask
 
     def tree_inputs(self, width: int, depth: int, ancestors: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,9 +230,9 @@ class FeatureCache:
         cache.prepare(width)
         if rows.at is not None:
             begin = rows.at + width - nodes
-            seen = cache_masks.tree_slots(begin, ancestors, rows.span)
+            seen = tree_slots(begin, ancestors, rows.span)
             positions = torch.full((1, width), begin + depth - 1, device=self.device)
-            return positions, cache_masks.additive(seen, self.dtype)
+            return positions, additive(seen, self.dtype)
         # Lengths by row, possibly known to the device only. For few operators: a visibility column
         # for all slots before the tree, a column for each node, and a column for all slots after.
         before = (rows.lengths - nodes)[:, None]
@@ -528,6 +527,7 @@ class LastStateDrafter:
             device_lengths=True,
             reads_apart=True,
             keeps_lengths=True,
+            checked=True,
             admits=True,
             continues=True,
             hidden_layers=(LAST,),

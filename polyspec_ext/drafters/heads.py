@@ -18,19 +18,17 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from .. import arguments
 from ..kv_cache import RollbackCache
-from ..levels import IdMap
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
-from ..ops import decoder, unchecked
-from ..ops.decoder import LayerOperators
-from ..tensors import Place, RowCounts
+from ..ops import unchecked
+from ..ops.decoder import FEW_TOKENS, LayerOperators
+from ..tensors import IdMap, Place, RowCounts
 from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
@@ -96,7 +94,7 @@ class HeadNetwork(nn.Module):
             size = attends.q_proj.merged.sizes[1]
             twin.key_shape = size // attends.head_dim, attends.head_dim
             on_cuda = operators.norms[0].is_cuda
-            twin.longest = decoder.FEW_TOKENS if on_cuda else sys.maxsize
+            twin.longest = FEW_TOKENS if on_cuda else sys.maxsize
         return twin
 
     def fused(self) -> LayerOperators | None:
@@ -118,7 +116,7 @@ class HeadNetwork(nn.Module):
         assert self.operators is not None
         assert slots is not None, "the cache is allocated"
         x = x.contiguous()  # states of a verifier may be a slice
-        states, _, status = self.operators(
+        states, _, status = self.operators.run(
             x, *rotation, mask, *slots, rows.base, rows.counts, rows.span, False, (), first
         )
         if rows.at is None:  # else the host has checked the capacity
@@ -271,24 +269,6 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys ``[B, H, T, D]`` with halves paired as in Llama; `sin` is negated in
     the first half."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def attend(
-    cache: RollbackCache,
-    masks: Sequence[Tensor | None],
-    layer: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> Tensor:
-    """Append keys and values to the cache, which is prepared for them, and return the output of an
-    `Attention`, by the additive mask of the layer; None: a query sees all slots."""
-    (keys, values), mask = cache.update(k, v, layer), masks[layer]
-    if decoder.takes(q, keys, values, mask):
-        return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
-    grouped = keys.shape[1] != q.shape[1]
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
-    return out.transpose(1, 2)
 
 
 class HeadPasses:
@@ -484,6 +464,7 @@ class HeadDrafter:
             trees=self.tree is not None,
             tree_size=None if self.tree is None else self._tree_size,
             keeps_lengths=True,
+            checked=True,
             admits=True,
             continues=True,
             device_lengths=self._head.features.in_one_place,

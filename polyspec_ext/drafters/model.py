@@ -13,7 +13,7 @@ import torch
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
 from ..kv_cache.factory import name_of
-from ..levels import HuggingFaceLevel, IdMap
+from ..levels import HuggingFaceLevel
 from ..levels.base import (
     BatchedLevel,
     InputBlock,
@@ -25,7 +25,7 @@ from ..levels.base import (
 )
 from ..levels.products import shallow
 from ..ops import unchecked
-from ..tensors import RowCounts
+from ..tensors import IdMap, RowCounts
 from ..validate import NODE_MAX, TEMPERATURE_MAX
 from .base import (
     DraftBlock,

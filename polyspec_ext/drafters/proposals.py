@@ -50,7 +50,11 @@ class ProposalDrafter:
     @property
     def capabilities(self) -> DrafterCapabilities:
         return DrafterCapabilities(
-            batches=hasattr(self.drafter, "fork"), trees=self._trees, reads_apart=True, admits=True
+            batches=hasattr(self.drafter, "fork"),
+            trees=self._trees,
+            reads_apart=True,
+            checked=True,
+            admits=True,
         )
 
     @property

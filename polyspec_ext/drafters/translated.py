@@ -19,16 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import arguments
-from ..levels.base import (
-    IdMap,
-    InputBlock,
-    Level,
-    LevelCapabilities,
-    LevelOutput,
-    PromptBatch,
-    batched,
-)
-from ..tensors import RowCounts, common_prefix, on_device, padded
+from ..levels.base import InputBlock, Level, LevelCapabilities, LevelOutput, PromptBatch, batched
+from ..tensors import IdMap, RowCounts, common_prefix, on_device, padded
 from .base import DraftBlock, DrafterCapabilities, DraftInput
 from .model import forwarded
 from .proposals import cut_at_eos

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
-from ..kv_cache.masks import ancestors
-from ..levels.base import IdMap, InputBlock, LevelOutput
-from ..tensors import RowCounts
+from ..kv_cache.layers import ancestors
+from ..levels.base import InputBlock, LevelOutput
+from ..tensors import IdMap, RowCounts
 from ..validate import NODE_MAX
 from .base import DraftBlock, DraftInput, RowBuffer, TreeSize, processed
 

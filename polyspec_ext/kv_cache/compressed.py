@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import masks as cache_masks
-from .layers import RollbackLayer, Rows
+from ..tensors import RowLengths
+from .layers import RollbackLayer, ring_positions, visible_slots
 
 
 class Int8Layer(RollbackLayer):
@@ -59,7 +59,9 @@ class RingLayer(RollbackLayer):
 
     ring, bounds_rollback, takes_rows = True, True, False
 
-    def __init__(self, rows: Rows, index: int, window: int, slack: int, sinks: int = 0) -> None:
+    def __init__(
+        self, rows: RowLengths, index: int, window: int, slack: int, sinks: int = 0
+    ) -> None:
         super().__init__(rows, index, window)
         self.slack, self.sinks = slack, sinks
         self.size = sinks + window + slack
@@ -95,13 +97,13 @@ class RingLayer(RollbackLayer):
             )
         rows = self.rows
         if not self._wide():
-            slots = cache_masks.ring_positions(rows.lengths, self.size, self.sinks)
-            return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+            slots = ring_positions(rows.lengths, self.size, self.sinks)
+            return visible_slots(queries, slots, self.window, self.sinks)
         assert rows.new is not None
         fresh = rows.base[:, None] + torch.arange(rows.new, device=queries.device)
         fresh = torch.where(fresh < rows.lengths[:, None], fresh, -1)
-        slots = torch.cat([cache_masks.ring_positions(rows.base, self.size, self.sinks), fresh], 1)
-        return cache_masks.visible_slots(queries, slots, self.window, self.sinks)
+        slots = torch.cat([ring_positions(rows.base, self.size, self.sinks), fresh], 1)
+        return visible_slots(queries, slots, self.window, self.sinks)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.size + (query_length if query_length > self.slack + 1 else 0), 0
@@ -154,7 +156,7 @@ class StreamingLayer(RingLayer):
     bounds_rollback = False  # drafts may have any known distribution
 
     def __init__(
-        self, rows: Rows, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
+        self, rows: RowLengths, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
     ) -> None:
         super().__init__(rows, index, window, slack, sinks)
         self.frequencies = frequencies

@@ -1,253 +1,26 @@
-"""The layers of `RollbackCache`: memory of keys and values, appends and reads.
+"""The layers of `RollbackCache`: memory of keys and values, appends and reads; masks of attention.
 
-All layers share one `Rows`, the lengths of the batch. They have no reference to the cache, so that
-a dropped cache is freed at once.
+All layers share one `RowLengths`, the lengths of the batch. They have no reference to the cache, so
+that a dropped cache is freed at once.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ..ops import decoder
 from ..ops import kv as cache_ops
-from ..tensors import RowCounts, on_device
-from . import masks as cache_masks
+from ..tensors import RowLengths
 
 # Minimum slots that attention reads on a device; doubled as needed.
 DEVICE_BUCKET = 512
-
-
-class Rows:
-    """Lengths of a batch's rows on the device, and their host values or bounds.
-
-    Attributes:
-        batch: rows, B.
-        lengths: [B] int64, tokens of each row, including the forward pass in progress.
-        base: [B] int64, the lengths before the pass.
-        counts: [B] int64, new tokens per row of the pass; None: `new` each.
-        new: tokens per row of the pass, padding included; None before the first pass.
-        status: [B] int32, the status bits of all appends (`ops.kv.CacheStatus`).
-        host: the lengths on the host; None: unknown, after counts or lengths as a tensor.
-        at: common base of all rows, if the host knows it and all rows append `new` tokens; else
-            None.
-        first: whether the pass reads the first tokens of all rows, and the longest row has `new`.
-            Attention then reads `new` slots, independent of `bucket`: there are no slots before
-            the tokens or after the longest row, so that a causal mask suffices.
-        bound: upper bound of `lengths`; `base_bound`: of `base`; `peak`: of all lengths since the
-            last reset.
-        limit: upper bound of all lengths until the host knows the lengths again; None: no bound.
-            With a limit attention reads the same slots in every pass, for few graphs.
-        span: slots of a full layer that attention reads.
-        capacity: required slots of a full layer.
-        grow: whether layers must check their capacity; False after a check by the cache.
-        moves: number of changes of the address of a layer's keys and values.
-        on_cpu: whether tensors are computed on access, at a new address. Otherwise passes write
-            them at once and in place, so that a captured graph includes the writes. Set before the
-            first pass. A cut known to the host is written at the next access to the lengths,
-            together with other cuts.
-    """
-
-    def __init__(
-        self, batch: int, capacity: int, step: int, bucket: int, device: torch.device
-    ) -> None:
-        self.step, self.bucket, self.capacity = step, bucket, capacity
-        self.device, self.on_cpu = device, device.type == "cpu"
-        self._most = self.moves = 0
-        self.resize(batch)
-        self.reset()
-
-    def resize(self, batch: int) -> None:
-        """Set the number of rows. Lengths and status keep the addresses of the largest batch so
-        far, which captured graphs read. A reset must follow."""
-        self.batch = batch
-        if batch > self._most:
-            with torch.inference_mode(False):  # writable inside and outside inference mode
-                lengths = torch.zeros(batch, dtype=torch.int64, device=self.device)
-                status = torch.zeros(batch, dtype=torch.int32, device=self.device)
-                self._memory = lengths, torch.zeros_like(lengths), status
-            self._most = batch
-        self._slice()
-
-    def _slice(self) -> None:
-        # On the CPU, if the host knows the values, tensors are created on access: new tensors,
-        # because a reader outside inference mode cannot use tensors created in it.
-        self._lengths: Tensor | None
-        self._base: Tensor | None
-        self._lengths, self._base, self.status = (x[: self.batch] for x in self._memory)
-        self._cut = False  # on a device: `host` is ahead of `_lengths`
-
-    def reset(self) -> None:
-        for whole in self._memory:
-            whole.zero_()
-        self._slice()
-        self.counts: Tensor | None = None
-        self.new: int | None = None
-        self.host: list[int] | None = [0] * self.batch
-        self._base_host: list[int] = self.host
-        self.at: int | None = None
-        self.first = False
-        self.bound = self.base_bound = self.peak = 0
-        self.limit: int | None = None
-        self.span = 0
-        self.grow = True
-        self.seen: set[int] = set()
-
-    @property
-    def lengths(self) -> Tensor:
-        if self._lengths is None:
-            self._lengths = torch.tensor(self.host)
-        elif self._cut:
-            known = cast(list[int], self.host)
-            if self.ragged:
-                self._lengths.copy_(on_device(known, torch.int64, self.device))
-            else:  # a kernel argument needs no upload
-                self._lengths.fill_(known[0])
-            self._cut = False  # last: after an interrupt the lengths are written again
-        return self._lengths
-
-    @property
-    def base(self) -> Tensor:
-        if self._base is None:
-            self._base = torch.tensor(self._base_host)
-        return self._base
-
-    @property
-    def ragged(self) -> bool:
-        return self.host is None or len(set(self.host)) > 1
-
-    def begin(self, new: int, counts: RowCounts | None, bucket: int | None = None) -> None:
-        """Begin a forward pass of `new` tokens per row. Lengths change in place, for graphs."""
-        before = self.host
-        # Whether the host knows that all rows begin at the same position.
-        even = before is not None and before.count(before[0]) == self.batch
-        after: list[int] | None = None
-        if counts is None:
-            self.counts = None
-            if before is not None:
-                after = [before[0] + new] * self.batch if even else [n + new for n in before]
-        else:
-            known = counts.host
-            if known is not None:
-                if len(known) != self.batch or min(known) < 0 or max(known) > new:
-                    raise ValueError(
-                        f"counts: expected {self.batch} numbers in [0, {new}], given {list(known)}"
-                    )
-                if before is not None:
-                    after = list(map(int.__add__, before, known))
-            whole = known is not None and min(known) == new
-            self.counts = None if whole else counts.on(self.device)
-        if self.on_cpu and before is not None and after is not None:
-            self._base_host, self._lengths, self._base = before, None, None
-        else:
-            self.base.copy_(self.lengths)
-            self.lengths.add_(new if self.counts is None else self.counts.clamp(0, new))
-        self.at = before[0] if even and before is not None and self.counts is None else None
-        self.host = after
-        self.base_bound = self.bound
-        if after is not None:
-            self.bound = max(after, default=0)
-        else:
-            self.bound = self.bound + new if self.limit is None else self.limit
-        self.peak = max(self.peak, self.base_bound + new)
-        if self.bound > self.capacity:
-            self.make_room(self.bound)
-        begins = before is not None and not any(before) and self.limit is None
-        self.first = begins and self.bound == new
-        if self.first:
-            self.span = new
-        elif (bucket or self.bucket) == 1:
-            self.span = min(self.bound or 1, self.capacity)
-        else:
-            self.span = self.span_of(self.bound, bucket)
-        self.new = new
-        self.grow = True
-        self.seen.clear()
-
-    def span_of(self, longest: int, bucket: int | None = None) -> int:
-        """Return the slots that attention reads for rows of at most `longest` tokens: `bucket`,
-        twice as many, and so on, so that a text has few spans. With a bucket of 1 the span is
-        `longest`."""
-        span, longest = bucket or self.bucket, max(longest, 1)
-        if span == 1:
-            return min(longest, self.capacity)
-        span <<= ((longest - 1) // span).bit_length()
-        return min(span, self.capacity)
-
-    def make_room(self, tokens: int) -> None:
-        """Set the capacity of full layers to at least `tokens` per row. With a bucket above 1 the
-        capacity at least doubles, because moved keys invalidate all graphs."""
-        if tokens > self.capacity:
-            doubled = 0 if self.bucket == 1 else 2 * self.capacity
-            self.capacity = -(-max(tokens, doubled) // self.step) * self.step
-
-    def cut(self, lengths: RowCounts, bound: int | None) -> None:
-        """Keep at most ``lengths[b]`` tokens of row b."""
-        known = lengths.host
-        if known is not None:
-            if len(known) != self.batch or min(known, default=0) < 0:
-                raise ValueError(
-                    f"lengths: expected {self.batch} numbers >= 0, given {list(known)}"
-                )
-            self.bound = min(self.bound, max(known, default=0))
-        left = None if known is None or self.host is None else list(map(min, self.host, known))
-        if left is None:
-            now = self.lengths
-            torch.minimum(now, lengths.on(self.device), out=now).clamp_(min=0)
-        elif not self.on_cpu:
-            self._cut = self._cut or left != self.host
-        self.host = left
-        if left is not None:
-            self._lengths = None if self.on_cpu else self._lengths
-            self.bound = max(left, default=0)
-        if bound is not None:
-            self.bound = min(self.bound, bound)
-
-    def place(self, lengths: RowCounts) -> None:
-        """Set the lengths, longer lengths included; the caller ensures that the slots have the
-        tokens. Lengths unknown to the host require a `limit`."""
-        known = lengths.host
-        if known is None or not self.on_cpu:
-            self.lengths.copy_(lengths.on(self.device), non_blocking=True)
-        self.host = None
-        if known is not None:
-            self._lengths = None if self.on_cpu else self._lengths
-            self.host, self.bound = list(known), max(known, default=0)
-            self.peak = max(self.peak, self.bound)
-
-    def clear(self, slots: Sequence[int]) -> None:
-        """Clear the rows `slots`."""
-        index = torch.tensor(list(slots)).to(self.device, non_blocking=True)
-        if self.host is None:
-            self.lengths.index_fill_(0, index, 0)
-        else:
-            gone = set(slots)
-            left = [0 if row in gone else n for row, n in enumerate(self.host)]
-            self.place(RowCounts(left))
-        self.status.index_fill_(0, index, 0)
-
-    def select(self, indices: Tensor) -> None:
-        """Select rows, in any order and number; `indices` is an int64 tensor."""
-        index = indices.to(self.device)
-        lengths, status = self.lengths.index_select(0, index), self.status.index_select(0, index)
-        self.resize(lengths.shape[0])
-        self.lengths.copy_(lengths)
-        self.base.zero_()
-        self.status.copy_(status)
-        self.counts, self.new, self.at, self.seen = None, None, None, set()
-        if self.host is not None and not self.ragged:
-            self.host = self.host[:1] * int(indices.shape[0])
-        elif self.host is not None:
-            # Reading indices on a device would wait for it.
-            on_host = indices.device.type == "cpu"
-            self.host = [self.host[i] for i in indices.tolist()] if on_host else None
-        self._base_host = [0] * self.batch
-        if self.host is not None:
-            self.bound = max(self.host, default=0)
+_ATTENDED = (torch.float32, torch.bfloat16)
 
 
 class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -271,7 +44,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
     supports_early_init = False
     takes_blocks = False
 
-    def __init__(self, rows: Rows, index: int, window: int | None = None) -> None:
+    def __init__(self, rows: RowLengths, index: int, window: int | None = None) -> None:
         super().__init__()
         self.rows, self.index, self.window = rows, index, window
         self.is_sliding = window is not None
@@ -405,9 +178,9 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
         if tree is not None:
             before = tree.shape[1] - queries.shape[1]
             base = (rows.base if rows.at is None else rows.at) - before
-            return cache_masks.tree_slots(base, tree, rows.span, self.window)[:, before:]
+            return tree_slots(base, tree, rows.span, self.window)[:, before:]
         slots = torch.arange(rows.span, device=queries.device)[None, :]
-        return cache_masks.visible_slots(queries, slots, self.window)
+        return visible_slots(queries, slots, self.window)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return (self.rows.span if self._prepared() else self.rows.bound + query_length), 0
@@ -453,3 +226,167 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         indices = indices.to(self.keys.device)
         self._hold(self.keys.index_select(0, indices), self.values.index_select(0, indices))
+
+
+# ---- masks and positions -------------------------------------------------------------------------
+
+# All are computed on the device from the lengths, so that no call waits for it. Masks are additive,
+# [B, 1, T, N] in the model's dtype: 0 where query i of row b sees slot n, and the dtype's lowest
+# value elsewhere. transformers passes a 4-D mask unchanged to eager and sdpa attention.
+
+
+def query_positions(base: Tensor, counts: Tensor | None, tokens: int) -> Tensor:
+    """Return the position of each new token, ``[B, T]`` int64.
+
+    Padding after a row's `counts` repeats the position of its last token (0 in an empty row), so
+    that learned positions stay in range.
+
+    Args:
+        base: [B] int64, cached lengths.
+        counts: [B] int64, new tokens of each row, or None: `tokens` each.
+    """
+    steps = torch.arange(tokens, device=base.device)
+    if counts is None:
+        return base[:, None] + steps
+    return (base[:, None] + torch.minimum(steps[None, :], counts[:, None] - 1)).clamp_(min=0)
+
+
+def ring_positions(ends: Tensor, capacity: int, sinks: int) -> Tensor:
+    """Return the position in each slot of a ring after positions ``[0, ends[b])`` are written,
+    ``[B, capacity]``; -1: empty.
+
+    Args:
+        ends: [B] int64.
+        capacity: slots, including `sinks` slots before the ring.
+    """
+    slots = torch.arange(capacity, device=ends.device)
+    last = ends[:, None] - 1
+    # The highest written position that maps to the slot; below `sinks` in a slot not yet written.
+    held = last - torch.remainder(last - slots, capacity - sinks)
+    held = torch.where(held >= sinks, held, -1)
+    if sinks == 0:
+        return held
+    return torch.where(slots < sinks, torch.where(slots <= last, slots, -1), held)
+
+
+def visible_slots(
+    queries: Tensor, slots: Tensor, window: int | None = None, sinks: int = 0
+) -> Tensor:
+    """Return the slots that each query sees: causal, and within a window but for the sinks.
+    ``[B, T, N]`` bool.
+
+    Args:
+        queries: [B, T] positions of the queries.
+        slots: [B or 1, N] positions in the slots, -1: empty.
+        window: a query at position p sees positions above ``p - window``; None: no lower limit.
+    """
+    held = slots[:, None, :]
+    seen = (held <= queries[..., None]) & (held >= 0)
+    if window is not None:
+        near = held > queries[..., None] - window
+        seen = seen & (near if sinks == 0 else near | (held < sinks))
+    return seen
+
+
+def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
+    """Return the nodes on the path from the root to each node, itself included, ``[B, T, T]`` bool:
+    [b, i, j] is True if node j is i or an ancestor of i.
+
+    Args:
+        parents: [B, T] int64, each node's parent, less than the node's index; -1: the root.
+        depth: maximum nodes of a relevant path; None: T.
+    """
+    batch, nodes = parents.shape
+    # The root as an additional node, whose parent is itself.
+    above = F.pad(torch.where(parents < 0, nodes, parents.clamp(max=nodes)), (0, 1), value=nodes)
+    path = [torch.arange(nodes, device=parents.device).expand(batch, -1)]
+    for _ in range(1, nodes if depth is None else min(depth, nodes)):
+        path.append(above.gather(1, path[-1]))
+    seen = torch.zeros(batch, nodes, nodes + 1, dtype=torch.bool, device=parents.device)
+    return seen.scatter_(2, torch.stack(path, 2), True)[..., :nodes]
+
+
+def tree_slots(
+    base: Tensor | int, tree: Tensor, capacity: int, window: int | None = None
+) -> Tensor:
+    """Return the slots that each node of a tree sees: the tokens before the tree, its ancestors
+    and itself. ``[B, T, N]`` bool.
+
+    Args:
+        base: [B] int64, tokens before the tree, or an int for all rows; node i is in slot
+            ``base[b] + i``.
+        tree: [B, T, M] bool (`ancestors`), T of the M nodes in the cache; T < M only without a
+            window.
+        window: a node sees the `window` latest tokens of its path, itself included; None: all."""
+    count, nodes = tree.shape[1:]
+    if isinstance(base, int):
+        if base + nodes == capacity and window is None:
+            return F.pad(tree, (base, 0), value=True)
+        base = torch.full((len(tree),), base, device=tree.device)
+    slots = torch.arange(capacity, device=base.device)
+    node = slots[None, :] - base[:, None]
+    inside = (node >= 0) & (node < nodes)
+    index = node.clamp(0, nodes - 1)
+    on_path = tree.gather(2, index[:, None, :].expand(-1, count, -1)) & inside[:, None, :]
+    seen = on_path | (node < 0)[:, None, :]
+    if window is not None:
+        # Distances along the path to a node, not in slots.
+        depth = tree.sum(-1) - 1
+        behind = torch.where(inside, depth.gather(1, index), node)
+        seen = seen & (behind[:, None, :] > depth[..., None] - window)
+    return seen
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``[B, T, N]`` bool as an additive mask of the scores, ``[B, 1, T, N]``."""
+    hidden = torch.finfo(dtype).min
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, hidden
+    )[:, None]
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Return whether `ops.decoder.attention` supports the tensors; on CUDA few tokens."""
+    dtype = query.dtype
+    if dtype not in _ATTENDED or not (key.dtype == value.dtype == dtype):
+        return False
+    if mask is not None and not (mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype):
+        return False
+    if not (query.shape[3] in decoder.WIDTHS and value.shape[3] in decoder.WIDTHS):
+        return False
+    device = query.device
+    for x in (query, key, value, mask):  # a generator's frames are calls
+        if x is not None and not (x.stride(3) == 1 and x.device == device):
+            return False
+    if query.is_cpu:
+        return True
+    few = query.is_cuda and query.shape[2] <= decoder.FEW_TOKENS
+    return few and _in_vectors(key) and _in_vectors(value)
+
+
+def _in_vectors(x: Tensor) -> bool:
+    # The operator reads 16 bytes at a time. (torch's memory begins at a multiple of 16.)
+    offsets = (x.storage_offset(), *x.stride()[:3])
+    return all(offset * x.element_size() % 16 == 0 for offset in offsets)
+
+
+def attend(
+    cache: Cache,
+    masks: Sequence[Tensor | None],
+    layer: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """Append keys ``[B, Hkv, T, D]`` and values to a layer of a cache that is prepared for them,
+    and attend from the queries ``[B, Hq, T, D]``, by the additive mask of the layer (None: a query
+    sees all slots). Returns ``[B, T, Hq, D]``."""
+    (keys, values), mask = cache.update(k, v, layer), masks[layer]
+    if takes(q, keys, values, mask):
+        return decoder.attention(q, keys, values, mask, q.shape[3] ** -0.5)
+    grouped = keys.shape[1] != q.shape[1]
+    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=grouped)
+    return out.transpose(1, 2)

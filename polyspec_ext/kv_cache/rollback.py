@@ -25,10 +25,9 @@ from transformers import Cache
 
 from .. import arguments
 from ..ops import kv as cache_ops
-from ..tensors import Place, RowCounts
+from ..tensors import Place, RowCounts, RowLengths
 from ..validate import INT_DTYPES
-from . import masks as cache_masks
-from .layers import RollbackLayer, Rows
+from .layers import RollbackLayer, additive, ancestors, query_positions
 
 if TYPE_CHECKING:
     from .compressed import RingLayer
@@ -163,8 +162,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         capacity: initially allocated tokens per row.
         step: a longer row increases the capacity to a multiple of `step`, with a copy, the only
             copy of the cache.
-        bucket: attention reads `bucket` slots, or twice as many, and so on (`Rows.span_of`). 1
-            reads no unused slot; larger values give captured graphs few shapes.
+        bucket: attention reads `bucket` slots, or twice as many, and so on
+            (`RowLengths.span_of`). 1 reads no unused slot; larger values give captured graphs few
+            shapes.
         slack: None keeps every key of a sliding-window layer and masks old keys, so any rollback is
             exact. A number keeps window + slack keys, and at most `slack` tokens can be rolled
             back: if the host knows the lengths, longer rollbacks are refused.
@@ -217,7 +217,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         text = config.get_text_config(decoder=True)
         self.types = _layer_types(text)
         self.dtype = kind
-        self.rows = Rows(batch_size, capacity, step, bucket, device)
+        self.rows = RowLengths(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
         windows = [None if kind == _FULL else window for kind in self.types]
         if kv_bits is None and slack is None:
@@ -235,7 +235,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             ]
         super().__init__(layers=layers)
         self._moved: dict[tuple[int, ...], Tensor] = {}
-        # Both by `Rows.moves`: layers of one launch, and slots by layer numbers (`begin_layers`).
+        # Both by `RowLengths.moves`: layers of one launch; slots by layer numbers (`begin_layers`).
         self._together: tuple[int, list[_Layers]] = (-1, [])
         self._slots: tuple[int, dict[tuple[int, ...], _States] | None] = (-1, None)
         self._survey()
@@ -409,10 +409,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 return {"attention_mask": causal, "position_ids": table.narrow(1, base, tokens)}
         tree = None
         if parents is None:
-            positions = cache_masks.query_positions(rows.base, rows.counts, tokens)
+            positions = query_positions(rows.base, rows.counts, tokens)
         else:
             parents = self._tree(parents, tokens).to(rows.base.device)
-            tree = cache_masks.ancestors(parents, depth)
+            tree = ancestors(parents, depth)
             before = parents.shape[1] - tokens  # nodes of earlier passes
             positions = rows.base[:, None] - before + tree[:, before:].sum(-1) - 1
             if rows.counts is not None:
@@ -425,7 +425,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             return {"attention_mask": None, "position_ids": positions}
         by_type: dict[str, Tensor] = {}
         for name, layer in self._of_type.items():
-            by_type[name] = cache_masks.additive(layer.visible(positions, tree), self.dtype)
+            by_type[name] = additive(layer.visible(positions, tree), self.dtype)
         mask: Any = by_type[name] if len(by_type) == 1 else by_type
         return {"attention_mask": mask, "position_ids": positions}
 

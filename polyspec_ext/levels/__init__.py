@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..files import is_gguf as is_gguf
+from ..tensors import IdMap as IdMap
 from ..tensors import RowCounts as RowCounts
 from .base import Admitting as Admitting
 from .base import BatchedLevel as BatchedLevel
 from .base import EncodedInput as EncodedInput
 from .base import Hidden as Hidden
-from .base import IdMap as IdMap
 from .base import InputBlock as InputBlock
 from .base import LevelCapabilities as LevelCapabilities
 from .base import LevelOutput as LevelOutput

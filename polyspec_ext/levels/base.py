@@ -3,16 +3,14 @@ the engine, and `batched` to adapt a `Level`."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from .. import validate as returned
-from ..tensors import RowCounts
+from ..tensors import IdMap, RowCounts
 
 
 @runtime_checkable
@@ -65,88 +63,6 @@ class Level(Protocol):
 def device_of(level: Level) -> torch.device:
     """Return the device of a level's tokens and logits."""
     return torch.device(getattr(level, "device", "cpu"))
-
-
-class IdMap:
-    """Map between ids of a chain's text, which are the target's, and ids of a model of the chain.
-
-    The identity by default. A model may read fewer ids than the text has, and draw only some of the
-    ids that it reads.
-
-    Args:
-        vocab_size: exclusive upper bound of ids that the model reads.
-        drawn: ``[Vd]`` int64, strictly increasing, below `vocab_size`: the id of each entry of the
-            model's rows of logits. None: entry i has id i.
-        text_size: exclusive upper bound of ids of the text; None: `vocab_size`.
-
-    Attributes:
-        reads_all: whether `to_below` changes nothing.
-    """
-
-    def __init__(
-        self, vocab_size: int, drawn: torch.Tensor | None = None, text_size: int | None = None
-    ) -> None:
-        self.vocab_size, self.drawn = vocab_size, drawn
-        self.reads_all = text_size is None or text_size <= vocab_size
-        if drawn is None:
-            return
-        if drawn.dim() != 1 or drawn.dtype != torch.int64 or not len(drawn):
-            raise ValueError(
-                f"drawn: expected int64 [Vd], Vd >= 1, given {drawn.dtype} {list(drawn.shape)}"
-            )
-        self._known: list[int] = drawn.tolist()  # on the host, for every draft
-        if not all(a < b for a, b in pairwise((-1, *self._known, vocab_size))):
-            raise ValueError(f"drawn: expected increasing ids in [0, {vocab_size}), given others")
-        # The last entry is for index -1: a token that could not be drawn stays -1.
-        self._table = torch.cat([drawn, drawn.new_tensor([-1])])
-
-    def of_text(self, text_size: int) -> IdMap:
-        """Return the same map for a text with ids below `text_size`."""
-        return IdMap(self.vocab_size, self.drawn, text_size)
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Tensors of the map, for the keys of captured graphs."""
-        return [] if self.drawn is None else [self._table]
-
-    def to_below(self, ids: torch.Tensor) -> torch.Tensor:
-        """Map ids of the text to ids that the model reads, unknown ids to 0. That costs a draft
-        some acceptance but stays exact: the level above verifies against the distribution that was
-        sampled from."""
-        return ids if self.reads_all else ids.masked_fill(ids >= self.vocab_size, 0)
-
-    def to_above(self, entries: torch.Tensor) -> torch.Tensor:
-        """Map entries of a row of logits to ids of the text; -1 stays -1."""
-        return entries if self.drawn is None else self._table[entries]
-
-    def entries_below(self, vocab_size: int) -> int:
-        """Count the leading entries of a row of logits with ids below `vocab_size`."""
-        if self.drawn is None:
-            return min(self.vocab_size, vocab_size)
-        return bisect_left(self._known, vocab_size)
-
-    def spread(self, rows: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """Spread rows of logits, ``[..., at most Vd]``, over all ids below `vocab_size`: -inf for
-        ids that the model does not draw."""
-        ids = self.to_above(torch.arange(rows.shape[-1], device=rows.device))
-        full = rows.new_full((*rows.shape[:-1], vocab_size), -float("inf"))
-        return full.index_copy_(full.dim() - 1, ids, rows)
-
-    def gather(self, rows: torch.Tensor, entries: int) -> torch.Tensor:
-        """Gather the first `entries` entries of the model's rows out of rows over all ids."""
-        if self.drawn is None:
-            return rows[..., :entries]
-        return rows.index_select(-1, self.drawn[:entries])
-
-    def target_to_draft(self, vocab_size: int) -> torch.Tensor | None:
-        """Return ``[vocab_size]`` int32: for each id of the level above its entry in a row of
-        logits, -1: no entry. None: entry i is id i, up to the row's width."""
-        if self.drawn is None:
-            return None
-        known = self.drawn[: self.entries_below(vocab_size)]
-        entries = torch.full((vocab_size,), -1, dtype=torch.int32, device=known.device)
-        entries[known] = torch.arange(len(known), dtype=torch.int32, device=known.device)
-        return entries
 
 
 # ---- as the engine calls it ----------------------------------------------------------------------

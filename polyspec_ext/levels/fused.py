@@ -26,11 +26,13 @@ from transformers.masking_utils import sdpa_mask
 
 from ..kv_cache import RollbackCache
 from ..kv_cache.factory import device_of
+from ..kv_cache.layers import takes
 from ..ops import decoder as operators
 from ..ops.decoder import DecoderLayers, LayerOperators, LayerParts, LayerShape
 from ..tensors import gather
 from .base import LevelOutput
 from .products import (
+    DenseLinear,
     OneDnnLinear,
     Part,
     QuantizedLinear,
@@ -76,7 +78,7 @@ def grouped_attention(
     extras = _MORE.intersection(arguments)
     other = causal and tokens != key.shape[2]
     other = other or bool(extras and any(arguments[name] is not None for name in extras))
-    taken = not other and operators.takes(query, key, value, attention_mask)
+    taken = not other and takes(query, key, value, attention_mask)
     calls = _calls.get()
     if calls is not None:
         calls.append(taken)
@@ -343,7 +345,7 @@ class StackedPass:
     """
 
     def __init__(self, model: Any, native: DecoderLayers | LayerOperators) -> None:
-        self.model, self.native = model, native
+        self.model, self.native, self._run = model, native, native.run
         # Queries look up how many slots they see, so that a chain of tokens needs no mask.
         self.by_lengths = isinstance(native, LayerOperators)
         layers: list[Any] = list(model.model.layers)
@@ -356,6 +358,8 @@ class StackedPass:
             for table in (module._forward_hooks, module._forward_pre_hooks)
         ]
         self._norms = [norm.weight for layer in layers for norm in _norms_of(layer)]
+        head = model.get_output_embeddings()
+        self._head = head.function() if isinstance(head, DenseLinear) else head
 
     def needs_mask(self, cache: Any, width: int) -> bool:
         """Return whether a pass of `width` tokens of a chain needs a mask, because the model's
@@ -384,7 +388,7 @@ class StackedPass:
                 `indices`, ``[B, keep]``.
             hidden_layers: layers of requested hidden states (`levels.base.Hidden`).
         """
-        model, body = self.model, self.model.model
+        body = self.model.model
         if not isinstance(cache, RollbackCache) or "position_ids" not in inputs:
             return None
         # Norms belong to the user's model, and may have been moved or converted.
@@ -407,14 +411,14 @@ class StackedPass:
         count, taken = len(self.numbers), list[int]()
         if hidden_layers:
             taken = sorted({layer for layer in hidden_layers if 0 <= layer < count})
-        deepest, entering, status = self.native(
+        deepest, entering, status = self._run(
             x, cosine, sine, mask, *slots, rows.base, rows.counts, rows.span, causal, taken
         )
         if rows.at is None:  # else the host knows that there was room
             rows.status.bitwise_or_(status)
         last = body.norm(deepest)
         rows_with_logits = last[:, -keep:] if indices is None else gather(last, indices)
-        logits = model.get_output_embeddings()(rows_with_logits)
+        logits = self._head(rows_with_logits.flatten(0, 1)).unflatten(0, rows_with_logits.shape[:2])
         if not hidden_layers:
             return LevelOutput(logits)
         states = {**dict(zip(taken, entering, strict=True)), count: deepest, -1: last}

@@ -35,10 +35,11 @@ from .models import (
     switch_of,
 )
 from .products import without_wrapper
-from .shared_cache import Member, require_same_shape
 
 if TYPE_CHECKING:
     from transformers import Cache, PreTrainedModel
+
+    from .shared_cache import Member
 
 
 # Attention with additive masks of any pattern, for rows of different lengths.
@@ -219,6 +220,8 @@ class HuggingFaceLevel(ModelLevel):
             )
 
     def _share(self, other: HuggingFaceLevel | PreTrainedModel) -> None:
+        from .shared_cache import Member, require_same_shape
+
         owner = other if isinstance(other, HuggingFaceLevel) else level_of(other)
         require_same_shape(self.model, owner.model, self.name)
         for level in (self, owner):

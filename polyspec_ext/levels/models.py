@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from .. import arguments
 from ..files import is_gguf, path_of
 from ..kv_cache.factory import device_of, name_of
-from ..tensors import RowCounts, gather, padded
+from ..tensors import IdMap, RowCounts, gather, padded
 from ..validate import LOGITS_DTYPES
 from . import base
-from .base import IdMap, InputBlock
+from .base import InputBlock
 from .fused import Runs, packed, unpacked
 from .products import TrimmedHead, without_wrapper
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import mmap
 import threading
 import weakref
@@ -146,6 +147,11 @@ class DenseLinear(PackedLinear):
 
     def product(self, x: Tensor) -> Tensor:
         return dense.product(x, self.packed, self.out_features, self.bias)
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        """Return `product` without the calls of a module."""
+        form = {"packed": self.packed, "outputs": self.out_features, "bias": self.bias}
+        return functools.partial(dense.product, **form)
 
     def matrices(self) -> Sequence[Matrix]:
         form = decoder.DENSE, self.out_features, self.in_features

@@ -3,6 +3,7 @@ on the CPU or CUDA by separate operators of this module."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,72 +14,36 @@ from torch import Tensor
 WIDTHS = frozenset(range(32, 256 + 1, 32))
 # Maximum tokens per row for the CUDA operator, which is for verifications.
 FEW_TOKENS = 64
-_DTYPES = (torch.float32, torch.bfloat16)
 _fake: Callable[[str], Callable[[Callable[..., object]], object]] = torch.library.register_fake
-_attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
 
 
-def takes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Return whether `attention` supports the tensors; on CUDA up to `FEW_TOKENS` tokens."""
-    dtype = query.dtype
-    if dtype not in _DTYPES or not (key.dtype == value.dtype == dtype):
-        return False
-    if mask is not None and not (mask.dim() == 4 and mask.shape[1] == 1 and mask.dtype == dtype):
-        return False
-    if not (query.shape[3] in WIDTHS and value.shape[3] in WIDTHS):
-        return False
-    device = query.device
-    for x in (query, key, value, mask):  # a generator's frames are calls
-        if x is not None and not (x.stride(3) == 1 and x.device == device):
-            return False
-    if query.is_cpu:
-        return True
-    few = query.is_cuda and query.shape[2] <= FEW_TOKENS
-    return few and _in_vectors(key) and _in_vectors(value)
+attention: Callable[..., Tensor] = torch.ops.polyspec.attention.default
+"""Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of
+keys.
 
+Row (b, t, h) is bit-identical for any other queries in the call, any processor and number of
+threads, and, on CUDA, any slots after the keys that it sees. If every key is hidden it is 0.
+On CUDA it is one launch, and one more beyond 512 keys.
 
-def _in_vectors(x: Tensor) -> bool:
-    # The operator reads 16 bytes at a time. (torch's memory begins at a multiple of 16.)
-    offsets = (x.storage_offset(), *x.stride()[:3])
-    return all(offset * x.element_size() % 16 == 0 for offset in offsets)
+Args:
+    query: [B, Hq, T, D] float32 or bfloat16; like all other tensors, unit stride along the last
+        dimension.
+    key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
+        ``h // (Hq // Hkv)``.
+    value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
+    mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
+        hides a key, but its value must be finite); None: every token sees every key.
+    scale: factor of the scores.
+    causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
+    lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
+        only, read on the device; None: limited by `causal` and the mask only.
 
+Returns:
+    [B, T, Hq, Dv], contiguous, in the dtype of `query`.
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    causal: bool = False,
-    lengths: Tensor | None = None,
-) -> Tensor:
-    """Return ``softmax(scale query key^T + mask) value``, where heads of queries share heads of
-    keys.
-
-    Row (b, t, h) is bit-identical for any other queries in the call, any processor and number of
-    threads, and, on CUDA, any slots after the keys that it sees. If every key is hidden it is 0.
-    On CUDA it is one launch, and one more beyond 512 keys.
-
-    Args:
-        query: [B, Hq, T, D] float32 or bfloat16; like all other tensors, unit stride along the last
-            dimension.
-        key: [B, Hkv, N, D], N >= 1; Hkv divides Hq, and query head h reads key head
-            ``h // (Hq // Hkv)``.
-        value: [B, Hkv, N, Dv]. D and Dv are multiples of 32 up to 256.
-        mask: [B or 1, 1, T, N] of the same dtype, added to the scores (-inf or the lowest number
-            hides a key, but its value must be finite); None: every token sees every key.
-        scale: factor of the scores.
-        causal: query t sees keys 0 to ``N - T + t`` only; N >= T then.
-        lengths: [B] int64, not with `causal`: query t of row b sees keys 0 to ``lengths[b] + t``
-            only, read on the device; None: limited by `causal` and the mask only.
-
-    Returns:
-        [B, T, Hq, Dv], contiguous, in the dtype of `query`.
-
-    Raises:
-        RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
-    """
-    return _attention(query, key, value, mask, scale, causal, lengths)
+Raises:
+    RuntimeError: a shape, dtype or stride does not fit; the message names the argument.
+"""
 
 
 @_fake("polyspec::attention")
@@ -253,22 +218,8 @@ class DecoderLayers(Layers):
             )  # fmt: skip
             rows.append([*map(_address, vectors), *map(len, products)])
             matrices += [_row(matrix) for product in products for matrix in product]
-        self._tables = torch.tensor(rows), torch.tensor(matrices)
-
-    def __call__(
-        self,
-        x: Tensor,
-        cosine: Tensor,
-        sine: Tensor,
-        mask: Tensor | None,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        lengths: Tensor,
-        counts: Tensor | None,
-        span: int,
-        causal: bool,
-        taken: Sequence[int] = (),
-    ) -> _Result:
+        tables = torch.tensor(rows), torch.tensor(matrices)
+        self.run: Callable[..., _Result] = functools.partial(_decoder_layers, *tables, *shape)
         """Run a pass.
 
         Args:
@@ -287,11 +238,6 @@ class DecoderLayers(Layers):
         Raises:
             RuntimeError: a shape, dtype or number does not fit; the message names it.
         """
-        heads, groups, gated_width, epsilon, scale = self.shape
-        return _decoder_layers(
-            x, *self._tables, cosine, sine, mask, keys, values, lengths, counts, span, heads,
-            groups, gated_width, epsilon, scale, causal, taken,
-        )  # fmt: skip
 
 
 class LayerOperators(Layers):
@@ -302,7 +248,7 @@ class LayerOperators(Layers):
     more than 512 slots. The device reads the number of slots that queries see.
     """
 
-    def __call__(
+    def run(
         self,
         x: Tensor,
         cosine: Tensor,
@@ -317,7 +263,7 @@ class LayerOperators(Layers):
         taken: Sequence[int] = (),
         first: Tensor | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Tensor]:
-        """Run a pass like `DecoderLayers`. Without a mask, token t of row b sees slots 0 to
+        """Run a pass as `DecoderLayers.run`. Without a mask, token t of row b sees slots 0 to
         ``lengths[b] + t``, for any `causal`. If `first`, [B, T, any], is not None, the first
         layer's attention reads it instead of the norm of `x`."""
         shape, (heads, _, _, epsilon, scale) = x.shape, self.shape
@@ -362,7 +308,7 @@ def _row(matrix: Matrix) -> list[int]:
 
 
 @_fake("polyspec::decoder_layers")
-def _(x: Tensor, *arguments: Any) -> _Result:
-    taken = arguments[-1]
+def _(*arguments: Any) -> _Result:
+    x, taken = arguments[2 + len(LayerShape._fields)], arguments[-1]
     states = x.new_empty(len(taken), *x.shape)
     return torch.empty_like(x), states, x.new_empty(x.shape[0], dtype=torch.int32)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
-from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput
+from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput, Outputs
 from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
 from ..levels.base import BatchedLevel, InputBlock
 from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, common_prefix
-from .graphs import Clock, Graphs, Outputs, Passes, Queue
 from .plan import (
     ChainConfig,
     Member,
@@ -47,12 +47,33 @@ from .rows import (
 
 if TYPE_CHECKING:
     from ..drafters.features import HiddenWindow
+    from .graphs import Graphs, Passes, Queue
 
 _ENDED = operator.attrgetter("ended")
 # Called with a row's number and the target's processed logits [e, V], of which the e committed
 # tokens were drawn. The logits are valid during the call.
 Observer = Callable[[int, torch.Tensor], None]
 Committed = list[tuple[int, list[int]]]
+
+
+class Clock(NamedTuple):
+    """Clock of a device: `tick` after all queued work, and seconds `elapsed` from the second tick
+    (argument) to the first, after a wait for the work."""
+
+    tick: Callable[[], Any]
+    elapsed: Callable[[Any, Any], float] = operator.sub
+
+    @classmethod
+    def of(cls, device: torch.device) -> Clock:
+        if device.type != "cuda":
+            return cls(time.perf_counter)
+
+        def event() -> Any:
+            marker = torch.cuda.Event(enable_timing=True)
+            marker.record()
+            return marker
+
+        return cls(event, lambda after, before: float(before.elapsed_time(after)) / 1000)
 
 
 class Engine:
@@ -92,7 +113,7 @@ class Engine:
         self._gives_hidden = check_parts(config, levels, drafter)
         can = DrafterCapabilities() if drafter is None else drafter.capabilities
         self._layers, self._trees = can.hidden_layers, can.trees
-        self._keeps_paths = can.keeps_paths
+        self._keeps_paths, self._checked = can.keeps_paths, can.checked
         # Index in the drafter's rows of each id of the level above.
         self._target_to_draft: torch.Tensor | None = None
         if drafter is not None:
@@ -108,9 +129,10 @@ class Engine:
         self._planner = RoundPlanner(config, self.parts, can, graphs is not None)
         self.caches = Caches(config, self.parts, self._layers)
         self.recovers = self.traces = False
-        self._queue = Queue(config, self.parts, self._gives_hidden, graphs)
         self._passes: Passes | None = None  # captured passes of steps that the host reads
         if graphs is not None and any(member.capabilities.keeps_lengths for member in self.parts):
+            from .graphs import Passes
+
             self._passes = Passes(graphs, usual.max_pending)
         self.slots: list[Row] = []
         # Current level and step (None: all rows), for messages.
@@ -315,6 +337,12 @@ class Engine:
         self._plan, self._rows, self._clock = plan, rows, Clock.of(rows.state.device)
         self._rounds = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
+    @cached_property
+    def _queue(self) -> Queue:
+        from .graphs import Queue  # rounds that the host follows need none
+
+        return Queue(self.config, self.parts, self._gives_hidden, self.graphs)
+
     @property
     def _on_host(self) -> bool:
         return self._sync_each_step or bool(self._processors)
@@ -445,7 +473,7 @@ class Engine:
                     f"{self.config.names[-1]}: expected {form} from a drafter whose capabilities "
                     f"have {'' if self._trees else 'no '}`trees`, given {actual}"
                 )
-            pending.append_tree(self.config.names[-1], block, step, size)
+            pending.append_tree(self.config.names[-1], block, step, size, self._checked)
         self._at_work = None
         if window is not None and states is not None and drafts:
             if window.width:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..drafters.base import BatchedDrafter, DraftBlock, DraftInput, RowBuffer
-from ..levels.base import IdMap
-from ..tensors import RowCounts
+from ..tensors import IdMap, RowCounts
 
 
 def draft_behind(

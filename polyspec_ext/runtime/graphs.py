@@ -1,4 +1,4 @@
-"""Rounds without host synchronisation: queued steps, their CUDA graphs, streams and clocks.
+"""Rounds without host synchronisation: queued steps and their CUDA graphs.
 
 The first call of a step runs eagerly, to warm up lazily initialised libraries and buffers. The
 second call is captured, later calls are replayed. Steps that differ only in the span of attention
@@ -9,13 +9,10 @@ updates the state on the host.
 
 from __future__ import annotations
 
-import operator
-import time
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -412,67 +409,3 @@ class Passes:
         for at, values in enumerate(ids):
             inputs[2 + at * width :][:width].copy_(values.t())
         return inputs
-
-
-# ---- streams and clocks --------------------------------------------------------------------------
-
-
-class SideStreams:
-    """Side streams for work that may overlap with the current streams.
-
-    Work in a side stream follows everything queued before `open`, and work queued after `open`
-    follows all side streams; side streams are not ordered with each other. Memory allocated in a
-    side stream is reused in that stream only, so never while work queued before the next `open`
-    still uses it."""
-
-    def __init__(self, cuda: Any = torch.cuda) -> None:
-        self._cuda = cuda
-        self._streams: dict[tuple[torch.device, int], Any] = {}
-        self._begun: dict[torch.device, Any] = {}
-        self._used: list[tuple[torch.device, Any]] = []
-
-    @contextmanager
-    def open(self, devices: Sequence[torch.device]) -> Iterator[None]:
-        """Allow streams on `devices` in the context."""
-        self._used = []
-        gpus = {device for device in devices if device.type == "cuda"}
-        self._begun = {gpu: self._cuda.current_stream(gpu).record_event() for gpu in gpus}
-        try:
-            yield
-        finally:
-            for device, stream in self._used:
-                self._cuda.current_stream(device).wait_stream(stream)
-
-    @contextmanager
-    def stream(self, device: torch.device, number: int) -> Iterator[None]:
-        """Use stream `number` of `device` in the context, if `device` is a CUDA device."""
-        if device.type != "cuda":
-            yield
-            return
-        if (device, number) not in self._streams:
-            self._streams[device, number] = self._cuda.Stream(device)
-        stream = self._streams[device, number]
-        stream.wait_event(self._begun[device])
-        self._used.append((device, stream))
-        with self._cuda.stream(stream):
-            yield
-
-
-class Clock(NamedTuple):
-    """Clock of a device: `tick` after all queued work, and seconds `elapsed` from the second tick
-    (argument) to the first, after a wait for the work."""
-
-    tick: Callable[[], Any]
-    elapsed: Callable[[Any, Any], float] = operator.sub
-
-    @classmethod
-    def of(cls, device: torch.device) -> Clock:
-        if device.type != "cuda":
-            return cls(time.perf_counter)
-
-        def event() -> Any:
-            marker = torch.cuda.Event(enable_timing=True)
-            marker.record()
-            return marker
-
-        return cls(event, lambda after, before: float(before.elapsed_time(after)) / 1000)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, TreeSize
-from ..levels.base import BatchedLevel, IdMap
+from ..levels.base import BatchedLevel
 from ..ops import unchecked
+from ..tensors import IdMap
 from .rows import Entry, PlannedStep, Row, Rows, StateRows, Step
 
 _CAPACITY = 256  # minimum tokens allocated per text; beyond that a power of two

@@ -9,8 +9,8 @@ level below the target has a stream (`SideStreams`), unless it shares a cache wi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,6 @@ from ..errors import named
 from ..levels.base import Admitting, Hidden, PromptBatch
 from ..stats import StatsRecorder
 from ..tensors import RowCounts, padded
-from .graphs import SideStreams
 from .plan import ChainConfig, Member, RoundPlan, round_plan
 from .rows import Row, Rows, StateRows
 
@@ -48,6 +47,47 @@ class Reading:
     def left(self) -> int:
         """Return the maximum unread tokens of any level."""
         return self.row.committed - 1 - min(self.lengths[number] for number in self.asked)
+
+
+class SideStreams:
+    """Side streams for work that may overlap with the current streams.
+
+    Work in a side stream follows everything queued before `open`, and work queued after `open`
+    follows all side streams; side streams are not ordered with each other. Memory allocated in a
+    side stream is reused in that stream only, so never while work queued before the next `open`
+    still uses it."""
+
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._streams: dict[tuple[torch.device, int], Any] = {}
+        self._begun: dict[torch.device, Any] = {}
+        self._used: list[tuple[torch.device, Any]] = []
+
+    @contextmanager
+    def open(self, devices: Sequence[torch.device]) -> Iterator[None]:
+        """Allow streams on `devices` in the context."""
+        self._used = []
+        gpus = {device for device in devices if device.type == "cuda"}
+        self._begun = {gpu: self._cuda.current_stream(gpu).record_event() for gpu in gpus}
+        try:
+            yield
+        finally:
+            for device, stream in self._used:
+                self._cuda.current_stream(device).wait_stream(stream)
+
+    @contextmanager
+    def stream(self, device: torch.device, number: int) -> Iterator[None]:
+        """Use stream `number` of `device` in the context, if `device` is a CUDA device."""
+        if device.type != "cuda":
+            yield
+            return
+        if (device, number) not in self._streams:
+            self._streams[device, number] = self._cuda.Stream(device)
+        stream = self._streams[device, number]
+        stream.wait_event(self._begun[device])
+        self._used.append((device, stream))
+        with self._cuda.stream(stream):
+            yield
 
 
 class Caches:

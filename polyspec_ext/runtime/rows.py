@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 
 from ..drafters.base import DraftBlock, RowBuffer
-from ..levels.base import EncodedInput, IdMap
+from ..levels.base import EncodedInput
 from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling, Words, stacked
 from ..stats import Stats
-from ..tensors import Place, RowCounts, RowParameters, moved, on_device
+from ..tensors import IdMap, Place, RowCounts, RowParameters, moved, on_device
 
 if TYPE_CHECKING:
     from ..drafters.features import HiddenWindow
@@ -529,12 +529,15 @@ class PendingRows:
         unchecked.put_rows(table.logits, known, logits, statistics, slots, padding)
         self.tail_has_statistics = self.tail_has_statistics and statistics is not None
 
-    def append_tree(self, name: str, block: DraftBlock, step: Step, vocab_size: int) -> None:
-        """Append the trees of a draft: checked if the host reads the rows, else copied to a fixed
-        address. `name` is the drafter's, `vocab_size` that of the level above."""
+    def append_tree(
+        self, name: str, block: DraftBlock, step: Step, vocab_size: int, checked: bool
+    ) -> None:
+        """Append the trees of a draft; copied to a fixed address unless the host reads the rows,
+        and then required to be valid unless `checked`. `name` is the drafter's, `vocab_size` that
+        of the level above."""
         from ..drafters.trees import PendingTree, require_tree  # only trees need the import
 
-        if step.host is not None:
+        if step.host is not None and not checked:
             require_tree(name, block, step.host.lengths, vocab_size)
         tree = PendingTree.of(block, step.plan.lengths, step.most)
         if step.host is not None:

@@ -114,11 +114,11 @@ def test_instant_levels_give_rows_in_turns() -> None:
     ("name", "budget", "files"),
     [
         ("plain decoding", 38, 9),
-        ("plain decoding, packed", 32, 12),
+        ("plain decoding, packed", 29, 9),
         ("three levels", 183, 10),
-        ("three levels, packed", 209, 13),
-        ("three levels, 8 prompts", 385, 13),
-        ("EAGLE tree", 286, 18),
+        ("three levels, packed", 182, 10),
+        ("three levels, 8 prompts", 385, 12),
+        ("EAGLE tree", 278, 14),
     ],
 )
 def test_python_calls_per_round_keep_their_budget(name: str, budget: int, files: int) -> None:

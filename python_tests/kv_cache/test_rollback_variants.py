@@ -9,8 +9,8 @@ import torch
 from rollback_driver import CONFIGS, VOCAB, WINDOWED, Driver, build
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from polyspec_ext.kv_cache import masks as cache_masks
 from polyspec_ext.kv_cache.compressed import RingLayer, turn
+from polyspec_ext.kv_cache.layers import ring_positions
 from polyspec_ext.kv_cache.rollback import RollbackCache
 
 
@@ -68,9 +68,7 @@ def test_ring_positions_count_what_is_in_the_slots() -> None:
         slots = [-1] * capacity
         for end in range(30):
             expected = torch.tensor([slots])
-            assert torch.equal(
-                cache_masks.ring_positions(torch.tensor([end]), capacity, sinks), expected
-            )
+            assert torch.equal(ring_positions(torch.tensor([end]), capacity, sinks), expected)
             slots[end if end < sinks else sinks + (end - sinks) % (capacity - sinks)] = end
 
 

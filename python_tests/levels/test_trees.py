@@ -12,7 +12,7 @@ import transformers as hf
 from small_models import FAMILIES, V, keys_of, make, plain_greedy
 
 import polyspec_ext as ps
-from polyspec_ext.kv_cache import masks
+from polyspec_ext.kv_cache import layers, rollback
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, PromptBatch, RowCounts
 
@@ -231,13 +231,13 @@ def _all_before(parents: torch.Tensor, depth: int | None = None) -> torch.Tensor
 def test_a_model_that_reads_trees_wrongly_is_found(mistake, monkeypatch) -> None:
     """As the probe finds out when the level is made."""
     if mistake == "siblings are seen":
-        monkeypatch.setattr(masks, "ancestors", _all_before)
+        monkeypatch.setattr(rollback, "ancestors", _all_before)
     elif mistake == "positions are slots":
         plain_inputs = RollbackCache.inputs
 
         def inputs(self: Any, tokens: int, counts: Any = None, **tree: Any) -> Any:
             made = plain_inputs(self, tokens, counts, **tree)
-            made["position_ids"] = masks.query_positions(self.rows.base, self.rows.counts, tokens)
+            made["position_ids"] = layers.query_positions(self.rows.base, self.rows.counts, tokens)
             return made
 
         monkeypatch.setattr(RollbackCache, "inputs", inputs)

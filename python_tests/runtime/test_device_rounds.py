@@ -14,8 +14,7 @@ from recorder import WatchedGraphs
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.kv_cache.layers import Rows
-from polyspec_ext.tensors import Place, RowCounts
+from polyspec_ext.tensors import Place, RowCounts, RowLengths
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
@@ -216,7 +215,7 @@ def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:
 
 def test_attention_reads_the_same_slots_all_through_a_round() -> None:
     """Else every pass would be another graph."""
-    rows = Rows(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
+    rows = RowLengths(2, capacity=128, step=128, bucket=16, device=torch.device("cpu"))
     rows.limit = rows.bound = 40
     for _ in range(9):
         rows.begin(3, RowCounts(None, torch.tensor([3, 1])))

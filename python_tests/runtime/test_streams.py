@@ -11,7 +11,7 @@ import torch
 from small_models import make
 
 import polyspec_ext as ps
-from polyspec_ext.runtime.graphs import SideStreams
+from polyspec_ext.runtime.prefill import SideStreams
 
 GPU = torch.device("cuda", 0)
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]

@@ -23,7 +23,8 @@ from polyspec_ext.levels import fused, hugging_face, models
 from polyspec_ext.levels.products import stacked_bias
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 from polyspec_ext.runtime import engine
-from polyspec_ext.runtime.graphs import Clock, Queue
+from polyspec_ext.runtime.engine import Clock
+from polyspec_ext.runtime.graphs import Queue
 
 VOCAB, KV_HEADS, WIDTH = 97, 2, 32
 
