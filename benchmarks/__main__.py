@@ -15,7 +15,6 @@ from . import (
     chosen,
     demo,
     int4,
-    model,
     operators,
     output,
     overhead,
@@ -26,7 +25,7 @@ from . import (
 
 REPORTS: dict[str, Any] = {
     "demo": demo,
-    "preflight": preflight, "model": model, "kernels": operators, "overhead": overhead,
+    "preflight": preflight, "kernels": operators, "overhead": overhead,
     "int4": int4, "adaptation": adaptation, "shapes": chosen, "serving": serving,
 }  # fmt: skip
 COMMANDS = {
