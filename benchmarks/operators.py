@@ -5,9 +5,7 @@ row so that sum_x min(p(x), q(x)) is the requested acceptance. Draft tokens are 
 every turn. A peer starts from the same logits in the same dtype and does the work of the same call;
 a peer that needs less, for example with drafts filtered beforehand, has the advantage.
 
-The byte model counts the rows that the rule needs once, whole; per verified token the draft token,
-its distribution's statistics and its logit; and the outputs. The file of ``--json-file`` is written
-after every case.
+The file of ``--json-file`` is written after every case.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import importlib
 import importlib.util
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,16 +35,13 @@ DTYPES = ("float32", "bfloat16", "float16")
 # The acceptance rule of each verifying operator. "bare": without the drafts' distributions.
 RULES = {"verify-token": "token", "verify-token-bare": "token", "verify-block": "block"}
 OPERATORS = ("sample", *RULES)
-TOKEN, LOGPROB, STATISTICS, COUNT, STATUS = 8, 4, 16, 8, 4  # bytes
 SPREAD = 3.0  # deviation of the draft's logits
 CALIBRATION_ELEMENTS = 1 << 22  # logits calibrated at a time
 DRAWS = 64  # sets of draft tokens per case; further turns start over
-HEADS = ["", "median", "quartiles", "mean", "GB/s", "% copy", "x polyspec", ""]
+HEADS = ["", "median", "quartiles", "x polyspec", ""]
 LEGEND = (
-    "Microseconds per call. GB/s: the bytes that the operator must move over the median; a peer's "
-    "are the same bytes. % copy: of the copy bandwidth of this run, on buffers that no cache "
-    "holds. x polyspec: how many times as long, median of the turns' ratios with its 95 % interval."
-    " polyspec, allowed=: with an allow-mask for each row of the target."
+    "Microseconds per call. x polyspec: how many times as long, median of the turns' ratios with "
+    "its 95 % interval. polyspec, allowed=: with an allow-mask for each row of the target."
 )
 TRANSFORMERS = "transformers _speculative_sampling"
 WARPERS = "transformers warpers + multinomial"
@@ -108,10 +102,6 @@ class Case:
     acceptance_asked: float
     filters: Filters
 
-    @property
-    def element_size(self) -> int:
-        return 4 if self.dtype == "float32" else 2
-
     def __str__(self) -> str:
         verified = f", K {self.draft_len}, acceptance {self.acceptance_asked:g}"
         return (
@@ -133,31 +123,6 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     cases = itertools.starmap(Case, itertools.product(*axes))
     alone: dict[str, Any] = {"sample": {"draft_len": 0, "acceptance_asked": 0.0}}
     return list(dict.fromkeys(replace(case, **alone.get(case.operator, {})) for case in cases))
-
-
-def bytes_of(case: Case, accepted: Sequence[int]) -> int:
-    """Return the bytes that a call must move.
-
-    Token rule: target rows up to the first rejection, and a draft row for the residual; without
-    distributions every verified draft row. Block rule: all K rows of both sides, but target row K
-    only for the bonus, and draft row 0 only for its residual.
-
-    Args:
-        accepted: draft tokens accepted, by request.
-    """
-    k, row = case.draft_len, case.vocab * case.element_size
-    if case.operator == "sample":
-        return case.batch * (row + TOKEN + LOGPROB + STATISTICS + STATUS)
-    verified = sum(min(n + 1, k) for n in accepted)
-    if case.operator == "verify-block":
-        verified = k * len(accepted)
-        rows = sum(k + (n == k) + k - 1 + (n == 0) for n in accepted)
-    elif case.operator == "verify-token":
-        rows = sum(n + 1 + (n < k) for n in accepted)
-    else:
-        rows = sum(n + 1 for n in accepted) + verified
-    written = case.batch * ((k + 1) * (TOKEN + LOGPROB + STATISTICS) + COUNT + STATUS)
-    return rows * row + verified * (TOKEN + STATISTICS + case.element_size) + written
 
 
 # ---- rules in plain torch, batched and without host synchronisation -----------------------------
@@ -496,16 +461,7 @@ def call_of(operator: str, feed: Feed, masked: bool = False) -> Callable[[], Any
     return partial(ps.verify, feed.target, feed.tokens, feed.draft, **options)
 
 
-def accepted_counts(feed: Feed, verify: Callable[[], Any], turns: int) -> list[list[int]]:
-    """Return accepted draft tokens by turn and request; the draws of a turn are fixed."""
-    counts = []
-    for turn in range(turns):
-        feed.load(turn)
-        counts.append(verify().num_accepted.tolist())
-    return counts
-
-
-def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[str, Any]:
+def measure_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     """Measure a case; return its entry of the report."""
     feed = make(case, args.device, args.seed)
     ours = Contender("polyspec", call_of(case.operator, feed))
@@ -515,21 +471,16 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
     for entry in measuring.turns(every, args.repeats, measuring.Clock(args.device), feed.load):
         if entry is ours and entry.error is not None:
             raise PolyspecError(f"{case} does not run: {entry.error}")
-    counts = accepted_counts(feed, ours.call, args.repeats) if case.draft_len else [[]]
-    useful = statistics.fmean(bytes_of(case, turn) for turn in counts)
     rows = []
     for entry in every:
         if entry.error is not None:
             notes.append(f"{entry.name}: {entry.error}")
             continue
         times = measuring.summary(entry.seconds)
-        gbs = useful / times["median"] * 1e-3
         rows.append(
             {
                 "name": entry.name,
                 **{f"{name}_us": value for name, value in times.items()},
-                "gbs": gbs,
-                "percent_of_copy": 100 * gbs / copy_gbs,
                 "ratio": None if entry is ours else measuring.ratio(entry.seconds, ours.seconds),
                 "graph": entry.captured,
             }
@@ -539,8 +490,6 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
         **asdict(case),
         "filters": str(case.filters),
         "acceptance_expected": feed.acceptance,
-        "mean_accepted": statistics.fmean(itertools.chain(*counts)) if case.draft_len else None,
-        "bytes": useful,
         "rows": rows,
         "notes": notes,
     }
@@ -550,15 +499,14 @@ def measure_case(case: Case, args: argparse.Namespace, copy_gbs: float) -> dict[
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report, written to ``--json-file`` after every case."""
     output.require_device(args.device)
-    report = output.header("kernels", 2, args.device)
+    report = output.header("kernels", 3, args.device)
     cases = cases_of(args)
     torch.manual_seed(args.seed)
     report["settings"] = {"repeats": args.repeats, "seed": args.seed}
     report["settings"]["clock"] = measuring.Clock(args.device).kind
-    copy_gbs = report["copy_gbs"] = measuring.copy_bandwidth(args.device)
     report |= {"complete": False, "cases": []}
     for case in progress.bar(cases, unit="case"):
-        report["cases"].append(measure_case(case, args, copy_gbs))
+        report["cases"].append(measure_case(case, args))
         report["complete"] = len(report["cases"]) == len(cases)
         output.save(args, report)
     return report
@@ -569,17 +517,14 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"# Kernels, {report['machine']['device_name']}",
         "",
-        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s; "
-        f"{report['settings']['clock']}, {report['settings']['repeats']} turns. {LEGEND}",
+        f"{output.conditions(report)}; {report['settings']['clock']}, "
+        f"{report['settings']['repeats']} turns. {LEGEND}",
     ]
-    shares = [row["percent_of_copy"] / 100 for case in report["cases"] for row in case["rows"]]
-    lines += [text for line in output.contradiction(shares) for text in ("", line)]
     for case in report["cases"]:
         lines += ["", f"### {case['case']}", ""]
         if case["draft_len"]:
-            accepted = f"{case['mean_accepted']:.2f} tokens accepted per call and request"
-            lines += [f"{accepted}; acceptance {case['acceptance_expected']:.3f}.", ""]
-        lines += output.table(HEADS, map(_cells, case["rows"]), range(1, 7))
+            lines += [f"Acceptance {case['acceptance_expected']:.3f}.", ""]
+        lines += output.table(HEADS, map(_cells, case["rows"]), range(1, 4))
         lines += [f"Left out: {note}" for note in case["notes"]]
     return "\n".join(lines)
 
@@ -588,10 +533,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ratio, times = row["ratio"], "1"
     if ratio is not None:
         times = f"{ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
-    numbers = [f"{row[key]:.3g}" for key in ("mean_us", "gbs", "percent_of_copy")]
     quartiles = f"{row['q25_us']:.3g} to {row['q75_us']:.3g}"
     median = f"{row['median_us']:.3g}"
-    return [row["name"], median, quartiles, *numbers, times, "graph" if row["graph"] else ""]
+    return [row["name"], median, quartiles, times, "graph" if row["graph"] else ""]
 
 
 OPTIONS = (

@@ -23,9 +23,6 @@ from polyspec_ext.files import replace_text
 
 Report = dict[str, Any]
 REPEATED: dict[str, Any] = {"action": "append"}  # of an option, for `add_command`
-# Reading alone may reach this multiple of the copy bandwidth: a copy also writes and, with most
-# caches, reads the overwritten lines.
-_READING = 1.5
 
 
 def table(
@@ -176,14 +173,3 @@ def conditions(report: Mapping[str, Any]) -> str:
     text += f"load average {load:.1f} before"
     busy = processor.is_busy(load, where["threads"], where["cores"])
     return f"{text} (busy: {processor.BUSY})" if busy and report.get("device") != "cuda" else text
-
-
-def contradiction(shares: Iterable[float | None]) -> list[str]:
-    """Return a warning if memory was read at impossible multiples of the copy bandwidth."""
-    most = max((share for share in shares if share is not None), default=0.0)
-    if most <= _READING:
-        return []
-    return [
-        f"Up to {100 * most:,.0f} % of the copy bandwidth is more than memory gives: what is read "
-        "stays in caches, or something else had the processor while the copy was timed."
-    ]

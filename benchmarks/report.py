@@ -382,8 +382,7 @@ def levels(run: Run) -> Table:
         gbs=1e-9 * bandwidth,
         of_copy=bandwidth / copy,
     )
-    warning = " ".join(output.contradiction(frame.of_copy.dropna()))
-    return Table("levels", frame, copy=1e-9 * copy, contradiction=warning)
+    return Table("levels", frame, copy=1e-9 * copy)
 
 
 def decoding(run: Run) -> Table:

@@ -1,5 +1,4 @@
-// A microbenchmark in C++ alone: the operators beside a textbook implementation, in turns, with the
-// columns of `python -m benchmarks kernels`.
+// A microbenchmark in C++ alone: the operators beside a textbook implementation, in turns.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -145,8 +144,8 @@ void require(const polyspec::Result& result) {
   if (!result.ok()) throw std::runtime_error(result.message);
 }
 
-// Bytes that the token rule must move for the acceptances in `inputs`: the byte model of
-// benchmarks/operators.py.
+// Bytes that a rule must move for the acceptances in `inputs`: needed rows once, whole; per verified
+// token its id, its distribution's statistics and its logit; and the outputs.
 double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
   int64_t rows = 0, verified = 0;
