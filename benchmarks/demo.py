@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,11 +19,15 @@ from benchmarks import output
 from benchmarks import questions as asked
 from benchmarks.engines import LLAMA_OPTIONS, engines_of
 from benchmarks.measuring import (
-    Generation,
+    Answer,
+    Decode,
     Request,
     chain_call,
+    compared,
     generate_call,
-    generations,
+    is_lossless,
+    rotated,
+    timed,
     verdict,
 )
 from benchmarks.methods import load_level
@@ -33,6 +39,7 @@ from polyspec_ext.cli.entry import INTERRUPTED
 from polyspec_ext.cli.texts import SHIPPED, print_text, speed, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers
+from polyspec_ext.stats import Stats, merge
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
 OPTIONS: tuple[Any, ...] = (
@@ -48,6 +55,34 @@ OPTIONS: tuple[Any, ...] = (
     ("--seconds", options.number(0), 75, "S", "after which no repeat begins"),
     "--temperature", "--seed",
 )  # fmt: skip
+
+
+@dataclass
+class Entry:
+    """A configuration and its measurements in the finished repeats."""
+
+    label: str
+    decode: Decode
+    window: Sequence[int] = ()  # of a chain; empty: plain decoding
+    plain: str | None = None  # label of another engine's reference texts
+    rates: list[float] = field(default_factory=list)  # tokens per second, by repeat
+    calls: list[Stats] = field(default_factory=list)  # of our engine
+    texts: list[list[int]] = field(default_factory=list)  # of the last repeat
+
+    def record(self, answers: Sequence[tuple[Answer, float]]) -> None:
+        """Record the answers of a repeat, each with its seconds."""
+        self.texts = [answer.texts[0] for answer, _ in answers]
+        self.rates.append(sum(map(len, self.texts)) / sum(seconds for _, seconds in answers))
+        self.calls += [answer.stats for answer, _ in answers if answer.stats is not None]
+
+    @property
+    def stats(self) -> Stats | None:
+        """Sum over all calls; None for other engines."""
+        return merge(self.calls) if self.calls else None
+
+    def rate(self) -> float:
+        """Return tokens per second: the median of the repeats."""
+        return statistics.median(self.rates)
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +122,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         labels = {variant.key: variant.label for variant in engine.variants}
         for variant in engine.variants:
             decode = engine.decoder(variant.key, frozenset(target.eos_token_ids))
-            entries.append(Generation(variant.label, decode, plain=labels[variant.plain]))
+            entries.append(Entry(variant.label, decode, plain=labels[variant.plain]))
             about[variant.label] = f"{engine.version}; {engine.flags(variant.key)}"
     repeats, interrupted = _measure(entries, prompts, args)
     table = {
@@ -129,17 +164,17 @@ def chains_of(target: str, draft: str | None) -> tuple[dict[str, HuggingFaceLeve
     return levels, chains
 
 
-def contenders(target: HuggingFaceLevel, chains: list[Chain]) -> list[Generation]:
+def contenders(target: HuggingFaceLevel, chains: list[Chain]) -> list[Entry]:
     """Return plain decoding of a target in several ways, and chains."""
     generate = partial(generate_call, target.model, frozenset(target.eos_token_ids))
     plain = partial(chain_call, Chain([target]))
-    entries = [Generation(PLAIN, plain), Generation(GENERATE, generate)]
+    entries = [Entry(PLAIN, plain), Entry(GENERATE, generate)]
     with contextlib.suppress(ValueError):  # where nothing can be packed
         other = HuggingFaceLevel(target.model, pack=not target.pack)
         how = ", packed" if other.pack else ", weights as torch keeps them"
-        entries.append(Generation(PLAIN + how, partial(chain_call, Chain([other]))))
+        entries.append(Entry(PLAIN + how, partial(chain_call, Chain([other]))))
     for chain in chains:
-        entries.append(Generation(_label(chain), partial(chain_call, chain), list(chain.window)))
+        entries.append(Entry(_label(chain), partial(chain_call, chain), list(chain.window)))
     return entries
 
 
@@ -148,55 +183,64 @@ def _label(chain: Chain) -> str:
 
 
 def _measure(
-    entries: list[Generation], prompts: list[list[int]], args: argparse.Namespace
+    entries: list[Entry], prompts: list[list[int]], args: argparse.Namespace
 ) -> tuple[int, bool]:
     """Measure; return the number of repeats, and whether Ctrl-C ended them. In the first repeat
     Ctrl-C is raised."""
-    count = len(prompts)
+    count, repeats = len(prompts), 0
     progress.phase(
         f"measuring {len(entries)} configurations: {count} questions, {args.repeats} repeats"
     )
-    repeated = [
-        [
-            Request([prompt], args.max_new_tokens, args.temperature, [args.seed + n * count + at])
-            for at, prompt in enumerate(prompts)
-        ]
-        for n in range(args.repeats)
-    ]
-    warm_up = replace(repeated[0][0], max_new_tokens=12) if args.target else repeated[0][0]
+
+    def request(at: int, tokens: int = args.max_new_tokens) -> Request:
+        seed = args.seed + repeats * count + at
+        return Request([prompts[at]], tokens, args.temperature, [seed])
+
     for entry in entries:
-        entry.decode(warm_up)
-    began, repeats, interrupted = time.monotonic(), 0, False
+        entry.decode(request(0, 12 if args.target else args.max_new_tokens))
+    began, left = time.monotonic(), True
     try:
-        for repeats in generations(entries, repeated, time.perf_counter):
-            if (time.monotonic() - began) * (repeats + 1) / repeats > args.seconds:
-                break
+        with progress.bar(
+            total=args.repeats * count * len(entries), desc="measuring", leave=False
+        ) as bar:
+            while left and repeats < args.repeats:
+                done: dict[str, list[Any]] = {entry.label: [] for entry in entries}
+                for at in range(count):
+                    for entry in rotated(entries, at + repeats, 1):
+                        answer = timed(entry.decode, request(at), time.perf_counter)
+                        done[entry.label].append(answer)
+                        bar.update()
+                for entry in entries:
+                    entry.record(done[entry.label])
+                repeats += 1
+                left = (time.monotonic() - began) * (repeats + 1) / repeats <= args.seconds
     except KeyboardInterrupt:
         if not repeats:
             raise
-        interrupted = True
         progress.phase("interrupted: what was finished is kept")
-    return repeats, interrupted
+        return repeats, True
+    return repeats, False
 
 
 def rows_of(
-    entries: list[Generation], prompts: list[list[int]], target: Any, temperature: float
+    entries: list[Entry], prompts: list[list[int]], target: Any, temperature: float
 ) -> dict[str, Any]:
     """Return a row for each contender, plain decoding first; ratios are over the fastest."""
     by_label = {entry.label: entry for entry in entries}
     alone = [entry for entry in entries if not entry.window and entry.plain is None]
-    fastest = max(alone, key=Generation.rate)
+    fastest = max(alone, key=Entry.rate)
     decoding = max(entry.stats.tokens_per_second for entry in alone if entry.stats is not None)
     rows = []
     for entry in entries:
-        if entry.plain is None:
-            judged = verdict(target, prompts, entries[0].texts, entry.texts, temperature)
-            lossless, words = judged.lossless, str(judged)
-        else:  # another engine, with another form of the target
-            pairs = zip(entry.texts, by_label[entry.plain].texts, strict=True)
-            same = sum(text == plain for text, plain in pairs)
-            words = "-" if temperature else f"{same} of {len(entry.texts)} of its own"
-            lossless = None
+        lossless, words = None, "-"
+        ours = entry.plain is None
+        if ours or temperature == 0:  # another engine has another form of the target
+            plain = by_label[entry.plain or entries[0].label].texts
+            texts = zip(prompts, plain, entry.texts, strict=True)
+            model = target if ours else None
+            judged = verdict([compared(model, *text, temperature) for text in texts], target.dtype)
+            lossless = is_lossless(judged) if ours else None
+            words = judged["lossless"] + " (its own)" * (not ours)
         rate, stats = entry.rate(), entry.stats
         rows.append(
             {

@@ -24,17 +24,15 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from polyspec_ext import progress
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters.proposals import cut_at_eos
-from polyspec_ext.stats import Stats, merge
+from polyspec_ext.stats import Stats
 
 WARM_UP = 3  # uncounted calls
 MIB = 1 << 20
 T = TypeVar("T")
 Call = Callable[[], Any]
 Now = Callable[[], float]
-Texts = Mapping[int, list[int]] | Sequence[list[int]]  # by the number of the prompt
 
 
 # ---- calls in turns ------------------------------------------------------------------------------
@@ -274,130 +272,70 @@ def timed(decode: Decode, request: Request, clock: Now) -> tuple[Answer, float]:
     return answer, spent if answer.seconds is None else answer.seconds
 
 
-@dataclass
-class Generation:
-    """A generation method and its measurements in finished repeats."""
-
-    label: str
-    decode: Decode
-    window: Sequence[int] = ()  # of a chain; empty: plain decoding
-    plain: str | None = None  # label of the reference texts; None: the first contender
-    rates: list[float] = field(default_factory=list)  # tokens per second, by repeat
-    calls: list[Stats] = field(default_factory=list)  # of our engine
-    texts: list[list[int]] = field(default_factory=list)  # of the last repeat
-
-    @property
-    def stats(self) -> Stats | None:
-        """Sum over all calls; None for other engines."""
-        return merge(self.calls) if self.calls else None
-
-    def rate(self) -> float:
-        """Return tokens per second: the median of the repeats."""
-        return statistics.median(self.rates)
-
-
-def generations(
-    contenders: Sequence[Generation], repeats: Sequence[Sequence[Request]], clock: Now
-) -> Iterator[int]:
-    """Measure every contender at every request in turns; yield the number of finished repeats."""
-    total = sum(map(len, repeats)) * len(contenders)
-    with progress.bar(total=total, desc="measuring", leave=False) as bar:
-        for repeat, requests in enumerate(repeats):
-            done: dict[str, list[tuple[Answer, float]]] = {c.label: [] for c in contenders}
-            for number, request in enumerate(requests):
-                for contender in rotated(contenders, number + repeat, 1):
-                    done[contender.label].append(timed(contender.decode, request, clock))
-                    bar.update()
-            for contender in contenders:
-                answers, seconds = zip(*done[contender.label], strict=True)
-                contender.texts = [answer.texts[0] for answer in answers]
-                contender.rates.append(sum(map(len, contender.texts)) / sum(seconds))
-                contender.calls += [answer.stats for answer in answers if answer.stats is not None]
-            yield repeat + 1
-
-
 # ---- texts ---------------------------------------------------------------------------------------
 
 # Maximum gap of the target's two largest logits at a tie of rounding, by data type: for 16 bits
 # twice the spacing of numbers between 16 and 32, the range of language models' largest logits.
 TIES = {"float32": 1e-4, "float16": 2 * 2**-6, "bfloat16": 2 * 2**-3}
-# Deviations, exceeded by texts of the target only once in 3 million runs.
+# Deviations from the mean likelihood, exceeded by texts of the target only once in 3 million runs.
 Z_LIMIT = 5.0
 
 
-def largest_tie(dtype: object) -> float:
-    """Return the entry of `TIES` for a torch dtype or its name."""
-    return TIES.get(str(dtype).removeprefix("torch."), TIES["float32"])
-
-
 @torch.inference_mode()
-def first_difference(
-    model: Any, prompt: list[int], plain: list[int], other: list[int]
-) -> dict[str, Any] | None:
-    """Return the first difference of two texts: its token, "at", the "gap" of the target's two
-    largest logits there, from a single pass over the text, and whether the gap is a "tie" of
-    rounding. None: equal texts. Without a model, for other engines, the token alone."""
-    if plain == other:
-        return None
-    pairs = itertools.zip_longest(plain, other)
+def compared(
+    model: Any, prompt: list[int], plain: list[int], text: list[int], temperature: float = 0.0
+) -> dict[str, Any]:
+    """Compare a text with plain decoding's, or with the distribution of the target in transformers.
+
+    Greedy: whether the texts are "identical", else the first token that differs, "at", and the
+    "gap" of the target's two largest logits there, from a single pass over the text; None without a
+    model, for other engines. Sampled: "surprise", the sum over the tokens of log p(token) less its
+    mean under the target, and the "variance" of the sum. For a text drawn from the target only
+    chance moves the sum from 0.
+    """
+    if temperature > 0:
+        ids = torch.tensor([[*prompt, *text]], device=model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+        logp = (logits / temperature).log_softmax(-1)
+        mean = (logp.exp() * logp).sum(-1)
+        variance = (logp.exp() * (logp - mean[:, None]).square()).sum()
+        drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
+        return {"surprise": float((drawn - mean).sum()), "variance": float(variance)}
+    if plain == text:
+        return {"identical": True, "at": None, "gap": None}
+    pairs = itertools.zip_longest(plain, text)
     at = next(number for number, (a, b) in enumerate(pairs) if a != b)
-    if model is None:
-        return {"at": at, "gap": None, "tie": False}
-    ids = torch.tensor([prompt + plain[:at]], device=model.device)
-    top = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2).values.tolist()
-    gap = top[0] - top[1]
-    return {"at": at, "gap": gap, "tie": gap <= largest_tie(model.dtype)}
+    gap = None
+    if model is not None:
+        ids = torch.tensor([prompt + plain[:at]], device=model.device)
+        top = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2).values.tolist()
+        gap = top[0] - top[1]
+    return {"identical": False, "at": at, "gap": gap}
 
 
-@torch.inference_mode()
-def surprise(
-    model: Any, prompt: list[int], text: Sequence[int], temperature: float = 1.0
-) -> tuple[float, float]:
-    """Return the sum over a text's tokens of log p(token) less its mean under the target, and the
-    variance of the sum. For a text drawn from the target only chance moves the sum from 0."""
-    ids = torch.tensor([[*prompt, *text]], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-    logp = (logits / temperature).log_softmax(-1)
-    mean = (logp.exp() * logp).sum(-1)
-    variance = (logp.exp() * (logp - mean[:, None]).square()).sum(-1)
-    drawn = logp.gather(-1, torch.tensor(text, device=model.device)[:, None])[:, 0]
-    return float((drawn - mean).sum()), float(variance.sum())
+def verdict(texts: Sequence[Mapping[str, Any]], dtype: object) -> dict[str, Any]:
+    """Sum up the results of `compared`, "lossless" in words, for a target's data type."""
+    if "surprise" in texts[0]:
+        variance = sum(text["variance"] for text in texts)
+        z = sum(text["surprise"] for text in texts) / math.sqrt(max(variance, 1e-12))
+        p = math.erfc(abs(z) / math.sqrt(2))
+        words = f"p = {p:.2g} (z {z:+.1f}, {len(texts)} texts)"
+        words += ", NOT the target's" * (abs(z) >= Z_LIMIT)
+        return {"z": z, "p_value": p, "texts": len(texts), "lossless": words}
+    gaps = [text["gap"] for text in texts if not text["identical"]]
+    known = [gap for gap in gaps if gap is not None]
+    tied = sum(gap <= TIES.get(str(dtype).removeprefix("torch."), TIES["float32"]) for gap in known)
+    counts = {"identical": len(texts) - len(gaps), "tied": tied, "other": len(gaps) - tied}
+    parts = [
+        f"{counts['identical']} of {len(texts)} identical",
+        f"{tied} tied" * (tied > 0),
+        f"{counts['other']} DIFFER" * (counts["other"] > 0),
+        f"gap <= {max(known):.1e}" if known else "",
+    ]
+    gap = max(known, default=None)
+    return {**counts, "gap": gap, "lossless": ", ".join(filter(None, parts))}
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Comparison of texts with the target."""
-
-    texts: int  # number of compared texts
-    differences: list[dict[str, Any]]  # greedy: each `first_difference`, with its "prompt"
-    deviations: float | None = None  # sampled: of the texts' likelihood from its mean
-
-    @property
-    def lossless(self) -> bool:
-        return all(d["tie"] for d in self.differences) and abs(self.deviations or 0.0) < Z_LIMIT
-
-    def __str__(self) -> str:
-        if self.deviations is not None:
-            note = "" if self.lossless else ", NOT the target's"
-            return f"{self.deviations:+.1f} deviations{note}"
-        ties = [d["gap"] for d in self.differences if d["tie"]]
-        text = f"{self.texts - len(self.differences)} of {self.texts}"
-        if ties:
-            text += f", {len(ties)} part at a tie (gap <= {max(ties):.1e})"
-        if len(self.differences) > len(ties):
-            text += f", **{len(self.differences) - len(ties)} DIFFER**"
-        return text
-
-
-def verdict(
-    model: Any, prompts: Sequence[list[int]], plain: Texts, texts: Texts, temperature: float
-) -> Verdict:
-    """Compare texts with plain decoding's texts, or with the distribution of the
-    target in transformers."""
-    if temperature == 0:
-        parted = [first_difference(model, p, plain[n], texts[n]) for n, p in enumerate(prompts)]
-        different = [{**d, "prompt": n} for n, d in enumerate(parted) if d is not None]
-        return Verdict(len(prompts), different)
-    sums = [surprise(model, p, texts[n], temperature) for n, p in enumerate(prompts) if texts[n]]
-    total, variance = sum(s for s, _ in sums), sum(v for _, v in sums)
-    return Verdict(len(sums), [], total / math.sqrt(max(variance, 1e-12)))
+def is_lossless(summed: Mapping[str, Any]) -> bool:
+    """Whether the texts of a `verdict` are the target's."""
+    return not summed.get("other") and abs(summed.get("z", 0.0)) < Z_LIMIT

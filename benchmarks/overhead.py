@@ -4,10 +4,6 @@ A forward pass is a slice of logits. Time in passes and in the compiled operator
 rest is the loop, the bookkeeping and the tensors for the operators' arguments. A round is a
 verification at any level, with the drafting before it.
 
-On CUDA the levels are small models and the rounds replay captured graphs. The host waits for the
-device when it reads tokens, so copies between them are subtracted as well. Rounds that capture a
-step, or run a step without a graph, are not counted.
-
 Python calls of the package per round of the target are counted with `sys.setprofile`. A count does
 not depend on the machine's load, unlike a time, so a test can check a budget. Calls within torch
 and transformers are not counted.
@@ -31,20 +27,16 @@ import torch
 
 import polyspec_ext as ps
 from benchmarks import measuring, output
-from benchmarks.shapes import Shape, random_model
 from polyspec_ext import progress, tiny
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
-from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import unchecked
-from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.runtime.plan import Operators
 
 PER_TURN = 10  # calls of ``advance`` of a case per turn
 VOCAB = 2048  # as the shipped models
 SPREAD = 0.3  # of the logits: flat distributions, so that five of six draft tokens are accepted
 MANY = 1 << 40  # more new tokens than any run
-SMALL = Shape("small", 64, 128, 1, 2, 2, VOCAB)  # of a captured level
 COUNTED, UNCOUNTED = 8, 4  # rounds with counted Python calls, and rounds before
 _ROOT = os.path.join(os.path.dirname(ps.__file__), "")
 # Subtracted seconds by kind. "functions": the operators as called by a chain, with the Python code
@@ -66,16 +58,12 @@ def metered(meters: Meters, kind: str, call: Callable[..., Any]) -> Callable[...
 
 
 @contextmanager
-def installed(meters: Meters, device: str) -> Iterator[None]:
-    """Time the compiled code of the operators, and copies to and from a CUDA device."""
+def installed(meters: Meters) -> Iterator[None]:
+    """Time the compiled code of the operators."""
     with ExitStack() as stack:
-        for owner, name, kind in (
-            (unchecked, "_draw", "operators"),
-            (unchecked, "_verify", "operators"),
-            *((torch.Tensor, name, "waiting") for name in ("tolist", "cpu", "to")),
-        )[: None if device == "cuda" else 2]:
-            call = metered(meters, kind, getattr(owner, name))
-            stack.enter_context(mock.patch.object(owner, name, call))
+        for name in ("_draw", "_verify"):
+            call = metered(meters, "operators", getattr(unchecked, name))
+            stack.enter_context(mock.patch.object(unchecked, name, call))
         yield
 
 
@@ -105,61 +93,37 @@ class InstantLevel:
 
 
 class Case:
-    """A running batch of a chain with `levels` levels and the default windows, for at most `turns`
-    calls of `turn`."""
+    """A running batch of a chain with `levels` levels and the default windows."""
 
-    # Replays the steps; None: the chain's on CUDA, and instant levels on the CPU.
-    graphs: Graphs | None = None
-
-    def __init__(self, levels: int, batch: int, device: str, meters: Meters, turns: int) -> None:
+    def __init__(self, levels: int, batch: int, meters: Meters) -> None:
         self.levels, self.batch, self.meters = levels, batch, meters
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of counted rounds, by kind
         self.rounds = 0  # counted
         window = [4 * 2**i for i in reversed(range(levels - 1))]
-        captured = device == "cuda" or self.graphs is not None
-        tokens = (turns + 1) * PER_TURN * (window[0] + 1) if captured else MANY
-        options: dict[str, Any] = {"graphs": self.graphs, "sync_each_step": False}
-        if not captured:
-            calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
-            options = {"graphs": False, "operators": Operators(*calls)}
         random, models = torch.Generator().manual_seed(levels), []
         for name in (f"level {i + 1}" for i in range(levels)):
-            if captured:
-                model = random_model(SMALL, torch.float32, device)
-                model.config.max_position_embeddings = 64 + tokens
-                models.append(HuggingFaceLevel(model, name=name))
-                continue
             logits = torch.randn(batch, max(window) + 64, VOCAB, generator=random) * SPREAD
             level: Any = InstantLevel(name, logits)
             level.forward = metered(meters, "forwards", level.forward)
             models.append(level)
-        self.chain = ps.Chain(models, window, **options)
+        calls = (metered(meters, "functions", f) for f in (unchecked.draw, unchecked.verify))
+        self.chain = ps.Chain(models, window, graphs=False, operators=Operators(*calls))
         prompts = [[1 + b] * (1 + b % 7) for b in range(batch)]
-        self.running: Any = self.chain.batch(prompts, tokens, 1.0, seed=3, eos_token_id=[])
+        self.running: Any = self.chain.batch(prompts, MANY, 1.0, seed=3, eos_token_id=[])
 
     def turn(self) -> None:
         """Call ``advance`` `PER_TURN` times; each ends with a verification by the target."""
-        *verifying, drafting = self.running.stats.levels
-        graphs = self.chain.engine.graphs
-
-        def work() -> tuple[int, int]:
-            """Return the passes, and the steps without a replay, so far."""
-            passes = sum(level.num_forward_passes for level in verifying)
-            done = sum(level.num_verifications for level in verifying) + drafting.num_proposals
-            return passes, 0 if graphs is None else done - graphs.num_replays
-
+        *verifying, _ = self.running.stats.levels
         for _ in range(PER_TURN):
-            before, (rounds, steps) = dict(self.meters), work()
+            before = dict(self.meters)
+            rounds = -sum(level.num_forward_passes for level in verifying)
             began = time.perf_counter()
             self.running.advance()
             total = time.perf_counter() - began
-            passes, steps_now = work()
-            if steps_now != steps:
-                continue
-            rounds = passes - rounds
+            rounds += sum(level.num_forward_passes for level in verifying)
             took = {kind: seconds - before[kind] for kind, seconds in self.meters.items()}
             took["checks"] = took.pop("functions") - took["operators"]
-            took["ours"] = total - took["forwards"] - took["operators"] - took["waiting"]
+            took["ours"] = total - took["forwards"] - took["operators"]
             for kind, seconds in took.items():
                 self.seconds[kind].append(seconds / rounds)
             self.rounds += rounds
@@ -179,11 +143,11 @@ class Case:
         }
 
 
-def measure(levels: Sequence[int], batches: Sequence[int], device: str, turns: int) -> list[Case]:
+def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[Case]:
     """Measure all cases in turns, the first of which is not counted."""
-    meters = dict.fromkeys(("forwards", "operators", "functions", "waiting"), 0.0)
-    cases = [Case(n, b, device, meters, 1 + turns) for n in levels for b in batches]
-    with installed(meters, device):
+    meters = dict.fromkeys(("forwards", "operators", "functions"), 0.0)
+    cases = [Case(n, b, meters) for n in levels for b in batches]
+    with installed(meters):
         for case in cases:
             case.turn()
             case.seconds.clear()
@@ -251,14 +215,13 @@ def calls_of(name: str) -> dict[str, Any]:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases; return the JSON report."""
-    output.require_device(args.device)
-    report = output.header("overhead", 3, args.device)
-    cases = measure(args.levels, args.batch, args.device, args.turns)
+    report = output.header("overhead", 4)
+    cases = measure(args.levels, args.batch, args.turns)
     return {
         **report,
         "settings": {"turns": args.turns, "temperature": 1.0, "vocab": VOCAB},
         "cases": [case.report() for case in cases],
-        "calls": [calls_of(name) for name in CALLS] if args.device == "cpu" else [],
+        "calls": [calls_of(name) for name in CALLS],
     }
 
 
@@ -275,25 +238,22 @@ def markdown(report: dict[str, Any]) -> str:
         )
     heads = ["levels", "window", "batch", "ours", "quartiles", "checks", "operators", "passes"]
     lines = [
-        f"# Overhead of the chain, {report['device']}",
+        "# Overhead of the chain",
         "",
         f"{report['machine']['device_name']}, {output.conditions(report)}.",
         "",
         "Microseconds of host time per verification round, at any level, with the drafting before "
-        "it. Ours: outside forward passes, compiled operators and, on CUDA, copies. Checks: the "
-        "operators' Python functions. Passes: of the drafter, per round.",
+        "it. Ours: outside forward passes and compiled operators. Checks: the operators' Python "
+        "functions. Passes: of the drafter, per round.",
         "",
         *output.table(heads, rows),
     ]
-    if report["calls"]:
-        cells = ([row["name"], str(row["calls"]), str(row["files"])] for row in report["calls"])
-        heads = ["Python calls per round of the target", "calls", "files"]
-        lines += ["", *output.table(heads, cells)]
-    return "\n".join(lines)
+    cells = ([row["name"], str(row["calls"]), str(row["files"])] for row in report["calls"])
+    heads = ["Python calls per round of the target", "calls", "files"]
+    return "\n".join([*lines, "", *output.table(heads, cells)])
 
 
 OPTIONS = (
-    "--device",
     ("--levels", options.listed(options.integer(2)), [2, 3, 4], "N,...", ""),
     ("--batch", options.COUNTS, [1, 8, 32], "B,...", ""),
     ("--turns", options.COUNT, 20, "N", ""),

@@ -502,8 +502,8 @@ class Runner:
         if self._asked.temperature > 0:
             if engine:
                 return None
-            values = measuring.surprise(self._model, prompt.ids, tokens, self._asked.temperature)
-            return dict(zip(("surprise", "variance"), values, strict=True))
+            heat = self._asked.temperature
+            return measuring.compared(self._model, prompt.ids, [], tokens, heat)
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
             question = self._questions[index]
@@ -511,8 +511,7 @@ class Runner:
             if reference is None or self._prompt(question, turn, name, repeat) != prompt:
                 return None
         model = None if engine else self._model
-        parted = measuring.first_difference(model, prompt.ids, reference, tokens) or {}
-        return {"identical": not parted, "at": parted.get("at"), "gap": parted.get("gap")}
+        return measuring.compared(model, prompt.ids, reference, tokens)
 
 
 def _failed(error: str) -> dict[str, Any]:

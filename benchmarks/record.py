@@ -12,9 +12,8 @@ whole call by the wall clock, prefill included. A line has these keys:
   (tokens of the prompt before its middle was left out, or null).
 - ``levels``, target first: ``name``; ``passes`` while decoding, of the whole batch; ``seconds``, a
   row's share; ``accepted``, tokens of each verification in order, empty for a drafter.
-- ``lossless``: greedy: ``identical`` to the baseline's text of the same prompt, else ``at``, the
-  first token that differs, and the ``gap`` of the target's two largest logits there. Sampled:
-  ``surprise`` and ``variance`` (`measuring.surprise`). Null: not comparable.
+- ``lossless``: `measuring.compared` with the baseline's text of the same prompt; null: not
+  comparable.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from . import figures, output, record
-from .measuring import largest_tie
+from .measuring import verdict
 from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
@@ -323,31 +323,12 @@ def overall(run: Run) -> Table:
 def _lossless(run: Run, name: str) -> Record:
     """Compare texts with the baseline's, or their likelihood with its mean."""
     turns = run.turns_of(name)
-    known = pd.DataFrame(list(turns.lossless.dropna()))
-    if run.temperature > 0:
-        variance = float(known.variance.sum()) if len(known) else 0.0
-        if variance == 0:
-            return {"lossless": "-"}
-        z = float(known.surprise.sum()) / math.sqrt(variance)
-        p = math.erfc(abs(z) / math.sqrt(2))
-        words = f"p = {p:.2g} (z {z:+.1f}, {len(known)} texts)"
-        return {"z": z, "p_value": p, "texts": len(known), "lossless": words}
-    if name == run.baseline:
-        return {"lossless": "-"}
-    if known.empty:
-        return {"identical": 0, "unknown": len(turns), "lossless": "not compared"}
-    gaps = known.gap[~known.identical.astype(bool)].astype(float)
-    tied, unknown = int((gaps <= largest_tie(run.target["dtype"])).sum()), len(turns) - len(known)
-    counts = {"identical": len(known) - len(gaps), "tied": tied, "other": len(gaps) - tied}
-    gap = None if gaps.isna().all() else float(gaps.max())
-    parts = [
-        f"{counts['identical']} of {len(known)} identical",
-        f"{tied} tied" * (tied > 0),
-        f"{counts['other']} DIFFER" * (counts["other"] > 0),
-        "" if gap is None else f"gap <= {gap:.1e}",
-        f"{unknown} not compared" * (unknown > 0),
-    ]
-    return {**counts, "gap": gap, "unknown": unknown, "lossless": ", ".join(filter(None, parts))}
+    known, greedy = list(turns.lossless.dropna()), run.temperature == 0
+    if not known or (greedy and name == run.baseline):
+        return {"lossless": "not compared" if greedy and name != run.baseline else "-"}
+    unknown, found = len(turns) - len(known), verdict(known, run.target["dtype"])
+    found["lossless"] += f", {unknown} not compared" * (greedy and unknown > 0)
+    return {**found, "unknown": unknown}
 
 
 def by_task(run: Run) -> Table:
@@ -449,12 +430,12 @@ def insertions(run: Run) -> Table:
     theirs = [row | {"source": "paper"} for row in PAPERS["insertions"]]
     frame = pd.DataFrame(rows + theirs if rows else ())
     if rows:
-        verdict = {True: "helps", False: "does not"}.get
+        words = {True: "helps", False: "does not"}.get
         frame["ratio_above"] = frame.t_new / frame.t_i
         frame["bound_above"] = frame.new_length * (1 / frame.length - 1 / frame.length_of_new)
-        frame["condition_1"] = (frame.ratio_above < frame.bound_above).map(verdict)
+        frame["condition_1"] = (frame.ratio_above < frame.bound_above).map(words)
         frame["exact"] = (
-            (frame.t_new < frame.exact_bound).map(verdict).where(frame.exact_bound.notna())
+            (frame.t_new < frame.exact_bound).map(words).where(frame.exact_bound.notna())
         )
     return Table("table1", frame)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import output, questions
 from benchmarks.engines import LlamaServer
-from benchmarks.measuring import Request, chain_call, rotated, verdict
+from benchmarks.measuring import Request, chain_call, compared, is_lossless, rotated, verdict
 from benchmarks.methods import WORDS, load_level
 from benchmarks.questions import Conversation
 from benchmarks.vllm_engine import OF_VLLM, VLLM, VllmEngine, ways
@@ -536,16 +536,17 @@ def _rows(cells: Sequence[Cell], target: Any) -> tuple[list[dict[str, Any]], boo
             continue
         known = [(plain.get((method.plain, trace.ask.number)), trace) for trace in cell.traces]
         pairs = [(text, trace) for text, trace in known if text is not None]
-        if pairs and load.temperature == 0 and method.ours:
-            prompts = [trace.ask.prompt for _, trace in pairs]
-            texts, answers = [text for text, _ in pairs], [trace.tokens for _, trace in pairs]
-            judged = verdict(target.model, prompts, texts, answers, load.temperature)
-            same, differs = str(judged), differs or not judged.lossless
-        elif pairs and load.temperature == 0:
-            texts = [[t for t in text if t not in ends] for text, _ in pairs]
-            answers = [[t for t in trace.tokens if t not in ends] for _, trace in pairs]
-            equal = sum(a == b for a, b in zip(texts, answers, strict=True))
-            same = f"{equal} of {len(pairs)}" + " of its own" * (method.plain != PLAIN)
+        if pairs and load.temperature == 0:
+            model, texts = target.model if method.ours else None, []
+            for tokens, trace in pairs:  # other servers may leave out the EOS
+                plain_text, text = (
+                    [t for t in own if method.ours or t not in ends]
+                    for own in (tokens, trace.tokens)
+                )
+                texts.append(compared(model, trace.ask.prompt, plain_text, text))
+            judged = verdict(texts, target.model.dtype)
+            same = judged["lossless"] + " (its own)" * (method.plain != PLAIN)
+            differs = differs or (method.ours and not is_lossless(judged))
         differs = differs or (method.ours and cell.error is not None)
         base = rates.get((PLAIN, load)) or rates.get((method.plain, load), {})
         rows.append(cell.row(base, same))

@@ -3,9 +3,9 @@ memory checks, and the bytes and numbers of a model's weights."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +16,6 @@ from polyspec_ext.levels.products import Part, RowProduct
 from polyspec_ext.quantization.weights import CudaInt4Linear
 
 _BLOCK = 1_000_003  # random numbers to repeat; a prime, so that rows of a matrix differ
-_GROUP = 128  # inputs of a row of the 4-bit copy that share a scale
-_CONTEXT = 2048  # tokens in the caches
 _GB = 1e-9
 
 
@@ -144,42 +142,20 @@ def _draw(module: torch.nn.Module) -> None:
             flat[begin : begin + _BLOCK] = scaled[: flat.numel() - begin]
 
 
-# ---- memory --------------------------------------------------------------------------------------
-
-
-def memory_needed(shape: Shape, device: str) -> dict[str, float]:
-    """Return bytes of bfloat16 on the device by purpose, for a target, its 4-bit copy and an
-    EAGLE-2 head."""
-    matrices, head = float(shape.layers * shape.layer_weights), float(shape.layer_weights)
-    needed = {
-        "target": 2 * (matrices + 2.0 * shape.vocab * shape.hidden),
-        "W4 copy": matrices * (0.5 + 4 / _GROUP) * 1.1,
-        "EAGLE-2 head": 2 * (head + 2 * shape.hidden**2),
-        "caches": 8.0 * shape.layers * shape.kv_heads * shape.head_dim * _CONTEXT,
-        "operators": 3e9 if device == "cuda" else 1e9,
-    }
-    # On the CPU torch keeps its weights beside the packed weights.
-    copies = {} if device == "cuda" else {"packed weights": needed["target"] + 2 * head}
-    return needed | copies
-
-
-def memory_free(device: str) -> float:
-    """Return the free bytes of the device; "cpu": of the host, on Linux."""
-    if device == "cuda":
-        return float(torch.cuda.mem_get_info()[0])
-    sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return 1024.0 * int(sizes["MemAvailable"].split()[0])
-
-
 def require_memory(shape: Shape, device: str, hint: str = "") -> None:
-    """Refuse a shape that does not fit, by needed and free bytes; `hint` ends the message."""
-    needed = memory_needed(shape, device)
-    total, free = sum(needed.values()), memory_free(device)
-    if total > free:
-        words = ", ".join(f"{name} {_GB * size:.1f}" for name, size in needed.items())
+    """Refuse a shape whose weights do not fit: of a target in bfloat16 and its 4-bit copy, on the
+    CPU with packed weights, and a tenth for the rest; `hint` ends the message."""
+    matrices = shape.layers * shape.layer_weights
+    needed = 4.0 * shape.vocab * shape.hidden + 2.0 * matrices
+    needed = 1.1 * (needed * (1 if device == "cuda" else 2) + 0.6 * matrices)
+    if device == "cuda":
+        free = float(torch.cuda.mem_get_info()[0])
+    else:
+        free = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if needed > free:
         raise ValueError(
-            f"memory: expected {_GB * total:.1f} GB free on {device} for {shape.layers} layers of "
-            f"{shape.name} ({words}), given {_GB * free:.1f} GB{hint}"
+            f"memory: expected {_GB * needed:.1f} GB on {device} for {shape.layers} layers of "
+            f"{shape.name}, given {_GB * free:.1f} GB{hint}"
         )
 
 

@@ -56,7 +56,7 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     for row in rows:
         assert row["tokens_per_second"] > 0
         assert row["lossless"]
-        assert row["verdict"].startswith(("2 of 2", "1 of 2, 1 part at a tie"))
+        assert row["verdict"].startswith(("2 of 2 identical", "1 of 2 identical, 1 tied"))
         assert row["stats"] is None or row["stats"]["num_requests"] == 2
 
 
@@ -147,9 +147,9 @@ def test_beside_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(three["stats"]["levels"]) == 3
     assert three["lossless"]
     # Their plain decoding is no baseline of ours, and their texts are compared with their own.
-    assert rows["llama.cpp, plain"]["verdict"] == "1 of 1 of its own"
-    assert rows["llama.cpp's rule with draft"]["verdict"] == "0 of 1 of its own"
-    assert rows["our chain in llama.cpp"]["verdict"] == "1 of 1 of its own"
+    assert rows["llama.cpp, plain"]["verdict"] == "1 of 1 identical (its own)"
+    assert rows["llama.cpp's rule with draft"]["verdict"] == "0 of 1 identical, 1 DIFFER (its own)"
+    assert rows["our chain in llama.cpp"]["verdict"] == "1 of 1 identical (its own)"
     assert rows["llama.cpp, plain"]["tokens_per_second"] == pytest.approx(6 / 7.5)
 
 

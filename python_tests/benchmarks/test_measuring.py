@@ -12,13 +12,11 @@ import torch
 
 from benchmarks.measuring import (
     Z_LIMIT,
-    Answer,
-    Generation,
     Request,
-    Verdict,
     chain_call,
+    compared,
     generate_call,
-    generations,
+    is_lossless,
     verdict,
 )
 from polyspec_ext import tiny
@@ -82,30 +80,6 @@ def test_the_assistant_keeps_its_settings(
     assert before.to_dict() == settings
 
 
-def test_measurements() -> None:
-    """Every request once per repeat; rates are tokens over seconds of a repeat."""
-    now = 0.0
-    calls: dict[str, list[Request]] = {"one": [], "two": []}
-
-    def decode(name: str, seconds: float) -> Any:
-        def call(request: Request) -> Answer:
-            nonlocal now
-            calls[name].append(request)
-            now += seconds
-            return Answer([[prompt[0]] * request.max_new_tokens for prompt in request.prompts])
-
-        return call
-
-    made = [Generation("one", decode("one", 1.0)), Generation("two", decode("two", 0.5))]
-    repeats = [[Request([[n]], 4, 0.5, [10 * r + n]) for n in (5, 6, 7)] for r in (0, 1)]
-    assert list(generations(made, repeats, lambda: now)) == [1, 2]
-    assert all(some == [*repeats[0], *repeats[1]] for some in calls.values())
-    assert made[0].texts == made[1].texts == [[5] * 4, [6] * 4, [7] * 4]
-    # 12 tokens a repeat in three calls.
-    assert [one.rate() for one in made] == [4.0, 8.0]
-    assert made[0].stats is None
-
-
 class Scores:
     """A model whose next logits are the same everywhere."""
 
@@ -119,19 +93,22 @@ class Scores:
 
 
 def test_greedy_texts_part_at_ties_alone() -> None:
-    plain, other = {0: [0, 0], 1: [0, 0]}, {0: [0, 0], 1: [0, 1]}
-    tied = verdict(Scores([1.0, 1.0 - 5e-5]), [[2], [2]], plain, other, 0)
-    assert tied.lossless
-    assert str(tied).startswith("1 of 2, 1 part at a tie")
-    assert [(d["prompt"], d["at"]) for d in tied.differences] == [(1, 1)]
-    apart = verdict(Scores([1.0, 0.9]), [[2], [2]], plain, other, 0)
-    assert not apart.lossless
-    assert "1 DIFFER" in str(apart)
-    assert verdict(Scores([1.0, 0.9]), [[2], [2]], plain, plain, 0) == Verdict(2, [])
+    def judged(second: float, *texts: list[int], dtype: str = "float32") -> dict[str, Any]:
+        model = Scores([1.0, second])
+        return verdict([compared(model, [2], [0, 0], text) for text in texts], dtype)
+
+    tied = judged(1.0 - 5e-5, [0, 0], [0, 1])
+    assert is_lossless(tied)
+    assert tied["lossless"].startswith("1 of 2 identical, 1 tied, gap <= 5")
+    apart = judged(0.9, [0, 0], [0, 1])
+    assert not is_lossless(apart)
+    assert "1 of 2 identical, 1 DIFFER" in apart["lossless"]
+    assert judged(0.9, [0, 0])["lossless"] == "1 of 1 identical"
     # What is a tie depends on the data type.
-    half = Scores([1.0, 0.9])
-    half.dtype = torch.bfloat16
-    assert verdict(half, [[2], [2]], plain, other, 0).lossless
+    assert is_lossless(judged(0.9, [0, 1], dtype="torch.bfloat16"))
+    assert compared(Scores([1.0, 0.9]), [2], [0, 0], [0])["at"] == 1
+    # Without a model, of another engine, no gap is known.
+    assert not is_lossless(verdict([compared(None, [2], [0, 0], [1, 0])], "float32"))
 
 
 def test_texts_of_another_distribution_are_seen() -> None:
@@ -141,12 +118,11 @@ def test_texts_of_another_distribution_are_seen() -> None:
 
     def deviations(model: Any, temperature: float) -> float:
         rows = Chain([model]).generate([prompt] * 8, 30, temperature, seed=3, eos_token_id=[])
-        texts = dict(enumerate(rows.sequences[:, 4:].tolist()))
-        found = verdict(target, [prompt] * 8, {}, texts, 1.0)
-        assert found.deviations is not None
-        assert found.lossless == (abs(found.deviations) < Z_LIMIT)
-        assert ("NOT the target's" in str(found)) != found.lossless
-        return found.deviations
+        texts = rows.sequences[:, 4:].tolist()
+        found = verdict([compared(target, prompt, [], text, 1.0) for text in texts], target.dtype)
+        assert is_lossless(found) == (abs(found["z"]) < Z_LIMIT)
+        assert ("NOT the target's" in found["lossless"]) != is_lossless(found)
+        return float(found["z"])
 
     assert abs(deviations(target, 1.0)) < 4
     assert deviations(target, 0.6) > Z_LIMIT

@@ -66,7 +66,6 @@ NO_DEVICE = "--device cuda: no CUDA device, or a build without CUDA kernels"
     ("words", "wrong"),
     [
         ("kernels --device cuda", NO_DEVICE),
-        ("overhead --device cuda", NO_DEVICE),
         ("shapes --device cuda", NO_DEVICE),
         ("kernels --operators verfy", "--operators: expected sample, verify-token"),
         ("kernels --filters top_p=2", "top_p: expected a number in [0, 1], given 2"),

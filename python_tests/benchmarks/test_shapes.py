@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,6 @@ from benchmarks.__main__ import main
 from benchmarks.shapes import SHAPES, Shape, config_of, random_model, weight_bytes
 
 TINY = Shape("tiny", 64, 128, 4, 4, 2, 160)
-GIB = 2.0**30
 # As the models' publishers have them.
 PARAMETERS = {
     "llama2-7b": 6_738_415_616,
@@ -43,29 +43,16 @@ def test_shapes_are_the_published_ones(name: str) -> None:
 def test_memory_comes_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refuse a shape before anything is made, with what is needed and what is free."""
-    free = {"cuda": 139 * GIB, "cpu": 139 * GIB}
-    monkeypatch.setattr(shapes, "memory_free", free.__getitem__)
-    shapes.require_memory(SHAPES["llama2-7b"], "cuda")
-    with pytest.raises(ValueError, match=r"expected \d+\.\d GB free on cuda for 80 layers of "):
-        shapes.require_memory(SHAPES["llama2-70b"], "cuda")
-    free["cpu"] = 8e9
+    """Refuse a shape before anything is made, with what is needed and what is there."""
+    memory = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": 139e9}
+    monkeypatch.setattr(os, "sysconf", memory.__getitem__)
+    shapes.require_memory(SHAPES["llama2-7b"], "cpu")
+    with pytest.raises(ValueError, match=r"expected \d+\.\d GB on cpu for 80 layers of "):
+        shapes.require_memory(SHAPES["llama2-70b"], "cpu")
+    memory["SC_PHYS_PAGES"] = 8e9
     for command in (["shapes", "--device", "cpu"], ["paper"]):
         assert main([*command, "--shape", "llama2-7b"]) == 2
-        error = capsys.readouterr().err
-        assert re.search(r"free on cpu.*target 13\.\d.*packed weights 1\d\.\d.*8\.0 GB", error)
-
-
-@pytest.mark.parametrize("name", list(SHAPES))
-def test_memory_is_no_less_than_the_weights(name: str) -> None:
-    for layers in (2, SHAPES[name].layers):
-        shape = replace(SHAPES[name], layers=layers)
-        needed = shapes.memory_needed(shape, "cpu")
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config_of(shape))
-        count = sum(p.numel() for p in model.parameters())
-        assert needed["target"] == pytest.approx(2 * count, rel=1e-3)
-        assert needed["W4 copy"] > shape.layers * shape.layer_weights / 2
+        assert re.search(r"expected 3\d\.\d GB on cpu.*8\.0 GB", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])

@@ -234,7 +234,7 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "imports", "preflight",
     "cuda_test", "graph_life_test", "pytest gpu", "chains, chosen acceptance", "bench kernels",
-    "bench int4", "verify_shapes", "rounds of the target", "bench overhead", "bench paper",
+    "bench int4", "verify_shapes", "rounds of the target", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
 # What a build leaves: a module, and programs that end as `code` says.
