@@ -1,7 +1,7 @@
 """Measurement in turns: every contender once per turn, in a rotating order, so that a change in the
 machine's load or clock affects all of them.
 
-Calls: medians, quartiles and ratios with intervals. CPU: wall time. CUDA: events around a replay of
+Calls: quartiles of times and of ratios. CPU: wall time. CUDA: events around a replay of
 a captured graph (or the call, if it cannot be captured), after overwriting the L2 cache. The replay
 is queued during the overwriting, so its launch costs the device no time.
 
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from polyspec_ext.chain import Chain
@@ -66,26 +67,15 @@ class Contender:
     run: Call | None = None  # the call, or its replay
 
 
-def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Return microseconds: q25, median and q75."""
-    quartiles = np.quantile(1e6 * np.asarray(seconds), (0.25, 0.5, 0.75)).tolist()
-    return dict(zip(("q25", "median", "q75"), quartiles, strict=True))
-
-
-def median_interval(count: int) -> tuple[int, int]:
-    """Return the ranks, from 0, of the order statistics of `count` values that enclose the median
-    with 95 % confidence for any distribution; the extremes where the values are too few."""
-    below = np.cumsum([math.comb(count, n) / 2**count for n in range(count // 2)])
-    rank = max(int((below <= 0.025).sum()) - 1, 0)
-    return rank, count - 1 - rank
+def quartiles(values: Sequence[float] | npt.NDArray[np.float64]) -> dict[str, float]:
+    """Return q25, median and q75."""
+    found = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return dict(zip(("q25", "median", "q75"), found, strict=True))
 
 
 def ratio(peer: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
-    """Return how many times as long the peer takes, turn by turn: the median of the ratios and its
-    95 % interval (low, high)."""
-    ratios = sorted(a / b for a, b in zip(peer, ours, strict=True))
-    low, high = median_interval(len(ratios))
-    return {"median": statistics.median(ratios), "low": ratios[low], "high": ratios[high]}
+    """Return how many times as long the peer takes, turn by turn: q25, median and q75."""
+    return quartiles(np.divide(peer, ours))
 
 
 class Clock:

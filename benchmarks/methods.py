@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from benchmarks.engines import Engine, Variant
 from benchmarks.measuring import Answer, Decode, Request, chain_call, generate_call
-from benchmarks.shapes import SHAPES, growth_of, parameters, require_memory
+from benchmarks.shapes import SHAPES, growth_of, require_memory
 from polyspec_ext import (
     DynamicTree,
     Eagle,
@@ -36,6 +36,7 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.drafters import checkpoint
 from polyspec_ext.drafters.proposals import cut_at_eos
 from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
+from polyspec_ext.levels.models import num_parameters
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.quantization import quantize_w4, stored_w4
@@ -237,7 +238,7 @@ class Models:
             yield {
                 "name": name,
                 "place": shown(path, name),
-                "parameters": None if name in heads else parameters(model),
+                "parameters": None if name in heads else num_parameters(level),
                 "dtype": str(self._head_dtype if name in heads else model.dtype)[6:],
                 "runs": "packed" if level.pack else "as it is",
             }

@@ -11,7 +11,6 @@ The file of ``--json-file`` is written after every case.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import itertools
 import math
@@ -40,8 +39,8 @@ CALIBRATION_ELEMENTS = 1 << 22  # logits calibrated at a time
 DRAWS = 64  # sets of draft tokens per case; further turns start over
 HEADS = ["", "median", "quartiles", "x polyspec", ""]
 LEGEND = (
-    "Microseconds per call. x polyspec: how many times as long, median of the turns' ratios with "
-    "its 95 % interval. polyspec, allowed=: with an allow-mask for each row of the target."
+    "Microseconds per call. x polyspec: how many times as long, median and quartiles of the "
+    "turns' ratios. polyspec, allowed=: with an allow-mask for each row of the target."
 )
 TRANSFORMERS = "transformers _speculative_sampling"
 WARPERS = "transformers warpers + multinomial"
@@ -50,7 +49,6 @@ SORT = "torch.sort filter + multinomial"
 MULTINOMIAL = "torch softmax + multinomial"
 EAGER = "eager torch"
 COMPILED = "torch.compile"
-FLASHINFER = "FlashInfer"
 VLLM = "vLLM C++ CPU kernels"
 LOOP_LIMIT = 8  # largest batch at which a batch-1 peer is called once per request
 Verified = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, num_accepted [B]
@@ -225,8 +223,7 @@ def block_rule(block: Block) -> Verified:
 def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Contender], list[str]]:
     """Return the peers of an operator on `block`, and notes on peers that are left out."""
     logits, filters = block.target[:, -1], block.filters
-    # Name, call, and whether a CUDA graph can capture it.
-    libraries: list[tuple[str, Callable[[Block], Callable[[], Any]], bool]] = []
+    libraries: list[tuple[str, Callable[[Block], Callable[[], Any]]]] = []
     if operator == "sample":
         eager: Callable[..., Any] = partial(sample, filters=filters)
         arguments: tuple[torch.Tensor, ...] = (logits,)
@@ -234,8 +231,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
             peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         else:
             peers = [Contender(SORT, lambda: sort_sample(logits, filters))]
-            libraries = [(WARPERS, warpers_sample, False)]
-        libraries.append((FLASHINFER, flashinfer_sample, True))
+            libraries = [(WARPERS, warpers_sample)]
     else:
         rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
@@ -243,17 +239,16 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         peers = [Contender(LOGSUMEXP, lambda: block.target.logsumexp(-1))]
         if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
-            libraries += [(name, transformers_verify, False), (VLLM, vllm_verify, False)]
-            libraries += [(FLASHINFER, flashinfer_verify, True)]
+            libraries += [(name, transformers_verify), (VLLM, vllm_verify)]
     peers.append(Contender(EAGER, partial(eager, *arguments)))
     if compiled:
         torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
         quick = torch.compile(eager, dynamic=False, fullgraph=True)
         peers.append(Contender(COMPILED, partial(quick, *arguments)))
     notes = []
-    for name, make, graph in libraries:
+    for name, make in libraries:
         try:
-            peers.append(Contender(name, make(block), graph))
+            peers.append(Contender(name, make(block), graph=False))
         except Exception as error:  # a wheel for another torch fails in many ways
             notes.append(f"{name}: {error}".splitlines()[0])
     return peers, notes
@@ -330,43 +325,6 @@ def vllm_verify(block: Block) -> Callable[[], Verified]:
         return emitted, (emitted >= 0).sum(-1) - 1
 
     return verify
-
-
-def _flashinfer(block: Block) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the library, and its filtered distributions of logits [..., V]."""
-    if block.target.device.type != "cuda" or block.filters.min_p:
-        raise ImportError("expected tensors on CUDA and no min-p")
-    library, filters = importlib.import_module("flashinfer.sampling"), block.filters
-
-    def filtered(logits: torch.Tensor) -> torch.Tensor:
-        flat = logits.float().softmax(-1).view(-1, logits.shape[-1])
-        if filters.top_k:
-            flat = library.top_k_renorm_probs(flat, filters.top_k)
-        if filters.top_p < 1:
-            flat = library.top_p_renorm_probs(flat, filters.top_p)
-        return flat.view_as(logits)
-
-    return library, filtered
-
-
-def flashinfer_sample(block: Block) -> Callable[[], Any]:
-    """Return FlashInfer's sampling."""
-    library, filtered = _flashinfer(block)
-    logits, filters = block.target[:, -1], block.filters
-    if filters == Filters():
-        return lambda: library.sampling_from_logits(logits.float())
-    if filters.top_k:
-        sample = library.top_k_top_p_sampling_from_logits
-        return lambda: sample(logits.float(), filters.top_k, filters.top_p)
-    return lambda: library.sampling_from_probs(filtered(logits))
-
-
-def flashinfer_verify(block: Block) -> Callable[[], Any]:
-    """Return FlashInfer's token rule."""
-    library, filtered = _flashinfer(block)
-    return lambda: library.chain_speculative_sampling(
-        filtered(block.draft), block.tokens.int(), filtered(block.target)
-    )
 
 
 # ---- inputs --------------------------------------------------------------------------------------
@@ -476,11 +434,11 @@ def measure_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         if entry.error is not None:
             notes.append(f"{entry.name}: {entry.error}")
             continue
-        times = measuring.summary(entry.seconds)
+        times = measuring.quartiles(entry.seconds)
         rows.append(
             {
                 "name": entry.name,
-                **{f"{name}_us": value for name, value in times.items()},
+                **{f"{name}_us": 1e6 * value for name, value in times.items()},
                 "ratio": None if entry is ours else measuring.ratio(entry.seconds, ours.seconds),
                 "graph": entry.captured,
             }
@@ -532,7 +490,7 @@ def markdown(report: dict[str, Any]) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     ratio, times = row["ratio"], "1"
     if ratio is not None:
-        times = f"{ratio['median']:.3g} ({ratio['low']:.3g} to {ratio['high']:.3g})"
+        times = f"{ratio['median']:.3g} ({ratio['q25']:.3g} to {ratio['q75']:.3g})"
     quartiles = f"{row['q25_us']:.3g} to {row['q75_us']:.3g}"
     median = f"{row['median_us']:.3g}"
     return [row["name"], median, quartiles, times, "graph" if row["graph"] else ""]

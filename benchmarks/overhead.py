@@ -23,6 +23,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 import polyspec_ext as ps
@@ -139,7 +140,10 @@ class Case:
             "rounds": self.rounds,
             "drafter_passes_per_round": drafting.num_forward_passes / passes,
             "draft_acceptance_rate": [level.draft_acceptance_rate for level in verifying],
-            **{f"{kind}_us": measuring.summary(spent) for kind, spent in self.seconds.items()},
+            **{
+                f"{kind}_us": measuring.quartiles(1e6 * np.asarray(spent))
+                for kind, spent in self.seconds.items()
+            },
         }
 
 

@@ -28,7 +28,7 @@ from benchmarks.engines import LLAMA_OPTIONS, Vllm, engines_of
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
-from benchmarks.questions import Conversation, Prompt, Question
+from benchmarks.questions import Conversation, Question
 from benchmarks.record import Turn, TurnWriter
 from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
@@ -38,6 +38,7 @@ from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 
 Call = tuple[Method, Decode]
+Ids = list[int]
 _PROMPTS = 12  # questions for windows and overlaps, two of each task
 _PACKAGED = "polyspec_ext"
 _CHAINS = ("chain", "eagle", "adaptive")  # kinds of methods with the planner's windows
@@ -161,9 +162,9 @@ class Session:
         return [name for name in (W4, *self.models.drafts) if name in below]
 
     @property
-    def prompts(self) -> list[list[int]]:
+    def prompts(self) -> list[Ids]:
         """First turns of some questions, for windows and overlaps."""
-        return [self.conversation.prompt(q.turns[:1], []).ids for q in self.chosen[:_PROMPTS]]
+        return [self.conversation.prompt(q.turns[:1], []) for q in self.chosen[:_PROMPTS]]
 
 
 @contextlib.contextmanager
@@ -314,7 +315,7 @@ def surroundings(session: Session, calls: Sequence[Call]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def overlaps(
-    model: Any, others: Mapping[str, Any], prompts: Sequence[list[int]], texts: list[list[int]]
+    model: Any, others: Mapping[str, Any], prompts: Sequence[Ids], texts: list[Ids]
 ) -> dict[str, float]:
     """Return E[1 - TV] between each model and the target, over the tokens of plain decoding's
     texts, at temperature 1: the share of its draft tokens that the target accepts."""
@@ -357,7 +358,6 @@ def _facts(session: Session) -> dict[str, Any]:
             **{name: getattr(args, name) for name in _SETTINGS},
             "template": session.conversation.template,
             "prompt_limit": session.conversation.room,
-            "longer_prompts": "the middle is left out",
             "threads": torch.get_num_threads(),
             "methods": [method.name for method in listed],
         },
@@ -390,7 +390,7 @@ class Runner:
         self._questions, self._conversation = session.chosen, session.conversation
         self._asked, self._writer, self._tick = session.args, writer, tick
         target = session.models.level
-        self._model, self._eos = target.model, frozenset(target.eos_token_ids)
+        self._model = target.model
         self._clock = measuring.device_clock(target.model.device)
         self._done = {record.key_of(turn): turn for turn in writer.turns}
 
@@ -410,7 +410,7 @@ class Runner:
         args = self._asked
         first = questions.batches(self._questions, args.batch)[0]
         turns = [self._questions[index].turns[:1] for index in first]
-        prompts = [self._conversation.prompt(turn, []).ids for turn in turns]
+        prompts = [self._conversation.prompt(turn, []) for turn in turns]
         # On CUDA the warm-up captures the steps.
         most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else args.max_new_tokens
         tokens = min(most, args.max_new_tokens)
@@ -443,7 +443,7 @@ class Runner:
                 self._done[key] = {**head, **row}
                 self._writer.add(self._done[key])
 
-    def _prompt(self, question: Question, turn: int, name: str, repeat: int) -> Prompt | None:
+    def _prompt(self, question: Question, turn: int, name: str, repeat: int) -> Ids | None:
         # After the method's answers; None: a turn before failed.
         texts = [self._done[question.question_id, n, name, repeat]["tokens"] for n in range(turn)]
         if None in texts:
@@ -452,15 +452,14 @@ class Runner:
         return self._conversation.prompt(question.turns[: turn + 1], answers)
 
     def _measured(
-        self, call: Call, batch: Sequence[int], prompts: Sequence[Prompt], turn: int, repeat: int
+        self, call: Call, batch: Sequence[int], prompts: Sequence[Ids], turn: int, repeat: int
     ) -> list[Turn]:
         """Return the rows of a call."""
         (method, decode), args = call, self._asked
         # The seed of a question's turn does not depend on the batch.
         numbers = (repeat * len(self._questions) + index for index in batch)
         seeds = [(args.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
-        ids = [prompt.ids for prompt in prompts]
-        request = Request(ids, args.max_new_tokens, args.temperature, seeds)
+        request = Request(list(prompts), args.max_new_tokens, args.temperature, seeds)
         answer, seconds = measuring.timed(decode, request, self._clock)
         if not all(answer.texts):
             raise RuntimeError("expected at least one new token, given none")
@@ -480,22 +479,26 @@ class Runner:
             row = {
                 "status": record.OK,
                 "error": None,
-                "prompt_tokens": len(prompt.ids),
+                "prompt_tokens": len(prompt),
                 "new_tokens": len(tokens),
                 "seconds": seconds / count,
                 "prefill_seconds": None if prefill is None else prefill / count,
-                "ended": "eos" if tokens[-1] in self._eos else "length",
                 "levels": levels,
                 "tokens": tokens,
                 "lossless": self._lossless(method, index, prompt, tokens, turn, repeat),
-                "cut": prompt.cut,
                 "batch": count,
             }
             rows.append(row)
         return rows
 
     def _lossless(
-        self, method: Method, index: int, prompt: Prompt, tokens: list[int], turn: int, repeat: int
+        self,
+        method: Method,
+        index: int,
+        prompt: list[int],
+        tokens: list[int],
+        turn: int,
+        repeat: int,
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
@@ -503,7 +506,7 @@ class Runner:
             if engine:
                 return None
             heat = self._asked.temperature
-            return measuring.compared(self._model, prompt.ids, [], tokens, heat)
+            return measuring.compared(self._model, prompt, [], tokens, heat)
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
             question = self._questions[index]
@@ -511,13 +514,18 @@ class Runner:
             if reference is None or self._prompt(question, turn, name, repeat) != prompt:
                 return None
         model = None if engine else self._model
-        return measuring.compared(model, prompt.ids, reference, tokens)
+        return measuring.compared(model, prompt, reference, tokens)
 
 
 def _failed(error: str) -> dict[str, Any]:
-    names = ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "ended", "tokens", "cut")
-    nothing = dict.fromkeys((*names, "lossless"))
-    return {"status": record.FAILED, "error": error, "levels": [], **nothing, "batch": 1}
+    names = ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens", "lossless")
+    return {
+        "status": record.FAILED,
+        "error": error,
+        "levels": [],
+        **dict.fromkeys(names),
+        "batch": 1,
+    }
 
 
 # ---- the report ----------------------------------------------------------------------------------

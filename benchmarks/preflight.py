@@ -1,9 +1,8 @@
 """Time the components of all later numbers on a device, in a minute.
 
-Copy bandwidth, microseconds of a graph's node, products of 1 to 60 tokens in bfloat16 and 4 bits,
-attention, norms, `sample` and `verify` alone, decoder layers, eager and through `torch.compile`,
-and the kernels of plain decoding. The file of ``--json-file`` is written after every part of the
-report. A part that fails is named, and the status is 1.
+Copy bandwidth, microseconds of a graph's node, attention, norms, and decoder layers, eager and
+through `torch.compile`. (`kernels` times operators, `int4` products.) The file of ``--json-file``
+is written after every part. A part that fails is named, and the status is 1.
 """
 
 from __future__ import annotations
@@ -19,25 +18,15 @@ from typing import Any
 
 import torch
 
-import polyspec_ext as ps
 from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_model
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.ops import decoder
-from polyspec_ext.quantization import quantize_w4
-from polyspec_ext.quantization.weights import CudaInt4Linear, round_to_nearest
 
-TOKENS = (1, 5, 9, 13, 60)  # of a product
 WIDTHS, SPANS = (1, 5, 13), (128, 1024)  # tokens of a pass, keys that they attend to
 NODES = 500  # of a graph that measures a node
 LAYERS = 4
-NEW_TOKENS, LONGEST = 16, 16  # tokens of a profile, and kernels named
-DRAFTED = 5
-FILTERS: dict[str, dict[str, float]] = {
-    "greedy": {"temperature": 0.0}, "no filter": {}, "top-k, top-p": {"top_k": 50, "top_p": 0.9},
-}  # fmt: skip
 PACKAGES = ("flashinfer", "gguf", "hypothesis", "pybind11", "scipy", "triton", "vllm", "xdist")
 SHAPE = {"cuda": SHAPES["llama2-7b"], "cpu": Shape("small", 256, 512, 4, 4, 4, 2048)}
 
@@ -52,10 +41,7 @@ class Preflight:
         self.clock, self.shape = measuring.Clock(device), SHAPE[device]
 
     # By decreasing importance.
-    PARTS = (
-        "properties", "copy", "node", "operators", "products", "attention", "norms", "layers",
-        "kernels",
-    )  # fmt: skip
+    PARTS = ("properties", "copy", "node", "attention", "norms", "layers")
 
     def numbers(self, part: str) -> dict[str, Any]:
         """Return the numbers of a part; for calls, median microseconds."""
@@ -93,29 +79,6 @@ class Preflight:
                 x.add_(1)
 
         return {"us": self.microseconds(nodes) / NODES}
-
-    def operators(self) -> Calls:
-        seed = torch.zeros(1, dtype=torch.int64, device=self.device)
-        for vocab in (32000, 128256):
-            target = self.randn(1, DRAFTED + 1, vocab)
-            draft = target[:, :DRAFTED].contiguous()
-            tokens = draft.argmax(-1)
-            for name, filters in FILTERS.items():
-                options: Any = {"seed": seed, **filters}
-                yield f"sample, {name}, {vocab}", partial(ps.sample, target[:, 0], **options)
-                verify = partial(ps.verify, target, tokens, draft, **options)
-                yield f"verify, {name}, {vocab}", verify
-
-    def products(self) -> Calls:
-        inputs, outputs = self.shape.hidden, 2 * self.shape.inner
-        weight = self.randn(outputs, inputs) * 0.02
-        kinds: dict[str, Any] = {"bfloat16": partial(torch.nn.functional.linear, weight=weight)}
-        if self.device == "cuda":
-            rounded = round_to_nearest(weight.cpu(), 128)
-            kinds["4 bits"] = CudaInt4Linear(rounded, device=self.device)
-        for kind, product in kinds.items():
-            for tokens in TOKENS:
-                yield f"{kind}, {tokens}", partial(product, self.randn(tokens, inputs))
 
     def attention(self) -> Calls:
         heads, dim = self.shape.heads, self.shape.head_dim
@@ -160,37 +123,13 @@ class Preflight:
                 compiled(x, positions)
                 yield f"{LAYERS} layers, compiled, {width}", partial(compiled, x, positions)
 
-    @torch.inference_mode(False)
-    def kernels(self) -> dict[str, Any]:
-        """Return microseconds a token of the longest kernels, "launches x kernel" by decoding."""
-        from torch.profiler import ProfilerActivity, profile
-
-        kind, cost = ProfilerActivity.CPU, "self_cpu_time_total"
-        if self.device == "cuda":
-            kind, cost = ProfilerActivity.CUDA, "self_device_time_total"
-        model = random_model(replace(self.shape, layers=LAYERS), torch.bfloat16, self.device)
-        quantised = quantize_w4(model, 128)
-        numbers: dict[str, Any] = {}
-        for name, decoded, pack in (
-            ("eager", model, False), ("fused", model, True), ("4 bits", quantised, False),
-        ):  # fmt: skip
-            chain = ps.Chain([HuggingFaceLevel(decoded, pack=pack)])
-            for _ in range(3):  # the first is eager, the second captures
-                with profile(activities=[kind]) as profiled:
-                    chain.generate([[3] * WIDTHS[1]], NEW_TOKENS, temperature=0.0, eos_token_id=[])
-            times = {row.key: (getattr(row, cost), row.count) for row in profiled.key_averages()}
-            numbers[f"{name}, all"] = sum(time for time, _ in times.values()) / NEW_TOKENS
-            for key, (time, count) in sorted(times.items(), key=lambda row: -row[1][0])[:LONGEST]:
-                numbers[f"{name}, {count / NEW_TOKENS:.1f} x {key[:60]}"] = time / NEW_TOKENS
-        return numbers
-
 
 @torch.inference_mode()
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all parts; return the JSON report."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: expected cpu where torch sees no CUDA device, given cuda")
-    report = output.header("preflight", 2, args.device)
+    report = output.header("preflight", 3, args.device)
     report["settings"] = {"repeats": args.repeats, "shape": SHAPE[args.device].name}
     parts: dict[str, Any] = {}
     report["parts"] = parts

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from polyspec_ext import tiny
 from polyspec_ext.chat import has_template
@@ -149,13 +149,6 @@ TEMPLATES: dict[str, tuple[str, Callable[[str], str], Callable[[str, str], str]]
 }
 
 
-class Prompt(NamedTuple):
-    """Ids to continue; `cut`: their number before the middle was left out; None: complete."""
-
-    ids: list[int]
-    cut: int | None
-
-
 class Conversation:
     """Prompts by a template of `TEMPLATES`, "chat", the target's tokenizer's, or "auto": "chat" if
     there is one, else "plain". A prompt longer than `room` tokens loses its middle; its beginning
@@ -182,14 +175,14 @@ class Conversation:
         replies = [*(reply(answer, self.tokenizer.eos_token) for answer in answers), ""]
         return text + "".join(ask(turn) + said for turn, said in zip(turns, replies, strict=True))
 
-    def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> Prompt:
+    def prompt(self, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
         """Return the ids of `text`, at most `room`."""
         text, special = self.text(turns, answers), self.template != CHAT
         ids = list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
         if len(ids) <= self.room:
-            return Prompt(ids, None)
+            return ids
         front = self.room // 2
-        return Prompt([*ids[:front], *ids[len(ids) - (self.room - front) :]], len(ids))
+        return [*ids[:front], *ids[len(ids) - (self.room - front) :]]
 
     def answer(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer for later prompts."""

@@ -8,8 +8,7 @@ whole call by the wall clock, prefill included. A line has these keys:
 - ``status``: "ok" or "failed"; a failed turn has its ``error`` and no numbers.
 - ``batch``: questions of the call; ``seconds``: of the call over ``batch``, including
   ``prefill_seconds`` (null if the method does not report them).
-- ``prompt_tokens``, ``new_tokens``, ``tokens`` (ids), ``ended`` ("eos" or "length"), ``cut``
-  (tokens of the prompt before its middle was left out, or null).
+- ``prompt_tokens``, ``new_tokens``, ``tokens`` (ids).
 - ``levels``, target first: ``name``; ``passes`` while decoding, of the whole batch; ``seconds``, a
   row's share; ``accepted``, tokens of each verification in order, empty for a drafter.
 - ``lossless``: `measuring.compared` with the baseline's text of the same prompt; null: not

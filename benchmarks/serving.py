@@ -499,7 +499,7 @@ def _clients(
             answers: list[str] = []
             for turn in range(_TURNS):
                 key = number * _TURNS + turn
-                prompt = talk.prompt(turns[: turn + 1], answers).ids
+                prompt = talk.prompt(turns[: turn + 1], answers)
                 tokens = yield Ask(key, prompt, args.seed + key)
                 answers.append(talk.answer(tokens))
 
@@ -507,7 +507,7 @@ def _clients(
     chosen = questions.select(every, -(-args.prompts // len(questions.TASKS)))[: args.prompts]
     count = min(len(chosen), load.clients * args.per_client)
     numbers = [(repeat * count + at) % len(chosen) for at in range(count)]
-    prompts = [talk.prompt(chosen[number].turns[:1], []).ids for number in numbers]
+    prompts = [talk.prompt(chosen[number].turns[:1], []) for number in numbers]
     asks = iter([Ask(n, p, args.seed + n) for n, p in zip(numbers, prompts, strict=True)])
 
     def client() -> Client:

@@ -1,10 +1,9 @@
 """Shapes of published models: sizes, models and heads with random weights and the same pass times,
-memory checks, and the bytes and numbers of a model's weights."""
+memory checks, and the bytes of a model's weights."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 
 from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.levels.products import Part, RowProduct
-from polyspec_ext.quantization.weights import CudaInt4Linear
+from polyspec_ext.levels.products import Part
 
 _BLOCK = 1_000_003  # random numbers to repeat; a prime, so that rows of a matrix differ
 _GB = 1e-9
@@ -170,27 +168,10 @@ def weight_bytes(model: Any) -> int:
     read = getattr(head, "weight", None)
     aside = {embed.weight.data_ptr()} - ({read.data_ptr()} if read is not None else set())
     seen: dict[int, int] = {}
-    for module in _modules(model):
+    # Merged projections do not register their product.
+    merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
+    for module in (*model.modules(), *merged):
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.data_ptr() not in aside:
                 seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
     return sum(seen.values())
-
-
-def parameters(model: Any) -> int:
-    """Return the number of parameters; packed and quantised layers count as before. Shared weights
-    count once, also of a tied head, unless the head is a packed or quantised copy."""
-    seen: dict[int, int] = {}
-    for module in _modules(model):
-        if isinstance(module, RowProduct | CudaInt4Linear):
-            bias = getattr(module, "bias", None)
-            bias_size = 0 if bias is None else bias.numel()
-            seen[id(module)] = module.in_features * module.out_features + bias_size
-        seen |= {tensor.data_ptr(): tensor.numel() for tensor in module.parameters(recurse=False)}
-    return sum(seen.values())
-
-
-def _modules(model: Any) -> Iterable[torch.nn.Module]:
-    # Merged projections do not register their product.
-    merged = (module.merged.linear for module in model.modules() if isinstance(module, Part))
-    return dict.fromkeys([*model.modules(), *merged])

@@ -57,17 +57,10 @@ def test_load_changes_tokens_and_seeds_in_place() -> None:
     assert not set(seeds.tolist()) & set(feed.seeds.tolist())
 
 
-def test_summary_and_ratio() -> None:
-    summary = measuring.summary([4e-6, 1e-6, 2e-6, 3e-6, 10e-6])
-    assert summary == pytest.approx({"median": 3, "q25": 2, "q75": 4})
+def test_quartiles_and_ratio() -> None:
+    assert measuring.quartiles([4, 1, 2, 3, 10]) == {"q25": 2, "median": 3, "q75": 4}
     ratio = measuring.ratio([2.0, 6.0, 12.0], [1.0, 2.0, 3.0])  # turn by turn: 2, 3, 4
-    assert ratio == pytest.approx({"median": 3, "low": 2, "high": 4})
-
-
-@pytest.mark.parametrize(("count", "ranks"), [(1, (0, 0)), (6, (0, 5)), (9, (1, 7)), (30, (9, 20))])
-def test_median_interval(count: int, ranks: tuple[int, int]) -> None:
-    """Compare with the sign test's tables: of 30 values the 10th smallest and 10th largest."""
-    assert measuring.median_interval(count) == ranks
+    assert ratio == pytest.approx({"q25": 2.5, "median": 3, "q75": 3.5})
 
 
 def test_turns_rotate_and_failures_are_named() -> None:

@@ -101,17 +101,15 @@ def turn_of(
         "method": one["name"], "repeat": repeat, "status": "ok", "error": None,
         "prompt_tokens": draw.randint(20, 200), "new_tokens": len(tokens),
         "seconds": prefill + decode, "prefill_seconds": prefill if own else None,
-        "ended": draw.choice(["eos", "length"]), "levels": levels, "tokens": tokens,
-        "lossless": lossless, "cut": None,
+        "levels": levels, "tokens": tokens, "lossless": lossless,
     }  # fmt: skip
 
 
 def failed(line: Mapping[str, Any], error: str) -> dict[str, Any]:
     """The same turn, failed."""
     nothing = dict.fromkeys(
-        ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "ended", "tokens",
-         "lossless", "cut")
-    )  # fmt: skip
+        ("prompt_tokens", "new_tokens", "seconds", "prefill_seconds", "tokens", "lossless")
+    )
     return {**line, **nothing, "levels": [], "status": "failed", "error": error}
 
 
