@@ -25,16 +25,8 @@ def of_run(run: Any, by_task: Records, variances: Records) -> dict[str, bytes]:
         images["figure2"] = _speedups(run, by_task, [OVERALL], 5.6, 0.32)
         images["figure3"] = _speedups(run, by_task, run.tasks, 2.8, 0.26)
     if variances:
-        images["figure4"] = _variances([(run, variances)])
+        images["figure4"] = _variances(run, variances)
     return images
-
-
-def of_several(runs: Sequence[tuple[Any, Records]]) -> dict[str, bytes]:
-    """Return Figure 4 of runs of the same models, sampled and greedy, side by side."""
-    drawn = [pair for pair in runs if pair[1]]
-    groups = pd.Series(drawn).groupby([run.models_key for run, _ in drawn], sort=False)
-    several = [list(group) for _, group in groups if len({run.sampling for run, _ in group}) > 1]
-    return {f"figure4-{at}": _variances(group) for at, group in enumerate(several, 1)}
 
 
 def _png(figure: Figure) -> bytes:
@@ -81,18 +73,17 @@ def _speedups(
     return _png(figure)
 
 
-def _variances(shown: Sequence[tuple[Any, Records]]) -> bytes:
-    figure = Figure((1 + 6 * len(shown), 3.6), layout="constrained")
-    axes = figure.subplots(1, len(shown), squeeze=False)
-    for (run, records), axis in zip(shown, axes.flat, strict=True):
-        if run.paper is not None:
-            axis.axhspan(*run.variances, color="#e8e2d0", label="the paper's, mostly", zorder=0)
-        # The panel has room for a few lines: methods with the most levels first.
-        names = [name for name in run.methods if name in records[0]]
-        most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
-        values = pd.DataFrame(records)[[name for name in names if name in most]].astype(float)
-        axis.plot(values.index + 1, values, ".-", label=[run.labels[name] for name in values])
-        axis.set_title(f"{run.label}: {run.sampling}", fontsize=9)
-        axis.set(xlabel="query", ylabel="variance of the acceptance length")
-        axis.legend(fontsize=7, frameon=False)
+def _variances(run: Any, records: Records) -> bytes:
+    figure = Figure((7, 3.6), layout="constrained")
+    axis = figure.subplots()
+    if run.paper is not None:
+        axis.axhspan(*run.variances, color="#e8e2d0", label="the paper's, mostly", zorder=0)
+    # The panel has room for a few lines: methods with the most levels first.
+    names = [name for name in run.methods if name in records[0]]
+    most = sorted(names, key=lambda name: -len(run.methods[name]["levels"]))[:_MOST_LINES]
+    values = pd.DataFrame(records)[[name for name in names if name in most]].astype(float)
+    axis.plot(values.index + 1, values, ".-", label=[run.labels[name] for name in values])
+    axis.set_title(f"{run.label}: {run.sampling}", fontsize=9)
+    axis.set(xlabel="query", ylabel="variance of the acceptance length")
+    axis.legend(fontsize=7, frameon=False)
     return _png(figure)

@@ -45,7 +45,6 @@ LEGEND = (
 TRANSFORMERS = "transformers _speculative_sampling"
 WARPERS = "transformers warpers + multinomial"
 LOGSUMEXP = "torch.logsumexp, K+1 rows"
-SORT = "torch.sort filter + multinomial"
 MULTINOMIAL = "torch softmax + multinomial"
 EAGER = "eager torch"
 COMPILED = "torch.compile"
@@ -163,18 +162,6 @@ def sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
     return draw(processed(logits, filters))
 
 
-def sort_sample(logits: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """Sort each row, cut the sorted distribution and draw a rank."""
-    z, ids = logits.float().sort(descending=True)
-    if filters.top_k:
-        z[..., filters.top_k :] = -math.inf
-    probs = z.softmax(-1)
-    probs = probs.masked_fill(probs.cumsum(-1) - probs >= filters.top_p, 0.0)
-    if filters.min_p:
-        probs = probs.masked_fill(probs < filters.min_p * probs[..., :1], 0.0)
-    return ids.gather(-1, torch.multinomial(probs, 1)).squeeze(-1)
-
-
 def _distributions(block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     p, q = processed(block.target, block.filters), processed(block.draft, block.filters)
     y = block.tokens[..., None]
@@ -227,11 +214,9 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
     if operator == "sample":
         eager: Callable[..., Any] = partial(sample, filters=filters)
         arguments: tuple[torch.Tensor, ...] = (logits,)
-        if filters == Filters():
-            peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
-        else:
-            peers = [Contender(SORT, lambda: sort_sample(logits, filters))]
-            libraries = [(WARPERS, warpers_sample)]
+        peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
+        if filters != Filters():
+            peers, libraries = [], [(WARPERS, warpers_sample)]
     else:
         rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731

@@ -206,16 +206,12 @@ class Run:
         return names.merge(pd.DataFrame(rows, columns=None if len(rows) else ["method"]))
 
     @property
-    def models_key(self) -> str:
-        """Key of the models, equal for runs of the same models."""
-        keep = ("name", "place", "parameters", "dtype")
-        return json.dumps([[model[name] for name in keep] for model in self.facts["models"]])
-
-    @property
     def key(self) -> str:
         """Key of the run, equal for repeats on the same kind of machine."""
+        keep = ("name", "place", "parameters", "dtype")
+        models = [[model[name] for name in keep] for model in self.facts["models"]]
         machine = [self.facts["machine"].get(name) for name in ("device_name", "cpu", "threads")]
-        return json.dumps([self.models_key, self.facts["settings"], machine], sort_keys=True)
+        return json.dumps([models, self.facts["settings"], machine], sort_keys=True)
 
 
 def _level_sums(turns: pd.DataFrame) -> pd.DataFrame:
@@ -592,20 +588,19 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         tables = {table.key: table for table in tables_of(run)}
         variances = tables["figure4"].records if "figure4" in tables else []
         drawn = figures.of_run(run, tables["table2"].records, variances)
-        sections.append((run.label, summary(run), tables, drawn, prefix, variances))
-    drawn = figures.of_several([(run, row[-1]) for run, row in zip(runs, sections, strict=True)])
+        sections.append((run.label, summary(run), tables, drawn, prefix))
     several = {table.key: table for table in tables_of_several(runs)}
     note = "Targets beside each other, and as printed."
-    sections.append(("Between runs, and the papers", note, several, drawn, "", []))
+    sections.append(("Between runs, and the papers", note, several, {}, ""))
     title = "Benchmark report: " + ", ".join(dict.fromkeys(run.target_name for run in runs))
     lines = [f"# {title}", "", "What is slower than plain decoding is shown like the rest.", ""]
     files: dict[str, bytes] = {}
     entries = []
-    for label, note, tables, drawn, prefix, _ in sections:
+    for label, note, tables, drawn, prefix in sections:
         first, *rest = (table.markdown() for table in tables.values())
         lines += [f"## {label}", "", note, "", *first]
         for name, data in drawn.items():
-            lines += [f"![{_CAPTIONS[name.partition('-')[0]]}]({prefix}{name}.png)", ""]
+            lines += [f"![{_CAPTIONS[name]}]({prefix}{name}.png)", ""]
             files[f"{prefix}{name}.png"] = data
         lines += itertools.chain(*rest)
         for key, table in tables.items():  # full numbers; None is an empty cell

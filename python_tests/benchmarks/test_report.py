@@ -16,7 +16,6 @@ import bench_runs as runs
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
 
 from benchmarks import record, report
 from benchmarks.__main__ import main
@@ -92,63 +91,6 @@ def per_second(turns: dict[Any, dict[str, Any]], seconds: Callable[[Any], float]
     return pytest.approx(statistics.median(each))
 
 
-def mean_accepted(lines: list[dict[str, Any]], name: str, task: str = "overall") -> Any:
-    own, base = runs.ok(lines, name, task), runs.ok(lines, "plain", task)
-    counts = [n for k in set(own) & set(base) if own[k]["levels"]
-              for n in own[k]["levels"][0]["accepted"]]  # fmt: skip
-    return pytest.approx(statistics.fmean(counts)) if counts else None
-
-
-def test_speedups(saved: Path, found: Tables) -> None:
-    lines = runs.read(saved)
-    assert [row["method"] for row in found["overall"]] == [m["name"] for m in runs.METHODS]
-    for row in found["overall"]:
-        name = row["method"]
-        own, base = runs.ok(lines, name), runs.ok(lines, "plain")
-        assert row["speedup"] == ratio(lines, name)
-        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
-        assert row["length"] == mean_accepted(lines, name)
-        assert row["turns"] == len(set(own) & set(base))
-        assert row["tokens_per_second"] == per_second(own, wall)
-        failed = [line for line in lines if (line["method"], line["status"]) == (name, "failed")]
-        assert row["failed"] == len(failed)
-        best = ratio(lines, name, "eagle-2") if name == "three" else None
-        assert row["over"] == best
-    by_name = {row["method"]: row for row in found["overall"]}
-    assert (by_name["three"]["paper_speedup"], by_name["three"]["paper_length"]) == (3.48, 9.88)
-    assert by_name["slow"]["paper_speedup"] is None
-    assert sum(row["failed"] for row in found["overall"]) > 0
-    for row in found["table2"]:
-        for task in ("overall", *runs.TASKS):
-            assert row[f"{task}_speedup"] == ratio(lines, row["method"], task=task)
-            assert row[f"{task}_length"] == mean_accepted(lines, row["method"], task)
-    (three,) = (row for row in found["table2"] if row["method"] == "three")
-    assert (three["rag_paper_speedup"], three["rag_paper_length"]) == (2.98, 10.30)
-    assert three["rag"].endswith("(paper 2.98 / 10.30)")
-
-
-def test_lossless_column(saved: Path, found: Tables) -> None:
-    lines = runs.read(saved)
-    for row in found["overall"]:
-        own = runs.ok(lines, row["method"])
-        known = [x["lossless"] for x in own.values() if x["lossless"] is not None]
-        if "surprise" in known[0]:
-            z = sum(x["surprise"] for x in known) / math.sqrt(sum(x["variance"] for x in known))
-            assert (row["texts"], row["z"]) == (len(known), pytest.approx(z))
-            assert row["p_value"] == pytest.approx(2 * norm.sf(abs(z)))
-            assert "identical" not in row
-        elif row["method"] == "plain":
-            assert row["lossless"] == "-"
-        else:
-            parted = [x["gap"] for x in known if not x["identical"]]
-            assert row["identical"] == len(known) - len(parted)
-            assert row["tied"] == sum(gap <= 1e-4 for gap in parted)
-            assert row["other"] == sum(gap > 1e-4 for gap in parted)
-            assert row["gap"] == max(parted, default=None)
-            assert row["unknown"] == len(own) - len(known)
-            assert ("DIFFER" in row["lossless"]) == (row["other"] > 0)
-
-
 def test_decoding(saved: Path, found: Tables) -> None:
     """Prefill, decoding and predictions, which the committed reports have in two tables."""
     lines = runs.read(saved)
@@ -182,23 +124,17 @@ def test_decoding(saved: Path, found: Tables) -> None:
             assert row["lemma_ms"] == pytest.approx(1e3 * lemma)
 
 
-def test_rows_beside_the_papers(saved: Path, found: Tables) -> None:
-    lines = runs.read(saved)
-    rows = [row for row in found["table1"] if row["source"] == "measured"]
-    for row, before in zip(rows, ("two", "eagle-2"), strict=True):
-        costs = [
-            sum(part["seconds"] for x in own for part in x["levels"])
-            / sum(n for x in own for n in x["levels"][0]["accepted"])
-            for own in (runs.ok(lines, name).values() for name in (before, "three"))
-        ]
-        assert row["exact"] == ("helps" if costs[1] < costs[0] else "does not")
-        assert row["gain"] == ratio(lines, "three", before)
+def test_rows_beside_the_papers(found: Tables) -> None:
+    """Committed runs are of other models, so that they have no numbers of the papers beside."""
+    overall, by_task = ({row["method"]: row for row in found[k]} for k in ("overall", "table2"))
+    three = overall["three"]
+    assert (three["paper_speedup"], three["paper_length"]) == (3.48, 9.88)
+    assert overall["slow"]["paper_speedup"] is None
+    assert by_task["three"]["rag"].endswith("(paper 2.98 / 10.30)")
     printed = [row for row in found["table1"] if row["source"] == "paper"]
     assert [row["bound_above"] for row in printed] == pytest.approx([-0.116, 0.33, 0.461], abs=1e-3)
     assert [row["condition_1"] for row in printed] == ["does not", "helps", "helps"]
     (row,) = found["adaptation"]
-    assert row["best_fixed_speedup"] == ratio(lines, "eagle-2")
-    assert row["gain"] == ratio(lines, "online", "eagle-2")
     assert row["paper"].startswith("1.071")
 
 
@@ -207,6 +143,7 @@ def test_failures(saved: Path, found: Tables) -> None:
     expected = {(x["method"], x["error"]) for x in failed}
     assert {(row["method"], row["error"]) for row in found["failures"]} == expected
     assert sum(row["turns"] for row in found["failures"]) == len(failed) > 0
+    assert sum(row["failed"] for row in found["overall"]) == len(failed)
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
@@ -268,11 +205,10 @@ def test_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     rows = [row for row in by_target if row["run"] == "large/run"]
     assert {row["paper_speedup"] for row in rows} == {2.30, 2.69}
     assert {row["target"] for row in by_target if row["run"] == "paper"} == {"LLaMA2-70B"}
-    # Files hold the same; Figure 4 has greedy and sampled runs of the same models.
-    names = {path.name for path in out.iterdir()}
-    assert {"figure4-1.png", "monday-run-figure2.png", "monday-run-figure3.png"} <= names
-    for name in ("figure4-1.png", "monday-run-figure2.png"):
-        assert (out / name).read_bytes().startswith(b"\x89PNG\r\n")
+    # Files hold the same.
+    for number in (2, 3, 4):
+        image = out / f"monday-run-figure{number}.png"
+        assert image.read_bytes().startswith(b"\x89PNG\r\n")
     for key, table in whole["runs"][0]["tables"].items():
         with (out / f"monday-run-{key}.csv").open(newline="") as file:
             cells = list(csv.DictReader(file))
