@@ -1,5 +1,5 @@
-"""Other engines as methods: OpenVINO GenAI in this process, vLLM in a process of another
-environment, and llama.cpp through the program of csrc/examples/llama_cpp or its server.
+"""Other engines as methods: OpenVINO GenAI in this process, and llama.cpp through the program of
+csrc/examples/llama_cpp or its server.
 
 Each engine has a separate form of the target (an OpenVINO IR, a GGUF file), which is another model
 if its weights are rounded differently. So its texts are compared with its plain decoding.
@@ -7,10 +7,8 @@ if its weights are rounded differently. So its texts are compared with its plain
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib.util
-import itertools
 import json
 import socket
 import subprocess
@@ -24,12 +22,10 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Answer, Decode, Request
-from benchmarks.vllm_engine import VLLM, VllmEngine, ways
 from polyspec_ext.cli import options
 
 _ASSISTED = "-assisted"  # suffix of an engine's key: its speculation with a draft model
 _WINDOW = 4
-_ROOM = 4096  # tokens of a text in vLLM
 _START_SECONDS = 600.0  # limit for loading a server
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
@@ -102,47 +98,6 @@ class OpenVino:
             result = pipeline.generate(self._genai.TokenizedInputs(ids, mask), config)
             first = result.perf_metrics.get_ttft().mean / 1000
             return Answer([list(result.tokens[0])], prefill_seconds=first)
-
-        return call
-
-
-class Vllm:
-    """vLLM in a process of another environment, with models as directories; `variants`: decoding
-    methods."""
-
-    def __init__(self, python: Path, target: str, drafts: Sequence[str]) -> None:
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(target)
-        dtype = str(config.dtype or torch.float32).removeprefix("torch.")
-        levels = [*drafts, "prompt-lookup"] if drafts else []
-        self._python, self._ways = python, ways(target, dtype, levels, None, "joint")
-        self._room = min(config.max_position_embeddings, _ROOM)
-        labels = {key: label for key, (label, _) in self._ways.items()}
-        self.variants = [Variant(key, label, key != VLLM, VLLM) for key, label in labels.items()]
-
-    def decoder(self, key: str, eos: frozenset[int]) -> Decode:
-        """Start an engine and return its call for a single prompt."""
-        sizes = {"max_num_seqs": 1, "max_model_len": self._room}
-        engine = VllmEngine(self._python, {**sizes, **self._ways[key][1]})
-        atexit.register(engine.close)
-        numbers = itertools.count()
-
-        def call(request: Request) -> Answer:
-            (prompt,), (seed,) = request.prompts, request.seeds
-            began = time.perf_counter()
-            first, tokens = None, []
-            for new in engine.stream(
-                str(next(numbers)),
-                prompt=prompt,
-                max_tokens=request.max_new_tokens,
-                temperature=request.temperature,
-                seed=seed % 2**63,
-                stop_token_ids=sorted(eos),
-            ):
-                first = first or time.perf_counter() - began
-                tokens += new
-            return Answer([tokens], prefill_seconds=first)
 
         return call
 

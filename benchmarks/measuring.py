@@ -205,18 +205,15 @@ def chain_call(chain: Chain, request: Request) -> Answer:
 
 
 def generate_call(
-    target: Any, eos: frozenset[int], request: Request, assistant: Any = None, static: bool = False
+    target: Any, eos: frozenset[int], request: Request, assistant: Any = None
 ) -> Answer:
-    """Answer by transformers' ``generate``, perhaps with a draft model or a static cache, with
-    which transformers compiles the passes on CUDA."""
+    """Answer by transformers' ``generate``, perhaps with a draft model."""
     # Some checkpoints set a penalty, which the other methods do not apply.
     options: dict[str, Any] = {"do_sample": False, "repetition_penalty": 1.0}
     if request.temperature > 0:
         torch.manual_seed(request.seeds[0])
         options |= {"do_sample": True, "temperature": request.temperature}
         options |= {"top_k": 0, "top_p": 1.0}
-    if static:
-        options["cache_implementation"] = "static"
     width = max(map(len, request.prompts))
     pads = [width - len(prompt) for prompt in request.prompts]
     padded = zip(pads, request.prompts, strict=True)

@@ -33,9 +33,8 @@ from polyspec_ext import (
     tiny,
 )
 from polyspec_ext.chain import Chain
-from polyspec_ext.drafters import checkpoint
 from polyspec_ext.drafters.proposals import cut_at_eos
-from polyspec_ext.levels import HuggingFaceLevel, is_gguf, load_model, tokenizer_at
+from polyspec_ext.levels import HuggingFaceLevel, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
@@ -50,7 +49,7 @@ WORDS: dict[str, Callable[[], Any]] = {
     "prompt-lookup": PromptLookup, "suffix": SuffixMatch, "ngram": NGramTable,
 }  # fmt: skip
 PLAIN, CAPTURED = "plain", "plain-captured"
-GENERATE, STATIC, ASSISTED = "generate", "generate-static", "assisted"
+GENERATE, ASSISTED = "generate", "assisted"
 PLANNED, CASCADE = "planned", "cascade"
 ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the user's
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
@@ -60,7 +59,7 @@ _WIDTHS = (1, 6)  # tokens of the passes that choose a level's form
 _SHIPPED_TREE = DynamicTree(top_k=4, total_tokens=12)
 # Reserved names, for neither draft models nor user methods.
 RESERVED = (
-    PLAIN, CAPTURED, GENERATE, STATIC, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
+    PLAIN, CAPTURED, GENERATE, ASSISTED, PLANNED, CASCADE, TARGET, W4, *WORDS,
     *HEADS, *(head + AS_CHAIN for head in HEADS),
 )  # fmt: skip
 Make = Callable[[Any, Any], Callable[[Request], Any]]
@@ -80,28 +79,21 @@ PRESETS = {
 }  # fmt: skip
 
 
-def local(name: str) -> Path | None:
-    """Return the folder with all weights of a model path or id, or a GGUF file; None: not on this
-    machine."""
+def require(names: Sequence[str]) -> list[str]:
+    """Return the paths of models, or of the snapshots of model ids; keep the prefix ``w4:`` of a
+    name."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    folder = Path(name)
-    if is_gguf(name):
-        return folder
-    try:
-        if not folder.is_dir():
-            folder = Path(snapshot_download(name, local_files_only=True))
-        files = checkpoint.weight_files(folder)
-    except (LocalEntryNotFoundError, ValueError):  # (ValueError: not an id.)
-        return None
-    return folder if all(file.is_file() for file in (folder / "config.json", *files)) else None
-
-
-def require(names: Sequence[str]) -> list[str]:
-    """Return the folders or GGUF files of models; keep the prefix ``w4:`` of a name."""
-    pairs = [(name, local(str(original(name)))) for name in names]
-    missing = list(dict.fromkeys(name for name, folder in pairs if folder is None))
+    paths, missing = [], dict[str, None]()
+    for name in names:
+        path = str(original(name))
+        try:
+            if not Path(path).exists():
+                path = snapshot_download(path, local_files_only=True)
+            paths.append(f"{copy_prefix(name)}{path}")
+        except (LocalEntryNotFoundError, ValueError):  # (ValueError: not an id.)
+            missing[path] = None
     if missing:
         commands = [f"hf download {name}" for name in missing]
         gated = any(name.startswith(_HUB) for name in missing)
@@ -110,7 +102,7 @@ def require(names: Sequence[str]) -> list[str]:
             f"expected models on this machine, given none for {', '.join(missing)}; fetch them: "
             f"{login}{' && '.join(commands)}"
         )
-    return [f"{copy_prefix(name)}{folder}" for name, folder in pairs]
+    return paths
 
 
 @dataclass
@@ -240,7 +232,6 @@ class Models:
                 "place": shown(path, name),
                 "parameters": None if name in heads else num_parameters(level),
                 "dtype": str(self._head_dtype if name in heads else model.dtype)[6:],
-                "runs": "packed" if level.pack else "as it is",
             }
 
 
@@ -310,7 +301,7 @@ def default_keys(models: Models, batch: int = 1) -> list[str]:
     last = drafts[-1] if drafts else "prompt-lookup"
     three = "+".join(drafts) if len(drafts) > 1 else f"{W4}+{last}"
     return [
-        *(PLAIN, *[CAPTURED] * (not models.on_cpu), GENERATE, *[STATIC] * (not models.on_cpu)),
+        *(PLAIN, *[CAPTURED] * (not models.on_cpu), GENERATE),
         *[ASSISTED] * (bool(drafts) and batch == 1),
         *(*drafts, *heads, "prompt-lookup", "suffix", W4, f"{W4}+{last}"),
         *(f"{W4}+{head}" for head in heads[:1]),
@@ -343,10 +334,7 @@ def read_keys(keys: Sequence[str], models: Models, batch: int = 1) -> list[Metho
 
 
 def _method(key: str, models: Models) -> Method:
-    on_cuda = {
-        CAPTURED: ("plain decoding, captured", "plain"),
-        STATIC: ("transformers generate, static cache", "generate"),
-    }
+    on_cuda = {CAPTURED: ("plain decoding, captured", "plain")}
     simple = {
         PLAIN: ("plain decoding, eager", "plain"),
         GENERATE: ("transformers generate", "generate"),
@@ -370,7 +358,7 @@ def _method(key: str, models: Models) -> Method:
     known = not colon or word in POLICIES or word == CASCADE
     if not known or not set(names) <= set(models.names) or len({*names}) < len(names):
         raise ValueError(
-            f"--methods: expected {PLAIN}, {CAPTURED}, {GENERATE}, {STATIC} (CUDA), "
+            f"--methods: expected {PLAIN}, {CAPTURED} (CUDA), {GENERATE}, "
             f"{ASSISTED}:NAME, {PLANNED}, {', '.join(models.variants) or 'an engine that is given'}"
             f", or names of {', '.join(models.names)} with + between and perhaps a policy "
             f"({', '.join(POLICIES)} or {CASCADE}) and a colon in front, given {key!r}"
@@ -427,8 +415,6 @@ def read_functions(given: Sequence[str]) -> dict[str, Make]:
         wrong = f"--method: expected NAME=FILE.py:FUNCTION, given {text!r}"
         if name in (*RESERVED, *functions) or not re.fullmatch(r"[\w.-]+", name):
             raise ValueError(f"{wrong}, whose name is another's or not of letters and digits")
-        if not Path(path).is_file():
-            raise ValueError(f"{wrong}, with no such file")
         try:
             make = runpy.run_path(path, run_name=Path(path).stem).get(function)
         except Exception as error:
@@ -449,7 +435,7 @@ def decoder(method: Method, models: Models) -> Decode:
         generate = models.functions[method.name](level.model, models.tokenizer)
         return partial(_user_call, method.name, generate, eos)
     if method.kind == "generate":
-        return partial(generate_call, level.model, eos, static=method.name == STATIC)
+        return partial(generate_call, level.model, eos)
     if method.kind == ASSISTED:
         assistant = models.assistant(method.levels[1])
         return partial(generate_call, level.model, eos, assistant=assistant)

@@ -111,9 +111,6 @@ def add_report(kinds: Any, name: str, module: Any) -> None:
     add_command(kinds, name, module.__doc__, (*shared, *module.OPTIONS), run)
 
 
-# ---- the machine ---------------------------------------------------------------------------------
-
-
 def describe(device: str) -> Report:
     """Return processor, versions and commit of the measurement, without paths."""
     cpu = processor.name()

@@ -162,9 +162,6 @@ def measure(levels: Sequence[int], batches: Sequence[int], turns: int) -> list[C
     return cases
 
 
-# ---- calls ---------------------------------------------------------------------------------------
-
-
 def counted(call: Callable[[], object]) -> Counter[str]:
     """Count calls of the package's functions while `call` runs, by file below the package.
     Generators and comprehensions with a frame count at each entry."""
@@ -212,9 +209,6 @@ def calls_of(name: str) -> dict[str, Any]:
     rounds = sorted((counted(batch.advance) for _ in range(COUNTED)), key=Counter.total)
     calls = statistics.median_high(counter.total() for counter in rounds)
     return {"name": name, "calls": calls, "files": len(rounds[COUNTED // 2])}
-
-
-# ---- the report ----------------------------------------------------------------------------------
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import measuring, methods, output, questions, record
-from benchmarks.engines import LLAMA_OPTIONS, Vllm, engines_of
+from benchmarks.engines import LLAMA_OPTIONS, engines_of
 from benchmarks.measuring import Decode, Request
 from benchmarks.methods import HEADS, TARGET, W4, Method, Models
 from benchmarks.output import REPEATED
@@ -73,8 +73,6 @@ OPTIONS: tuple[Any, ...] = (
     ("--eagle3", None, None, "HEAD", "EAGLE-3 head, directory or id"),
     ("--openvino", options.words, [], "DIR[,DIR]", "models as OpenVINO has them (methods openvino, "
      "openvino-assisted)"),
-    ("--vllm", options.file, None, "PYTHON", "of an environment that has vLLM and this package, as "
-     "make test-vllm makes it (methods vllm, vllm-draft, vllm-chain and others)"),
     *LLAMA_OPTIONS,
     ("--methods", options.words, [], "KEY,...", "plain, plain-captured, generate, assisted:NAME, "
      "planned, levels below the target with + between (w4+drafter, w4+eagle2, prompt-lookup), and "
@@ -105,8 +103,8 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = _drafts(args.draft)
     heads = {name: getattr(args, name) for name in HEADS if getattr(args, name) is not None}
     if args.preset is None and args.target is None:
-        if drafts or heads or args.openvino or args.gguf or args.vllm:
-            names = "--draft, --eagle2, --eagle3, --openvino, --gguf, --vllm"
+        if drafts or heads or args.openvino or args.gguf:
+            names = "--draft, --eagle2, --eagle3, --openvino, --gguf"
             raise ValueError(f"{names}: expected a --target with them")
         growth = {"times": args.times} if args.times > 1 else {}
         if args.shape is not None:
@@ -125,7 +123,6 @@ def models_of(args: argparse.Namespace) -> tuple[Models, str]:
     drafts = dict(zip(drafts, sources, strict=False))
     heads = dict(zip(heads, sources[len(drafts) :], strict=True))
     engines = engines_of(args.gguf, args.llama, args.openvino)
-    engines += [Vllm(args.vllm, target, [*drafts.values()])] if args.vllm else []
     return Models(target, drafts, heads, tree, engines=engines, **options), template
 
 
@@ -369,60 +366,55 @@ def _facts(session: Session) -> dict[str, Any]:
 # ---- the turns -----------------------------------------------------------------------------------
 
 
+@dataclass
 class Runner:
     """Measurement: every method answers every turn, one after another, in a rotating order.
     `writer` has the finished turns and records new turns; `tick` receives each call's turns."""
 
-    def __init__(
-        self,
-        session: Session,
-        calls: Sequence[Call],
-        writer: TurnWriter,
-        tick: Callable[[int], Any],
-    ) -> None:
-        self._baseline = next(method.name for method, _ in calls if method.baseline)
-        compared = {self._baseline, *(method.plain for method, _ in calls)}
+    session: Session
+    calls: Sequence[Call]
+    writer: TurnWriter
+    tick: Callable[[int], Any]
+
+    def __post_init__(self) -> None:
+        (self._baseline,) = (method.name for method, _ in self.calls if method.baseline)
+        names = [self._baseline, *(method.plain for method, _ in self.calls)]
         # Methods with reference texts answer before the others, the baseline first.
-        self._first = sum(method.name in compared for method, _ in calls)
-        self._calls = sorted(
-            calls, key=lambda call: (not call[0].baseline, call[0].name not in compared)
-        )
-        self._questions, self._conversation = session.chosen, session.conversation
-        self._asked, self._writer, self._tick = session.args, writer, tick
-        target = session.models.level
-        self._model = target.model
-        self._clock = measuring.device_clock(target.model.device)
-        self._done = {record.key_of(turn): turn for turn in writer.turns}
+        self._first = sum(method.name in names for method, _ in self.calls)
+        self.calls = sorted(self.calls, key=lambda call: (*names, call[0].name).index(call[0].name))
+        self._model = self.session.models.level.model
+        self._clock = measuring.device_clock(self._model.device)
+        self._done = {record.key_of(turn): turn for turn in self.writer.turns}
 
     def run(self) -> None:
         """Measure all unfinished turns."""
-        batches = questions.batches(self._questions, self._asked.batch)
-        repeats = range(self._asked.repeats)
+        batches = questions.batches(self.session.chosen, self.session.args.batch)
+        repeats = range(self.session.args.repeats)
         for repeat, (number, batch) in itertools.product(repeats, enumerate(batches)):
-            for turn in range(len(self._questions[batch[0]].turns)):
-                for call in measuring.rotated(self._calls, number + turn + repeat, self._first):
+            for turn in range(len(self.session.chosen[batch[0]].turns)):
+                for call in measuring.rotated(self.calls, number + turn + repeat, self._first):
                     self._take_turn(call, batch, turn, repeat)
-                    self._tick(len(batch))
+                    self.tick(len(batch))
 
     def warm_up(self) -> None:
         """Answer the first batch before the measurement. Errors are ignored: they recur in the
         measurement and are recorded there."""
-        args = self._asked
-        first = questions.batches(self._questions, args.batch)[0]
-        turns = [self._questions[index].turns[:1] for index in first]
-        prompts = [self._conversation.prompt(turn, []) for turn in turns]
+        args = self.session.args
+        first = questions.batches(self.session.chosen, args.batch)[0]
+        turns = [self.session.chosen[index].turns[:1] for index in first]
+        prompts = [self.session.conversation.prompt(turn, []) for turn in turns]
         # On CUDA the warm-up captures the steps.
         most = _WARM_UP_TOKENS if self._model.device.type == "cpu" else args.max_new_tokens
         tokens = min(most, args.max_new_tokens)
         request = Request(prompts, tokens, args.temperature, [args.seed] * len(prompts))
-        for _, decode in self._calls:
+        for _, decode in self.calls:
             with contextlib.suppress(Exception):
                 for _ in range(args.warm_up):
                     decode(request)
 
     def _take_turn(self, call: Call, batch: Sequence[int], turn: int, repeat: int) -> None:
         """Measure a turn of a batch, unless it is on the disk."""
-        chosen, name = [self._questions[index] for index in batch], call[0].name
+        chosen, name = [self.session.chosen[index] for index in batch], call[0].name
         heads = [
             {"question_id": q.question_id, "category": q.category, "task": q.task}
             | {"turn": turn, "method": name, "repeat": repeat}
@@ -441,23 +433,23 @@ class Runner:
         for head, row in zip(heads, rows or [_failed(reason)] * len(batch), strict=True):
             if (key := record.key_of(head)) not in self._done:
                 self._done[key] = {**head, **row}
-                self._writer.add(self._done[key])
+                self.writer.add(self._done[key])
 
     def _prompt(self, question: Question, turn: int, name: str, repeat: int) -> Ids | None:
         # After the method's answers; None: a turn before failed.
         texts = [self._done[question.question_id, n, name, repeat]["tokens"] for n in range(turn)]
         if None in texts:
             return None
-        answers = [self._conversation.answer(tokens) for tokens in texts]
-        return self._conversation.prompt(question.turns[: turn + 1], answers)
+        answers = [self.session.conversation.answer(tokens) for tokens in texts]
+        return self.session.conversation.prompt(question.turns[: turn + 1], answers)
 
     def _measured(
         self, call: Call, batch: Sequence[int], prompts: Sequence[Ids], turn: int, repeat: int
     ) -> list[Turn]:
         """Return the rows of a call."""
-        (method, decode), args = call, self._asked
+        (method, decode), args = call, self.session.args
         # The seed of a question's turn does not depend on the batch.
-        numbers = (repeat * len(self._questions) + index for index in batch)
+        numbers = (repeat * len(self.session.chosen) + index for index in batch)
         seeds = [(args.seed + number * _MOST_TURNS + turn) % 2**64 for number in numbers]
         request = Request(list(prompts), args.max_new_tokens, args.temperature, seeds)
         answer, seconds = measuring.timed(decode, request, self._clock)
@@ -502,14 +494,14 @@ class Runner:
     ) -> dict[str, Any] | None:
         """Compare a text with its reference, or its likelihood with the mean."""
         engine = method.kind == methods.ENGINE  # an engine's form of the target is another model
-        if self._asked.temperature > 0:
+        if self.session.args.temperature > 0:
             if engine:
                 return None
-            heat = self._asked.temperature
+            heat = self.session.args.temperature
             return measuring.compared(self._model, prompt, [], tokens, heat)
         name, reference = method.plain or self._baseline, tokens
         if name != method.name:
-            question = self._questions[index]
+            question = self.session.chosen[index]
             reference = self._done[question.question_id, turn, name, repeat]["tokens"]
             if reference is None or self._prompt(question, turn, name, repeat) != prompt:
                 return None

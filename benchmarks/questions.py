@@ -129,8 +129,6 @@ def digest(questions: Sequence[Question]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# ---- prompts -------------------------------------------------------------------------------------
-
 # The system message of FastChat's vicuna_v1.1, with which the Vicuna models were trained.
 _VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "

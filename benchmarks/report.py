@@ -24,10 +24,6 @@ from .questions import OTHER, OVERALL, TASK_NAMES, TASKS
 
 SAMPLES, SEED, TAIL = 2000, 0, 0.025  # of the bootstrap; TAIL: share beyond each bound
 _SAME_TURN = ["question_id", "turn", "repeat"]
-_FACTS = (
-    "created", "command", "commit", "dirty", "machine", "load", "seconds", "versions", "settings",
-    "models", "methods",
-)  # fmt: skip
 _FIXED = ("chain", "eagle", "planned", "cascade")  # kinds of methods with fixed windows
 _CAPTIONS = {
     "figure2": "Overall speedup of every method (Figure 2)",
@@ -609,8 +605,7 @@ def write(runs: Sequence[Run], folder: Path) -> list[Path]:
         names = ("title", "note", "records")
         entries.append({k: {n: getattr(t, n) for n in names} for k, t in tables.items()})
     shown = [
-        {"label": run.label, **{name: run.facts[name] for name in _FACTS if name in run.facts}}
-        | {"tables": entry}
+        {"label": run.label, **run.facts, "tables": entry}
         for run, entry in zip(runs, entries[:-1], strict=True)
     ]
     whole = {"schema": 2, "command": "bench report", "runs": shown, "several": entries[-1]}

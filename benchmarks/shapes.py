@@ -77,22 +77,15 @@ def config_of(shape: Shape) -> Any:
 def growth_of(shape: Shape, config: Any) -> dict[str, int]:
     """Return the arguments of `tiny.grown` for a model with the width and depth of a shape."""
     width = config.hidden_size
-    for name, fits, expected in (
-        ("hidden", shape.hidden % width == 0, f"a multiple of {width}"),
-        ("kind", shape.kind == "llama", "llama"),
-    ):
-        if not fits:
-            expected = f"expected {expected} to grow {width} wide models to"
-            raise ValueError(f"{shape.name}: {name}: {expected}, given {getattr(shape, name)}")
+    if shape.hidden % width or shape.kind != "llama":
+        expected = f"expected a llama's, a multiple of {width}"
+        raise ValueError(f"{shape.name}: hidden: {expected}, given {shape.hidden} of {shape.kind}")
     return {
         "times": shape.hidden // width,
         "layers": shape.layers,
         "intermediate_size": shape.inner,
         "key_value_heads": shape.kv_heads * shape.head_dim // config.head_dim,
     }
-
-
-# ---- random weights ------------------------------------------------------------------------------
 
 
 def random_model(shape: Shape, dtype: torch.dtype, device: str) -> Any:
@@ -155,9 +148,6 @@ def require_memory(shape: Shape, device: str, hint: str = "") -> None:
             f"memory: expected {_GB * needed:.1f} GB on {device} for {shape.layers} layers of "
             f"{shape.name}, given {_GB * free:.1f} GB{hint}"
         )
-
-
-# ---- weights -------------------------------------------------------------------------------------
 
 
 def weight_bytes(model: Any) -> int:

@@ -123,15 +123,6 @@ class VllmEngine:
             self._process.stdin.flush()
         return self._answer()
 
-    def stream(self, key: str, **asked: Any) -> Iterator[list[int]]:
-        """Yield the new tokens of a single request as they arrive; `asked`: its prompt, and
-        arguments of vLLM's ``SamplingParams``."""
-        self._ask(key=key, **asked)
-        done = False
-        while not done:
-            for _, tokens, done in self._ask()["arrivals"]:  # noqa: B007 (the last says the end)
-                yield tokens
-
     def close(self) -> None:
         """End the process."""
         self._process.kill()

@@ -331,7 +331,7 @@ def test_methods_of_ones_own_and_the_questions_of_a_clone(
     for wrong, text in (
         ("mine.py:few", "expected NAME=FILE.py:FUNCTION"),
         (f"plain={tmp_path / 'mine.py'}:few", "whose name is another's"),
-        (f"x={tmp_path / 'none.py'}:few", "with no such file"),
+        (f"x={tmp_path / 'none.py'}:few", "a file that fails: FileNotFoundError"),
         (f"x={tmp_path / 'mine.py'}:zero", "with no such function"),
     ):
         capsys.readouterr()
@@ -400,7 +400,7 @@ def test_keys() -> None:
         (["plain", "drafter+middle+drafter"], "given 'drafter.middle.drafter'"),
         (["plain", "best:drafter"], "given 'best:drafter'"),
         (["plain", "assisted:w4"], "given 'assisted:w4'"),
-        (["plain", "generate-static"], "given 'generate-static'"),
+        (["plain", "plain-captured"], "given 'plain-captured'"),
         (["plain", "llama.cpp"], "an engine that is given.*given 'llama.cpp'"),
         (["plain", "suffix+drafter"], "suffix.* last of the levels"),
         (["plain", "cascade:drafter"], "at least three levels, given two"),
@@ -419,7 +419,7 @@ def test_defaults() -> None:
     # A preset: no draft model, one head.
     other = Models("x", {}, {"eagle2": "y"}, ps.DynamicTree(), device="cuda")
     keys = default_keys(other)
-    assert keys[:4] == ["plain", "plain-captured", "generate", "generate-static"]
+    assert keys[:3] == ["plain", "plain-captured", "generate"]
     assert {"eagle2", "w4", "w4+eagle2", "planned"} <= set(keys)
     (eagle,) = (one for one in read_keys(keys, other) if one.name == "eagle2")
     assert eagle.windows == (6,)
@@ -513,7 +513,7 @@ def test_a_target_of_a_published_width_and_depth(
     for name in ("target", "eagle2"):
         assert found[name]["place"] == f"shipped {name}, grown 2 times"
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="hidden: expected a multiple of 256"):
+    with pytest.raises(ValueError, match="hidden: expected a llama's, a multiple of 256"):
         growth_of(replace(small, hidden=500), own.config)
     # What the others have to be grown to.
     for shape in SHAPES.values():
@@ -556,21 +556,6 @@ def test_a_preset_that_is_not_here(
     assert not (empty_hub / "run").exists()
     assert main(["paper", "--preset", name, "--target", str(tiny.path("target"))]) == 2
     assert f"given none for {head}; fetch" in capsys.readouterr().err
-
-
-def test_models_with_all_of_their_weights(empty_hub: Path) -> None:
-    half = empty_hub / "half"
-    half.mkdir()
-    (half / "config.json").write_text("{}")
-    assert methods.local(str(half)) is None
-    index = {"weight_map": {"a": "one.safetensors"}}
-    (half / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert methods.local(str(half)) is None
-    (half / "one.safetensors").touch()
-    assert methods.local(str(half)) == half
-    file = empty_hub / "one.gguf"
-    file.touch()
-    assert methods.local(str(file)) == file
 
 
 @pytest.mark.usefixtures("bare")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -43,12 +42,9 @@ def test_clients_of_an_engine(models: Path, law: engines.Law) -> None:
 
         clients = [client(number) for number in range(2)]
         traces = serving.served(engine.service, clients, Load(2, 0.0, 6))
-        asked = {"prompt": [3, 1, 4], "max_tokens": 6, "temperature": 0.0}
-        streamed = list(engine.stream("more", **asked))
     finally:
         engine.close()
     assert sorted(trace.ask.number for trace in traces) == [0, 1, 2, 3]
     texts = {trace.ask.number: trace.tokens for trace in traces}
-    assert texts[0] == texts[1] == list(itertools.chain(*streamed))
-    assert len(streamed) < 6
+    assert texts[0] == texts[1]
     assert min(len(trace.arrivals) for trace in traces) < 6  # several tokens arrive at once
