@@ -324,5 +324,5 @@ def verdict(texts: Sequence[Mapping[str, Any]], dtype: object) -> dict[str, Any]
 
 
 def is_lossless(summed: Mapping[str, Any]) -> bool:
-    """Whether the texts of a `verdict` are the target's."""
+    """Return whether the texts of a `verdict` are the target's."""
     return not summed.get("other") and abs(summed.get("z", 0.0)) < Z_LIMIT

@@ -134,7 +134,7 @@ def _draw(module: torch.nn.Module) -> None:
 
 
 def require_memory(shape: Shape, device: str, hint: str = "") -> None:
-    """Refuse a shape whose weights do not fit: of a target in bfloat16 and its 4-bit copy, on the
+    """Refuse a shape that does not fit into memory: a target in bfloat16 and its 4-bit copy, on the
     CPU with packed weights, and a tenth for the rest; `hint` ends the message."""
     matrices = shape.layers * shape.layer_weights
     needed = 4.0 * shape.vocab * shape.hidden + 2.0 * matrices
