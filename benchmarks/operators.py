@@ -11,6 +11,7 @@ The file of ``--json-file`` is written after every case.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import itertools
 import math
@@ -49,6 +50,7 @@ MULTINOMIAL = "torch softmax + multinomial"
 EAGER = "eager torch"
 COMPILED = "torch.compile"
 VLLM = "vLLM C++ CPU kernels"
+FLASHINFER = "FlashInfer"
 LOOP_LIMIT = 8  # largest batch at which a batch-1 peer is called once per request
 Verified = tuple[torch.Tensor, torch.Tensor]  # tokens [B, K+1] padded with -1, num_accepted [B]
 
@@ -217,6 +219,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         peers = [Contender(MULTINOMIAL, lambda: logits.float().softmax(-1).multinomial(1))]
         if filters != Filters():
             peers, libraries = [], [(WARPERS, warpers_sample)]
+        libraries.append((FLASHINFER, flashinfer_sample))
     else:
         rule = block_rule if operator == "verify-block" else token_rule
         eager = lambda z, y, w: rule(Block(z, y, w, filters))  # noqa: E731
@@ -225,6 +228,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
         if rule is token_rule:
             name = TRANSFORMERS + ", one by one" * (len(logits) > 1)
             libraries += [(name, transformers_verify), (VLLM, vllm_verify)]
+            libraries.append((FLASHINFER, flashinfer_verify))
     peers.append(Contender(EAGER, partial(eager, *arguments)))
     if compiled:
         torch._dynamo.reset()  # shapes seen before count against its limit; then it runs eagerly
@@ -233,7 +237,7 @@ def contenders(operator: str, block: Block, compiled: bool) -> tuple[list[Conten
     notes = []
     for name, make in libraries:
         try:
-            peers.append(Contender(name, make(block), graph=False))
+            peers.append(Contender(name, make(block), graph=name == FLASHINFER))
         except Exception as error:  # a wheel for another torch fails in many ways
             notes.append(f"{name}: {error}".splitlines()[0])
     return peers, notes
@@ -310,6 +314,43 @@ def vllm_verify(block: Block) -> Callable[[], Verified]:
         return emitted, (emitted >= 0).sum(-1) - 1
 
     return verify
+
+
+def _flashinfer(block: Block) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return the library, and its filtered distributions of logits [..., V]."""
+    if block.target.device.type != "cuda" or block.filters.min_p:
+        raise ImportError("expected tensors on CUDA and no min-p")
+    library, filters = importlib.import_module("flashinfer.sampling"), block.filters
+
+    def filtered(logits: torch.Tensor) -> torch.Tensor:
+        flat = logits.float().softmax(-1).view(-1, logits.shape[-1])
+        if filters.top_k:
+            flat = library.top_k_renorm_probs(flat, filters.top_k)
+        if filters.top_p < 1:
+            flat = library.top_p_renorm_probs(flat, filters.top_p)
+        return flat.view_as(logits)
+
+    return library, filtered
+
+
+def flashinfer_sample(block: Block) -> Callable[[], Any]:
+    """Return FlashInfer's sampling."""
+    library, filtered = _flashinfer(block)
+    logits, filters = block.target[:, -1], block.filters
+    if filters == Filters():
+        return lambda: library.sampling_from_logits(logits.float())
+    if filters.top_k:
+        sample = library.top_k_top_p_sampling_from_logits
+        return lambda: sample(logits.float(), filters.top_k, filters.top_p)
+    return lambda: library.sampling_from_probs(filtered(logits))
+
+
+def flashinfer_verify(block: Block) -> Callable[[], Any]:
+    """Return FlashInfer's token rule."""
+    library, filtered = _flashinfer(block)
+    return lambda: library.chain_speculative_sampling(
+        filtered(block.draft), block.tokens.int(), filtered(block.target)
+    )
 
 
 # ---- inputs --------------------------------------------------------------------------------------
