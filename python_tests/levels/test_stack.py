@@ -12,6 +12,7 @@ import polyspec_ext as ps
 from polyspec_ext.levels import BatchedLevel, HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock
 from polyspec_ext.levels.fused import StackedPass
+from polyspec_ext.ops.decoder import DecoderLayers
 from polyspec_ext.tensors import RowCounts
 
 _LAYERS = (0, 2, 3, -1)
@@ -110,8 +111,8 @@ def test_layers_in_another_order_give_other_bits(passes: _Passes) -> None:
     wanted = _everything(level)
     stacked = level._stacked
     assert stacked is not None
-    layers, matrices = stacked.native._tables
-    stacked.native._tables = layers.flip(0), matrices
+    other = DecoderLayers(stacked.native.layers[::-1], stacked.native.shape)
+    stacked._run = other.run
     assert not torch.equal(_everything(level)[0], wanted[0])
 
 
