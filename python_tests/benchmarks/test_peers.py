@@ -9,8 +9,8 @@ from functools import partial
 import evidence
 import numpy as np
 import pytest
-import reference
 import torch
+from reference_rules import distribution as distribution_of
 
 from benchmarks import operators
 from benchmarks.operators import Case, Feed, Filters
@@ -28,9 +28,9 @@ def test_processed_distribution(filters: Filters) -> None:
     np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
-def _distributions(logits: reference.Floats, filters: Filters) -> reference.Floats:
-    sampling = reference.Sampling(**filters.options())
-    return np.stack([reference.processed_distribution(row, sampling).probs for row in logits])
+def _distributions(logits: np.ndarray, filters: Filters) -> evidence.Floats:
+    rows = [distribution_of(row, **filters.options()) for row in logits]
+    return np.stack([row.masses / row.mass for row in rows])
 
 
 def _ours(operator: str, feed: Feed) -> operators.Verified:
@@ -91,7 +91,7 @@ def test_every_peer_has_the_same_distribution(name: str, filters: Filters) -> No
         assert row[:count] == block[:count]
         assert row[count + 1 :] == [-1] * (3 - count)
         counts[count, row[count]] += 1
-    distribution = reference.verify(p, q, block, rule)
+    distribution = evidence.verify(p, q, block, rule)
     assert distribution.stop.max() < 0.9, "a case that cannot tell distributions apart"
     expected = distribution.stop[:, None] * distribution.emit
     assert evidence.chi_square(counts, expected) > evidence.ALPHA

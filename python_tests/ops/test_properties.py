@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference as ref
 import reference_rules as reference
 import torch
 from calls import equal
@@ -24,18 +23,20 @@ from polyspec_ext import _C
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 RULES = pytest.mark.parametrize("rule", ["token", "block"])
-BAD = {torch.nan: ref.NAN, torch.inf: ref.INF, -torch.inf: ref.EMPTY_ROW}
+BAD = {torch.nan: ps.Status.NAN, torch.inf: ps.Status.INF, -torch.inf: ps.Status.EMPTY_ROW}
+ALL_ONES = 2**64 - 1
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 VOCABULARIES = (1, 2, 3, 5, 31, 33, 100, 1000, 1025, 2049)
 # Too slow for kernels on the host.
 LARGE = (1025, 2049) if hasattr(_C, "launches") else (50257, 128256)
 HEADERS = Path(__file__).parents[2] / "csrc" / "include" / "polyspec"
 
 
-def tensor_of(bits: ref.Words) -> torch.Tensor:
+def tensor_of(bits: Words) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(bits).view(np.int64))
 
 
-def injected(bits: ref.Words) -> Draw:
+def injected(bits: Words) -> Draw:
     """Return K acceptance tests, then the emitted token, as `draws` has them; no tries."""
     return lambda offset, purpose, node=0: (
         None if purpose == TRY else int(bits[offset if purpose == ACCEPT else -1])
@@ -151,9 +152,9 @@ class Case:
             np.int64,
         ).reshape(b, k)
         self.lengths = rng.integers(0, k + 1, b)
-        self.bits = ref.random_bits((b, k + 1), rng)
+        self.bits = rng.integers(0, 2**64, (b, k + 1), np.uint64)
         self.bits[rng.random((b, k + 1)) < 0.1] = 0
-        self.bits[rng.random((b, k + 1)) < 0.1] = ref.ALL_ONES
+        self.bits[rng.random((b, k + 1)) < 0.1] = ALL_ONES
 
     def distributions(self, logits: np.ndarray) -> list[list[Distribution]]:
         names = ("temperature", "top_k", "top_p", "min_p")
@@ -275,7 +276,7 @@ def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
             assert equal([x[b] for x in got], [x[b] for x in clean]), seed  # it was not needed
             continue
         stopped += 1
-        assert int(got.status[b]) == BAD[value] | (ref.DRAFT_ROW if in_draft else 0), seed
+        assert int(got.status[b]) == BAD[value] | (ps.Status.DRAFT_ROW if in_draft else 0), seed
         assert int(got.num_accepted[b]) == i
         stands = i if by_token else 0  # a block verified as a whole has no prefix that stands
         tokens = case.tokens[b, :stands].tolist()
@@ -300,7 +301,7 @@ def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
         if rule == "token" and int(clean.num_accepted[b]) < i:
             assert got.tokens.equal(clean.tokens), seed
             continue
-        assert int(got.status[b]) & ref.TOKEN_OUT_OF_RANGE or rule == "block"
+        assert int(got.status[b]) & ps.Status.TOKEN_OUT_OF_RANGE or rule == "block"
         assert (got.tokens < vocab).all()
         assert (got.tokens >= -1).all()
         if rule == "token":
@@ -313,7 +314,7 @@ def test_a_token_out_of_range_stops_its_request(rule: str) -> None:
 def test_a_length_out_of_range(rule: str, length: int) -> None:
     logits, tokens = torch.zeros(2, 4, 9), torch.zeros(2, 3, dtype=torch.long)
     got = ps.verify(logits, tokens, draft_lengths=torch.tensor([3, length]), rule=rule)
-    assert got.status.tolist() == [0, ref.BAD_LENGTH]
+    assert got.status.tolist() == [0, ps.Status.BAD_LENGTH]
     assert got.num_accepted[1] == 0
     assert got.tokens[1].tolist() == [-1] * 4
 
@@ -455,13 +456,11 @@ def test_zero_residual(rule: str) -> None:
     target[..., 7] = -20.0
     draft = target[:, :1].clone()
     draft[..., 7] = -20.0 + 1e-4  # a token of probability 2e-12: what is left rounds to nothing
-    for last in (0, 2**63, ref.ALL_ONES):
-        got = ps.verify(
-            target, torch.tensor([[7]]), draft, rule=rule, draws=fixed(ref.ALL_ONES, last)
-        )
+    for last in (0, 2**63, ALL_ONES):
+        got = ps.verify(target, torch.tensor([[7]]), draft, rule=rule, draws=fixed(ALL_ONES, last))
         assert got.num_accepted.item() == 0
-        assert got.status.item() == ref.ZERO_RESIDUAL
-        distribution = ref.processed_distribution(target[0, 0].numpy())
+        assert got.status.item() == ps.Status.ZERO_RESIDUAL
+        distribution = reference.distribution(target[0, 0].numpy())
         assert got.tokens.tolist() == [[pick(distribution.masses, last), -1]]
         assert got.logprobs[0, 0].isfinite()
 

@@ -1,79 +1,18 @@
-"""What counts as evidence: exact enumeration of a verified block, and tests of drawn counts."""
+"""What counts as evidence: tests of drawn counts, and what the rules do with a block in closed
+form."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from reference import Floats, Verified
 from scipy import stats  # type: ignore[import-untyped]
 
 ALPHA = 1e-6  # false alarms per statistical test
-
-# ------------------------------------------------------------------------------------- losslessness
-
-Rows = Callable[[tuple[int, ...]], Floats]  # the distribution [V] after a prefix
-Verifier = Callable[[Floats, Floats, tuple[int, ...]], Verified]
-
-
-def markov_rows(
-    rng: np.random.Generator, vocab: int, depth: int, scale: float
-) -> dict[tuple[int, ...], Floats]:
-    """Random logits [V] for every prefix shorter than `depth`."""
-    prefixes = itertools.chain.from_iterable(
-        itertools.product(range(vocab), repeat=n) for n in range(depth)
-    )
-    return {prefix: rng.normal(0.0, scale, vocab) for prefix in prefixes}
-
-
-def blocks(q: Rows, vocab: int, m: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    """Every block of m tokens that q proposes, with its probability."""
-    for block in itertools.product(range(vocab), repeat=m):
-        weight = math.prod(float(q(block[:i])[y]) for i, y in enumerate(block))
-        if weight > 0:
-            yield block, weight
-
-
-def emitted_distribution(p: Rows, q: Rows, vocab: int, m: int, verify_block: Verifier) -> Floats:
-    """Distribution [V^(m+1)] of the first m+1 tokens: one verified block, completed by p."""
-    out = np.zeros((vocab,) * (m + 1))
-    for block, weight in blocks(q, vocab, m):
-        p_rows = np.stack([p(block[:i]) for i in range(m + 1)])
-        q_rows = np.stack([q(block[:i]) for i in range(m)])
-        j = verify_block(p_rows, q_rows, block)
-        for n in range(m + 1):
-            for token in range(vocab):
-                mass = weight * float(j.stop[n] * j.emit[n, token])
-                if mass > 0:
-                    _complete(out, (*block[:n], token), mass, p)
-    return out
-
-
-def target_distribution(p: Rows, vocab: int, m: int) -> Floats:
-    """Distribution [V^(m+1)] of m+1 tokens drawn from p alone."""
-    out = np.zeros((vocab,) * (m + 1))
-    _complete(out, (), 1.0, p)
-    return out
-
-
-def _complete(out: Floats, prefix: tuple[int, ...], mass: float, p: Rows) -> None:
-    if len(prefix) == out.ndim:
-        out[prefix] += mass
-        return
-    for token, prob in enumerate(p(prefix)):
-        if prob > 0:
-            _complete(out, (*prefix, token), mass * float(prob), p)
-
-
-def total_variation(a: Floats, b: Floats) -> float:
-    return float(np.abs(a - b).sum() / 2)
-
-
-# ------------------------------------------------------------------------------------------- counts
+Floats = npt.NDArray[np.float64]
 
 
 def chi_square(counts: npt.ArrayLike, probs: npt.ArrayLike, least: float = 5.0) -> float:
@@ -98,3 +37,35 @@ def law_of_texts(table: torch.Tensor, length: int) -> torch.Tensor:
     for _ in range(length - 1):
         law = (law.view(-1, len(table))[:, :, None] * steps).flatten()
     return law
+
+
+class Verified(NamedTuple):
+    """The distribution [m+1] of the number of accepted tokens, and [m+1, V] of the token that
+    follows them."""
+
+    stop: Floats
+    emit: Floats
+
+
+def verify(p: Floats, q: Floats, block: Sequence[int], rule: str) -> Verified:
+    """Return what a rule does with a block of m tokens (Leviathan et al. 2023; Sun et al. 2024).
+
+    Args:
+        p: [m+1, V], the target's.
+        q: [m, V], the proposals', with q > 0 for the block's tokens.
+    """
+    m = len(block)
+    ratio = np.asarray([p[i, y] / q[i, y] for i, y in enumerate(block)])
+    weight = np.ones(m + 1)  # p_i of the block rule
+    if rule == "block":
+        for i in range(m):
+            weight[i + 1] = min(1.0, weight[i] * ratio[i])
+    left = np.maximum(weight[:m, None] * p[:m] - q, 0.0)
+    emit = np.stack([*(row / row.sum() if row.any() else p[i] for i, row in enumerate(left)), p[m]])
+    if rule == "token":  # up to the first test that fails
+        accept = np.minimum(ratio, 1.0)
+        return Verified(np.append(1.0, accept.cumprod()) * np.append(1.0 - accept, 1.0), emit)
+    some, rest = left.sum(axis=1)[1:], 1.0 - weight[1:m]
+    accept = np.append(np.where(rest > 0, some / np.where(rest > 0, some + rest, 1), 1), weight[m])
+    fails_after = np.append(np.cumprod(1.0 - accept[::-1])[::-1], 1.0)  # the last test that passes
+    return Verified(np.append(1.0, accept) * fails_after, emit)
