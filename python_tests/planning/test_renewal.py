@@ -1,4 +1,4 @@
-"""The renewal model against the scheduler's own state rows and the engine."""
+"""The renewal model against the scheduler's own state rows."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from formulas import accepted_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import Enumerator, ToyLevel, distribution, text_distribution
 
-import polyspec_ext as ps
 from polyspec_ext.ops.schedule import Plan
 from polyspec_ext.planning import theory
 from polyspec_ext.runtime.rows import StateRows
@@ -147,6 +144,12 @@ class Rows:
             accept = np.concatenate([accept, more[:of_tail]])
         chances = accepted_distribution(accept.tolist())
         return [(j, p) for j, p in enumerate(chances.tolist()) if p > 0]
+
+
+def accepted_distribution(accept: Sequence[float]) -> Any:
+    """Return ``[m + 1]``, the probability that exactly j of m tokens are accepted."""
+    reach = np.cumprod([1.0, *accept])
+    return reach - np.append(reach[1:], 0.0)
 
 
 def random_acceptance(
@@ -318,72 +321,6 @@ def test_batches_take_the_steps_of_the_state_rows(chain, proposals, room) -> Non
     assert found.steps[0] == pytest.approx(own, abs=1e-9)
     assert found.seconds.sum() == pytest.approx(spent, rel=1e-9)
     assert found.tokens_per_second == pytest.approx(9 / spent, rel=1e-9)
-
-
-def greedy_trace(target: ToyLevel, draft: ToyLevel, length: int) -> theory.Acceptance:
-    text, agree = [1, 2], []
-    for _ in range(length):
-        agree.append(target.row(text).argmax() == draft.row(text).argmax())
-        text.append(int(target.row(text).argmax()))
-    return theory.Acceptance((np.array(agree, np.float64),), np.arange(length, 0, -1))
-
-
-@pytest.mark.parametrize("window", [0, 1, 3, 6])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_greedy_replay_counts_what_the_engine_does(window: int, seed: int) -> None:
-    target, draft = ToyLevel(7, seed), ToyLevel(7, seed)
-    draft.table = draft.table + ToyLevel(7, seed + 50, scale=0.6).table
-    acceptance = greedy_trace(target, draft, 60)
-    found = theory.expectation((window,), (), acceptance, RandomSeconds())
-    stats = ps.Chain([target, draft], [window]).generate([1, 2], 60).stats
-    assert found.rounds[0] == pytest.approx(stats.levels[0].num_verifications)
-    assert found.verified[0] * found.rounds[0] == pytest.approx(stats.levels[0].num_draft_tokens)
-    if window:
-        assert found.length == pytest.approx(60 / stats.levels[0].num_verifications)
-
-
-def test_a_sampled_replay_is_exact_over_all_texts() -> None:
-    """Enumerate the engine's draws, and replay every text with min(1, q/p)."""
-    target, draft, length = ToyLevel(3, 1), ToyLevel(3, 2), 3
-    enumerator, passes = Enumerator(), 0.0
-    chain = ps.Chain([target, draft], [2], operators=enumerator.operators)
-    for _ in enumerator.runs():
-        stats = chain.generate([0], length, temperature=1.0).stats
-        passes += enumerator.weight * stats.levels[0].num_verifications
-    replayed = 0.0
-    for text, chance in text_distribution(target, [0], length).items():
-        accept = []
-        for at, token in enumerate(text):
-            p, q = (distribution(m.row([0, *text[:at]])) for m in (target, draft))
-            accept.append(min(1.0, q[token] / p[token]))
-        trace = theory.Acceptance((np.array(accept),), np.arange(length, 0, -1))
-        replayed += chance * theory.expectation((2,), (), trace, RandomSeconds()).rounds[0]
-    assert passes == pytest.approx(replayed, rel=1e-9)
-
-
-def independent_levels() -> list[ToyLevel]:
-    """Tokens of two bits: target and drafter differ from the middle in one each."""
-    levels = [ToyLevel(4, seed) for seed in range(3)]
-    for level, first, second in zip(levels, (1.0, 0.0, 0.0), (0.0, 0.0, 1.5), strict=True):
-        level.table[:] = torch.tensor([first + second, first, second, 0.0])
-    return levels
-
-
-def test_three_levels_as_enumerated() -> None:
-    levels, length = independent_levels(), 3
-    enumerator = Enumerator()
-    counts = np.zeros(3)
-    chain = ps.Chain(levels, [2, 1], rounds=[0], operators=enumerator.operators)
-    for _ in enumerator.runs():
-        stats = chain.generate([0], length, temperature=1.0).stats
-        each = [level.num_verifications for level in stats.levels[:2]]
-        counts += enumerator.weight * np.array([*each, stats.levels[2].num_forward_passes])
-    rows = [distribution(level.row([0])) for level in levels]
-    overlaps = [sum(map(min, p, q)) for p, q in itertools.pairwise(rows)]
-    accept = tuple(np.full(length, a) for a in overlaps)
-    trace = theory.Acceptance(accept, np.arange(length, 0, -1))
-    found = theory.expectation((2, 1), (0,), trace, RandomSeconds())
-    assert found.steps[0] == pytest.approx(counts, rel=1e-6)
 
 
 def test_the_target_alone() -> None:
