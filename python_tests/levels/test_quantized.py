@@ -476,40 +476,13 @@ def test_kept_files_that_are_none(tmp_path: Path) -> None:
         ps.load_w4(model, tmp_path)
 
 
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
-    model = llama()
-    for no_model in (None, 1, "some/model", tmp_path, [model], llama, type(model), nn.Linear(2, 2)):
-        calls: list[tuple[str, Any]] = [
-            ("model", ps.quantize_w4), ("model", lambda given: ps.load_w4(given, tmp_path)),
-            ("copy", lambda given: ps.save_w4(given, tmp_path)),
-        ]  # fmt: skip
-        for name, call in calls:
-            with pytest.raises(TypeError, match=f"^{name}: expected a loaded model .*, given"):
-                call(no_model)
+def test_what_has_nothing_to_quantise_is_named() -> None:
     with pytest.raises(TypeError, match=r"given 'some/model'; .*from_pretrained loads it"):
         ps.quantize_w4("some/model")
-    copy = ps.quantize_w4(model, 32)
-    for folder in (None, 1, b"x", [], True):
-        for call in (lambda f: ps.save_w4(copy, f), lambda f: ps.load_w4(model, f)):
-            with pytest.raises(TypeError, match=r"^folder: expected a path, given"):
-                call(folder)
-    for folder in ("", "a\0b"):
-        with pytest.raises(ValueError, match=r"^folder: expected a path, given"):
-            ps.load_w4(model, folder)
-    for arguments, kind, message in (
-        ({"group_size": 48}, ValueError, "group_size: expected 32"),
-        ({"group_size": 128}, ValueError, "model: expected linear layers"),
-        ({"group_size": 32, "head": 1}, TypeError, "head: expected True, False or None"),
-        ({"group_size": 256, "head": True}, ValueError, "head: expected an output head"),
-        ({"group_size": 32, "calibration": "text"}, TypeError, "calibration: expected a list"),
-        ({"group_size": 32, "calibration": []}, ValueError, "calibration: expected at least"),
-        ({"group_size": 32, "calibration": [[40]]}, ValueError, r"calibration: .*\[0, 40\)"),
-        ({"group_size": 32, "calibration": [[0.5]]}, TypeError, "calibration: expected an int"),
-        ({"group_size": 32, "calibration": ["a"]}, ValueError, "calibration: expected token ids"),
-        ({"group_size": 32, "calibration": ["a", [1]]}, TypeError, "calibration: .* both"),
-    ):
-        with pytest.raises(kind, match=message):
-            ps.quantize_w4(model, **arguments)
+    with pytest.raises(ValueError, match="model: expected linear layers"):
+        ps.quantize_w4(llama(), 128)
+    with pytest.raises(ValueError, match="head: expected an output head"):
+        ps.quantize_w4(llama(), 256, head=True)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -1,6 +1,6 @@
-"""Levels with a recurrent state in one file, through public names alone: what they have read is
-folded into one number or vector a row, so they go back to checkpoints only, and keep fewer tokens
-than they are asked to. The texts are those of a level that goes back to any token."""
+"""A model of `transformers` with a recurrent state in one file, through public names alone: what it
+has read is folded into a vector a row, so it goes back to checkpoints only, and keeps fewer tokens
+than it is asked to. The texts are those of a level that goes back to any token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from transformers.modeling_outputs import CausalLMOutput
 import polyspec_ext as ps
 from polyspec_ext.kv_cache import SequenceState
 from polyspec_ext.levels import (
-    BatchedLevel,
-    InputBlock,
-    LevelCapabilities,
-    LevelOutput,
-    PromptBatch,
     RowCounts,
 )
 
@@ -29,113 +24,11 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5]]
 LIMITS = [30, 9, 21]  # rows leave the batch, and the others move
 
 
-class Recurrent:
-    """A state of a row is a number that follows from all its tokens, and its logits are a table's.
-
-    Args:
-        every: there is a checkpoint behind every so many tokens of a row.
-    """
-
-    max_length = None
-    device = torch.device("cpu")
-    capabilities = LevelCapabilities(batches=True)
-
-    def __init__(self, seed: int, every: int) -> None:
-        random = torch.Generator().manual_seed(7)
-        table = torch.randn(STATES, V, generator=random) * 2
-        random.manual_seed(seed)
-        self.table = table + 0.7 * torch.randn(STATES, V, generator=random)
-        self.name, self.vocab_size, self.every = f"level {seed}", V, every
-        self.missing = 0  # tokens that a rollback has lost, in all
-        # By row, length and state: of its checkpoints, and then of its end.
-        self.rows: list[list[tuple[int, int]]] = []
-
-    def _append(self, row: list[tuple[int, int]], tokens: Sequence[int]) -> list[int]:
-        """The states behind each of `tokens`."""
-        found = []
-        for token in tokens:
-            length, state = row[-1]
-            if length % self.every:
-                row.pop()
-            row.append((length + 1, (state * 31 + token * 7 + 5) % STATES))
-            found.append(row[-1][1])
-        return found
-
-    def prefill(self, prompts: PromptBatch) -> None:
-        batch, width = prompts.tokens.shape
-        self.rows = [[(0, 1)] for _ in range(batch)]
-        self.read(prompts.tokens, prompts.counts or [width] * batch)
-
-    def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
-        for row, ids, count in zip(self.rows, tokens.tolist(), counts, strict=True):
-            self._append(row, ids[:count])
-
-    def forward(self, block: InputBlock) -> LevelOutput:
-        batch, width = block.tokens.shape
-        counts: Any = block.counts or [width] * batch
-        first: Any = block.first or [width - block.keep] * batch
-        logits = torch.full((batch, block.keep, V), float("nan"))
-        for b, (row, ids) in enumerate(zip(self.rows, block.tokens.tolist(), strict=True)):
-            states = self._append(row, ids[: counts[b]])[first[b] : first[b] + block.keep]
-            logits[b, : len(states)] = self.table[states]
-        return LevelOutput(logits)
-
-    def rollback(self, lengths: Any) -> list[int]:
-        kept = []
-        for row, length in zip(self.rows, lengths, strict=True):
-            while row[-1][0] > length:
-                row.pop()
-            # What is behind the last checkpoint cannot be told without its tokens.
-            kept.append(row[-1][0])
-            self.missing += length - kept[-1]
-        return kept
-
-    def keep_path(self, begin: Any, path: torch.Tensor, lengths: Any) -> list[int]:
-        raise NotImplementedError("reads no trees")
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-
-def levels(every: Sequence[int]) -> list[Recurrent]:
-    return [Recurrent(seed, n) for seed, n in enumerate(every)]
-
-
-def generate(made: Sequence[Recurrent], temperature: float, **options: Any) -> ps.Output:
-    window = [5, 3][3 - len(made) :]
-    chain = ps.Chain(made, window, **options)
+def generate(made: Sequence[ps.HuggingFaceLevel], temperature: float) -> ps.Output:
     sampling: dict[str, Any] = {"seed": [1, 2, 3], "eos_token_id": []}
-    return chain.generate(PROMPTS, LIMITS, temperature, **sampling)
-
-
-def test_it_has_the_form_of_a_level() -> None:
-    assert isinstance(Recurrent(0, 3), BatchedLevel)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("every", [3, 50])  # with 50 the short texts begin anew
-@pytest.mark.parametrize(("count", "place"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
-def test_texts_at_every_place(count: int, place: int, every: int, temperature: float) -> None:
-    made = levels([every if at == place else 1 for at in range(count)])
-    out, wanted = generate(made, temperature), generate(levels([1] * count), temperature)
-    assert out.sequences.equal(wanted.sequences)
-    assert out.logprobs == wanted.logprobs
-    assert made[place].missing > 0
-    if temperature == 0:
-        alone = ps.Chain(levels([1])).generate(PROMPTS, LIMITS, eos_token_id=[])
-        assert out.sequences.equal(alone.sequences)
-
-
-def test_a_level_that_says_it_keeps_more_is_refused() -> None:
-    class Wrong(Recurrent):
-        def rollback(self, lengths: Any) -> list[int]:
-            return [n + 1 for n in super().rollback(lengths)]
-
-    with pytest.raises(ValueError, match=r"^level 0: expected rollback to leave at most"):
-        generate([Wrong(0, 1), Recurrent(1, 1)], 1.0)
-
-
-# ---- a model of `transformers` with such a state ---------------------------------------------
+    return ps.Chain(made, [5, 3][3 - len(made) :]).generate(
+        PROMPTS, LIMITS, temperature, **sampling
+    )
 
 
 class FoldedConfig(PretrainedConfig):  # type: ignore[misc]

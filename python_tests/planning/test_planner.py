@@ -23,7 +23,7 @@ import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.drafters.base import DraftBlock, DraftInput
 from polyspec_ext.levels import IdMap
-from polyspec_ext.levels.base import InputBlock, LevelOutput, PromptBatch
+from polyspec_ext.levels.base import InputBlock, LevelOutput
 from polyspec_ext.planning import measure, planner
 from polyspec_ext.planning.measure import Part, Request, Setting
 from polyspec_ext.stats import LevelStats
@@ -523,58 +523,6 @@ def test_trees_below_any_model_have_times_of_their_own(clock: Clock) -> None:
     assert {(0, 1, 4), (0, 1, 3, 5), (0, 2, 6), (0, 2, 3, 4)} < found
     assert not any(2 in one[-2:-1] and one[-1] in (4, 5) for one in found)
     assert "verify trees of d, 4 paths" in str(plan)
-
-
-class SlowCopy(SlowTreeLevel):
-    """One in the target's cache, which drafts as well."""
-
-    reads_apart = False
-
-    def prefill(self, prompts: Any) -> Any:
-        if not isinstance(prompts, torch.Tensor):
-            return super().prefill(prompts)
-        super().prefill(PromptBatch(prompts, None, prompts.shape[1]))
-        return None
-
-    def forward(self, block: Any, keep: int = 0) -> Any:
-        if isinstance(block, torch.Tensor):
-            return super().forward(InputBlock(block, keep)).logits
-        return super().forward(block)
-
-
-def test_a_copy_verifies_trees_as_trees(clock: Clock) -> None:
-    """Though another model stands between it and the drafters in the order of costs."""
-    copy = SlowCopy(clock, "copy", 0.02, 0.2)
-    given = [SlowTreeLevel(clock), copy, *levels(clock)[1:2], SlowTreeDrafter(clock, (3, 2, 2))]
-    prompts = [[n, m] for n in range(6) for m in (1, 5)]
-    plan = ps.plan(given, prompts, 40, seconds=1e9, trials=0)
-    assert [part.name for part in plan.parts] == ["target", "copy", "small", "tree"]
-    untried = replace(plan.measured, trials={})
-    three = planner.candidate(untried, plan.parts, Setting((0, 1, 3), (6, 2), (2,)))
-    (ran,) = ran_again(plan, [three], prompts, 1)
-    assert three.length == pytest.approx(ran.measured_length, rel=0.1)
-    assert ran.error == pytest.approx(0, abs=0.1)
-
-
-class Budget(SlowTreeDrafter):
-    """Trees of a few nodes, which are all at the first level where no other is asked for."""
-
-    def _tree(self, inputs: DraftInput, b: int) -> Any:
-        self.widths = (6,) if int(inputs.lengths[b]) == 1 else (1,) * 8
-        return super()._tree(inputs, b)
-
-
-def test_a_deep_tree_is_narrow(clock: Clock) -> None:
-    """What is accepted of small trees says nothing of large ones."""
-    prompts = [[n, m] for n in range(6) for m in (1, 5)]
-    given = [SlowTreeLevel(clock), Budget(clock, (1,))]
-    plan = ps.plan(given, prompts, 160, 1.0, seconds=1e9)
-    some = [
-        planner.candidate(plan.measured, plan.parts, Setting((0, 1), (window,)))
-        for window in (1, 2, 6)
-    ]
-    for one in ran_again(plan, some, prompts, 1):
-        assert one.length == pytest.approx(one.measured_length, rel=0.1), one
 
 
 def test_acceptance_of_trees_by_window() -> None:
