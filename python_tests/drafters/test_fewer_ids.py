@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eagle_heads import Variant, save, weights_of
-from last_state_heads import hydra, medusa, save_hydra, save_medusa
+from any_head import head_for
 from small_models import make, plain_greedy, rough
 
 import polyspec_ext as ps
@@ -16,10 +15,6 @@ from polyspec_ext.drafters import Context, Proposal
 
 V, FEWER = 64, 40
 PROMPTS = [[3, 60, 27, 50, 17], [63, 6], [8, 41, 2, 3, 55, 5, 6]]
-FIRST = Variant("first", hidden=32, vocab=V)
-THIRD = Variant(
-    "third", version=3, hidden=32, vocab=V, draft_vocab=50, own_head=True, aux=(0, 1, 2)
-)
 TREE = ps.DynamicTree(3, 9)
 
 
@@ -40,32 +35,15 @@ def switching(level: Any) -> ps.SwitchingDrafter:
     return made
 
 
-KINDS: dict[str, Callable[[Any, Path], Any]] = {
-    "eagle1": lambda target, place: ps.Eagle.from_pretrained(
-        save(FIRST, weights_of(FIRST, 4), place), target
-    ),
-    "eagle1 tree": lambda target, place: ps.Eagle.from_pretrained(
-        save(FIRST, weights_of(FIRST, 4), place), target, tree=TREE
-    ),
-    "eagle3": lambda target, place: ps.Eagle.from_pretrained(
-        save(THIRD, weights_of(THIRD, 4), place), target
-    ),
-    "eagle3 tree": lambda target, place: ps.Eagle.from_pretrained(
-        save(THIRD, weights_of(THIRD, 4), place), target, tree=TREE
-    ),
-    "medusa": lambda target, place: ps.Medusa.from_pretrained(
-        save_medusa(medusa(), place), target, tree=TREE
-    ),
-    "hydra": lambda target, place: ps.Hydra.from_pretrained(
-        save_hydra(hydra(), place), target, tree=TREE
-    ),
-    "early exit": lambda target, place: "early-exit:3",
-    "the target's cache": lambda target, place: ps.Level(
+HEADS = ["eagle", "eagle tree", "eagle 3", "eagle 3 tree", "medusa", "hydra"]
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "early exit": lambda target: "early-exit:3",
+    "the target's cache": lambda target: ps.Level(
         rough(target.model, 0.1), shares_cache_with=target
     ),
-    "a model": lambda target, place: rough(target.model, 0.1),
-    "lookup": lambda target, place: Repeats(),
-    "switching": lambda target, place: switching(ps.Level(rough(target.model, 0.1))),
+    "a model": lambda target: rough(target.model, 0.1),
+    "lookup": lambda target: Repeats(),
+    "switching": lambda target: switching(ps.Level(rough(target.model, 0.1))),
 }
 
 
@@ -75,13 +53,18 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "width"), [(kind, 32) for kind in KINDS] + [(kind, 48) for kind in [*KINDS][:6]]
+    ("kind", "width"), [(kind, 32) for kind in [*HEADS, *OTHERS]] + [(kind, 48) for kind in HEADS]
 )
 def test_below_a_level_with_fewer_ids(kind: str, width: int, model: Any, tmp_path: Path) -> None:
     """Also with hidden states of another width, so that some tokens have no state."""
     target = ps.HuggingFaceLevel(model)
     middle = make("llama", 1, seed=3, vocab=FEWER, hidden_size=width)
-    chain = ps.Chain([target, middle, KINDS[kind](target, tmp_path)], [4, 2])
+    if kind in HEADS:
+        tree = None if kind in ("eagle", "eagle 3") else TREE
+        drafter = head_for(target, kind.removesuffix(" tree"), tmp_path, tree)
+    else:
+        drafter = OTHERS[kind](target)
+    chain = ps.Chain([target, middle, drafter], [4, 2])
     for prompts in (PROMPTS, PROMPTS[:1]):
         out = chain.generate(prompts, 16, eos_token_id=[])
         for row, prompt in zip(out.sequences.tolist(), prompts, strict=True):

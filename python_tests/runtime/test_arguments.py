@@ -609,15 +609,6 @@ def test_windows_and_rounds_in_any_container(kind: Any) -> None:
     assert ps.Chain(toy.make_levels(1, VOCAB), kind([]), rounds=kind([])).window == []
 
 
-def test_no_new_tokens() -> None:
-    chain = plain()
-    ids = torch.tensor([[1, 2], [3, 4]])
-    out = chain.generate(ids, 0, seed=3)
-    assert out.sequences.equal(ids)
-    assert out.logprobs == [[], []]
-    assert list(chain.stream([1], 0)) == []
-
-
 def test_default_ends_outside_the_vocabulary_are_no_error() -> None:
     """Configurations name ids that a smaller vocabulary does not have; nobody passed them."""
     chain = plain()
