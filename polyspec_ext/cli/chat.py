@@ -19,7 +19,7 @@ from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from . import options
-from .texts import (
+from .generate import (
     SHIPPED,
     Colours,
     build_chain,

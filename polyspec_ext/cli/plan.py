@@ -14,7 +14,7 @@ from ..chat import has_template
 from ..planning.planner import Plan, plan
 from ..tuning import default_store
 from . import options
-from .texts import require_text, text_prompt, tokenizer_of
+from .generate import require_text, text_prompt, tokenizer_of
 
 
 def add_command(commands: Any) -> None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     args.target = args.model if args.target is None else args.target
     from ..serving.api import Endpoint, Limits, require_extra
     from ..serving.server import Server
-    from .texts import build_chain, tokenizer_of
+    from .generate import build_chain, tokenizer_of
 
     try:
         require_extra()

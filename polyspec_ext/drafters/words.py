@@ -142,9 +142,9 @@ def _load_head(element: Any, options: Options) -> BatchedDrafter:
 
 
 def _make_lookup(word: str, options: Options) -> Drafter:
-    from . import lookup
+    from . import proposals
 
-    return cast(Drafter, getattr(lookup, _LOOKUPS[word])())
+    return cast(Drafter, getattr(proposals, _LOOKUPS[word])())
 
 
 _LOOKUPS = {"prompt-lookup": "PromptLookup", "suffix": "SuffixMatch", "ngram": "NGramTable"}

@@ -14,7 +14,7 @@ from torch import nn
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.cli.entry import main
+from polyspec_ext.cli import main
 from polyspec_ext.levels import load
 from polyspec_ext.levels.gguf import BlockLinear
 from polyspec_ext.quantization import stored_w4
