@@ -19,10 +19,10 @@ from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
 from ..ops.int4 import GROUPS
-from .calibration import Hessians, token_ids, with_feedback
 from .weights import (
     FILE,
     INPUTS_8_BITS,
+    Hessians,
     Int4Linear,
     Int4Weights,
     head_of,
@@ -31,7 +31,9 @@ from .weights import (
     round_to_nearest,
     sample_of,
     to_8_bits,
+    token_ids,
     weights_of,
+    with_feedback,
     with_weights,
     write_weights,
 )

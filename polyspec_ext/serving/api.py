@@ -18,9 +18,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ends_of_turn, has_template
-from .answers import Answers, Choice, Piece
-from .metrics import Metrics
-from .protocol import Model, Refusal, Wanted, parse, read, wrong
+from ..integrations.prometheus import Metrics
+from .protocol import Answers, Choice, Model, Piece, Refusal, Wanted, parse, read, wrong
 from .server import AsyncServer, Event, Server, ServerFull
 
 if TYPE_CHECKING:
