@@ -268,7 +268,6 @@ def _fed_back(weight: Tensor, importance: Tensor, factor: Tensor, group: int) ->
 
 # ---- calibration ---------------------------------------------------------------------------------
 
-_MEMORY = 2 << 30
 _LEAST_ROWS = 1024  # minimum inputs per addition, which reads and writes a whole sum
 _COLUMNS = 1024
 
@@ -306,28 +305,26 @@ class Hessians:
     """``X^T X`` of the inputs X of linear layers on texts, by the layer's name; layers with the
     same input tensor share a Hessian.
 
-    They are computed on request, for as many decoder layers at a time as `memory` has room for, and
-    dropped with the next request beyond them: the Hessians of a whole model would be several times
-    its size. The outputs of the last decoder layer on each text are kept meanwhile, so that no
-    layer reads a text twice.
+    They are computed on request for a decoder layer at a time, and dropped with the next request
+    beyond it: the Hessians of a whole model would be several times its size. The layer's outputs on
+    each text are kept meanwhile, so that no layer reads a text twice. Linear layers elsewhere are
+    read with the last decoder layer.
 
     Args:
         layers: linear layers by name, in the model's order.
         texts: int64 tensors of token ids.
-        memory: maximum bytes of Hessians at a time.
     """
 
     def __init__(
-        self,
-        model: Any,
-        layers: Mapping[str, nn.Linear],
-        texts: Sequence[Tensor],
-        memory: int = _MEMORY,
+        self, model: Any, layers: Mapping[str, nn.Linear], texts: Sequence[Tensor]
     ) -> None:
         self._model, self._texts = model, texts
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         _, self._blocks = decoder_layers(model, count)
-        self._spans = _spans(self._blocks, layers, memory)
+        numbers = {id(x): at for at, block in enumerate(self._blocks) for x in block.modules()}
+        self._layers: list[dict[str, nn.Linear]] = [{} for _ in self._blocks]  # by decoder layer
+        for name, layer in layers.items():
+            self._layers[numbers.get(id(layer), count - 1)][name] = layer
         self._outputs: list[Any] = []  # by text: output of the last decoder layer that has run
         self._read = 0  # number of decoder layers that have run
         self._sums: dict[str, Tensor] = {}
@@ -338,17 +335,14 @@ class Hessians:
     def of(self, name: str) -> Tensor:
         """Return the Hessian of a layer, ``[K, K]`` float32. KeyError: no text reached the
         layer."""
-        while name not in self._shared and self._spans:
-            end, layers = self._spans.pop(0)
-            self._sums, self._shared = {}, {}
-            self._run(end, layers)
+        while name not in self._shared and self._read < len(self._blocks):
+            self._run(self._layers[self._read])
         return self._sums[self._shared[name]]
 
     @torch.inference_mode()
-    def _run(self, end: int, layers: Mapping[str, nn.Linear]) -> None:
-        """Run the texts through the decoder layers below `end`, or through the rest of the model if
-        `end` is their number."""
-        self._last, self._rows = None, {}
+    def _run(self, layers: Mapping[str, nn.Linear]) -> None:
+        """Run the texts through the next decoder layer, the last with the rest of the model."""
+        self._sums, self._shared, self._last, self._rows = {}, {}, None, {}
         outputs: list[Any] = []
         hooks = [
             layer.register_forward_pre_hook(lambda _, x, name=name: self._note(name, x[0]))
@@ -360,8 +354,8 @@ class Hessians:
             raise _Stopped
 
         head = self._model.get_output_embeddings()
-        if end < len(self._blocks):
-            hooks.append(self._blocks[end - 1].register_forward_hook(stop))
+        if self._read < len(self._blocks) - 1:
+            hooks.append(self._blocks[self._read].register_forward_hook(stop))
         elif head is not None:  # its output is unused, too
             hooks.append(head.register_forward_pre_hook(stop))
         done = self._blocks[: self._read]
@@ -380,7 +374,7 @@ class Hessians:
                 vars(block).pop("forward", None)
                 if forward is not None:
                     block.forward = forward
-        self._outputs, self._read = outputs, end
+        self._outputs, self._read = outputs, self._read + 1
 
     def _note(self, name: str, x: Tensor) -> None:
         """Record `x` as an input of layer `name`."""
@@ -425,26 +419,6 @@ class Hessians:
 
 class _Stopped(Exception):
     """Stop of a pass after the last required decoder layer."""
-
-
-def _spans(
-    blocks: Sequence[nn.Module], layers: Mapping[str, nn.Linear], memory: int
-) -> list[tuple[int, dict[str, nn.Linear]]]:
-    """Return groups of decoder layers that are calibrated together: the number after the last
-    layer, and the linear layers by name. Linear layers elsewhere are in the last group."""
-    numbers = {id(module): at for at, block in enumerate(blocks) for module in block.modules()}
-    last = len(blocks) - 1
-    spans: list[tuple[int, dict[str, nn.Linear]]] = []
-    room = -1
-    for at in range(len(blocks)):
-        linear = {name: x for name, x in layers.items() if numbers.get(id(x), last) == at}
-        size = sum(4 * layer.in_features**2 for layer in linear.values())
-        if size > room or not spans:
-            spans.append((at + 1, {}))
-            room = memory
-        room -= size
-        spans[-1] = at + 1, {**spans[-1][1], **linear}
-    return spans or [(0, dict(layers))]
 
 
 # ---- files ---------------------------------------------------------------------------------------
