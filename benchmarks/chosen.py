@@ -28,7 +28,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.drafters import Eagle
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 from polyspec_ext.ops import unchecked
-from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation
+from polyspec_ext.planning import Acceptance, ConstantSeconds, expectation
 from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"

@@ -35,34 +35,12 @@ if TYPE_CHECKING:
     from .trees import DynamicTree, StaticTree
 
 __all__ = [
-    "MTP",
-    "BatchedDrafter",
-    "Context",
-    "DFlash",
-    "DraftBlock",
-    "DraftInput",
-    "DraftModel",
-    "Drafter",
-    "DrafterCapabilities",
-    "DynamicTree",
-    "Eagle",
-    "FeatureCache",
-    "HiddenStates",
-    "Hydra",
-    "Medusa",
-    "NGramTable",
-    "PromptLookup",
-    "Proposal",
-    "ProposalDrafter",
-    "RowBuffer",
-    "StaticTree",
-    "SuffixMatch",
-    "SwitchingDrafter",
-    "early_exit",
-    "elements",
-    "is_drafter",
+    "MTP", "BatchedDrafter", "Context", "DFlash", "DraftBlock", "DraftInput", "DraftModel",
+    "Drafter", "DrafterCapabilities", "DynamicTree", "Eagle", "FeatureCache", "HiddenStates",
+    "Hydra", "Medusa", "NGramTable", "PromptLookup", "Proposal", "ProposalDrafter", "RowBuffer",
+    "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit", "elements", "is_drafter",
     "levels_of",
-]
+]  # fmt: skip
 
 # Imported when first used: all but models as drafters.
 _LATER = {

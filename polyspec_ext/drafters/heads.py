@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -45,6 +46,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines
 Where = tuple[Tensor, Tensor | None]  # positions of pairs, and their mask
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
+_Drafter = TypeVar("_Drafter", bound="HeadDrafter")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
 
 
@@ -437,6 +439,9 @@ class HeadDrafter:
     """
 
     kind = "head"
+    one_pass = False  # whether a pass drafts all tokens
+    in_target = False  # whether the target's checkpoint has the heads, which may be several
+    _load: Callable[..., HeadPasses]
 
     def __init__(
         self,
@@ -448,11 +453,51 @@ class HeadDrafter:
         arguments.instance("head", head, HeadPasses, none=False)
         arguments.instance("tree", tree, Tree)
         arguments.function("draw", draw)
+        if self.one_pass and tree is not None:
+            raise ValueError(f"tree: expected None for {self.kind}, given {arguments.shown(tree)}")
         self._head, self.tree, self.name = head, tree, name or self.kind
+        self.config: Any = head.config
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
         self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
+
+    @classmethod
+    def from_pretrained(
+        cls: type[_Drafter],
+        place: str | Path,
+        target: ModelLevel | PreTrainedModel,
+        *,
+        tree: Tree | None = None,
+        dtype: torch.dtype | None = None,
+        name: str | None = None,
+    ) -> _Drafter:
+        """Load published heads.
+
+        Args:
+            place: a directory with config.json, and model.safetensors or pytorch_model.bin, or an
+                id on the Hugging Face hub. EAGLE: in the format of SafeAILab (SpecForge) or
+                speculators. DFlash: of z-lab, DeepSeek (DSpark) or speculators (dflash, dspark).
+                MTP: the target's checkpoint.
+            target: the level or model that the head was trained for, used for embeddings and output
+                head missing in the checkpoint. Below a level with packed weights the head runs on
+                packed copies too, in additional memory, except for a shared output head.
+            tree: `DynamicTree()`, a `StaticTree`, or None for a chain. DFlash: None.
+            dtype: dtype of the head; None: the target's.
+            name: for messages; None: the directory's name, of MTP heads "mtp".
+
+        Raises:
+            TypeError: an argument is of another type.
+            ValueError: the directory is missing, the checkpoint has code in it, tensors are
+                missing, unknown or of another shape, or the head is for another target; the message
+                names the expected and the actual value.
+        """
+        arguments.instance("tree", tree, Tree)
+        arguments.dtype("dtype", dtype)
+        arguments.label("name", name)
+        most = {"most": 1} if cls.in_target and tree is not None else {}
+        label = name or (cls.kind if cls.in_target else Path(str(place)).name)
+        return cls(cls._load(place, target, dtype, **most), tree, label)
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -469,6 +514,7 @@ class HeadDrafter:
             continues=True,
             device_lengths=self._head.features.in_one_place,
             id_map=self._head.id_map,
+            one_pass=self.one_pass,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel, cache_name, decoder_layers
@@ -30,7 +29,6 @@ from . import checkpoint
 from .checkpoint import Target
 from .features import LAST, FeatureCache
 from .heads import HeadConfig, HeadDrafter, HeadNetwork, HeadPasses, Where
-from .trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -437,32 +435,15 @@ def _exact(model: Target) -> set[str]:
 class MTP(HeadDrafter):
     """Multi-token prediction heads as the drafter of a chain. Each step but the first reads the
     state of the step before. Head k drafts token k, and the last head all later tokens, so that a
-    single head drafts any number. Arguments: as for `HeadDrafter`."""
+    single head drafts any number. Arguments: as for `HeadDrafter`.
 
-    kind = "mtp"
+    `from_pretrained` loads only the heads from the target's checkpoint, for trees only the first
+    head; the target is also used for rotary positions.
+    """
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        place: str | Path,
-        target: ModelLevel | PreTrainedModel,
-        *,
-        tree: Tree | None = None,
-        dtype: torch.dtype | None = None,
-        name: str | None = None,
-    ) -> MTP:
-        """Load only the heads from a model's checkpoint; for trees only the first head. Arguments
-        and errors: as for `Eagle.from_pretrained`.
-
-        Args:
-            place: the directory of the target's checkpoint, or an id on the Hugging Face hub.
-            target: the model of this checkpoint, also used for rotary positions.
-            name: for messages; None: "mtp".
-        """
-        arguments.instance("tree", tree, Tree)
-        arguments.dtype("dtype", dtype)
-        arguments.label("name", name)
-        return cls(load_mtp(place, target, dtype, None if tree is None else 1), tree, name)
+    kind, in_target = "mtp", True
+    _load = staticmethod(load_mtp)
+    config: MTPConfig
 
 
 # ---- several heads -------------------------------------------------------------------------------

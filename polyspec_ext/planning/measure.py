@@ -2,7 +2,7 @@
 texts, seconds of steps and prefills in chains, and acceptance between every two levels.
 
 Acceptance comes from the distributions of all levels along the target's texts: one pass per level
-and text covers every window (`theory`).
+and text covers every window (`planning`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..sampling import Sampling, processed_scores
 from ..stats import LevelStats, Stats, merge
 from ..tuning import Switch, level_for, pass_seconds
 from ..validate import SEED_MAX
-from .theory import Acceptance, Floats, Proposals, batches
+from . import Acceptance, Floats, Proposals, batches
 
 WINDOWS = (1, 3, 7, 14)  # of the lowest level in timed chains
 MOST = 16  # tokens of a draft
@@ -433,7 +433,7 @@ class Measured:
     """Measurements of chain elements, by index (0: the target), in calls of `batch` rows.
 
     Attributes:
-        remaining, room: ``[P]``, as in `theory.Acceptance`.
+        remaining, room: ``[P]``, as in `planning.Acceptance`.
         prompts: tokens of each text's prompt.
         accept: ``[P]``, acceptance by (upper, lower) pair.
         proposals: acceptance of pairs with a lower element other than a model that can be read
@@ -509,7 +509,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """Measured seconds of the steps of a chain, as `theory.PassSeconds`."""
+    """Measured seconds of the steps of a chain, as `planning.PassSeconds`."""
 
     measured: Measured
     parts: Sequence[int]

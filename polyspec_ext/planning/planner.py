@@ -22,6 +22,15 @@ from ..inputs import Prompt
 from ..levels.models import is_sharded
 from ..sampling import fresh_seed
 from ..tuning import Switch, default_store
+from . import (
+    Acceptance,
+    Expectation,
+    InsertionTest,
+    Proposals,
+    expectation,
+    insertion_test,
+    starts,
+)
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -41,15 +50,6 @@ from .measure import (
     owners_above,
     representative,
     steps_of,
-)
-from .theory import (
-    Acceptance,
-    Expectation,
-    InsertionTest,
-    Proposals,
-    expectation,
-    insertion_test,
-    starts,
 )
 
 SCHEMA = 7  # version of stored plans
@@ -564,7 +564,7 @@ def plan(
     recommend the fastest, or the target alone.
 
     Measured are seconds of prefills and steps in running chains, and the acceptance between every
-    two levels along the target's texts. The renewal model (`planning.theory`) predicts every chain
+    two levels along the target's texts. The renewal model (`planning`) predicts every chain
     with its best windows, rounds and tail. The fastest chains are then run for a moment in turns
     with the target alone, and the predictions corrected. Rates are for whole calls, so a level is
     left out if its prefill costs more than it gains. If the request samples, the rule is chosen by

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from toy import Enumerator, ToyLevel, distribution, text_distribution
 
 import polyspec_ext as ps
+from polyspec_ext import planning as theory
 from polyspec_ext.ops.schedule import Plan
-from polyspec_ext.planning import theory
 from polyspec_ext.runtime.rows import StateRows
 
 PROMPT = 2

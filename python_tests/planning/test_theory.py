@@ -1,4 +1,4 @@
-"""Formulas of `planning.theory` and `formulas` against printed numbers and enumerations."""
+"""Formulas of `planning` and `formulas` against printed numbers and enumerations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import formulas
 import numpy as np
 import pytest
 
-from polyspec_ext.planning import theory
+from polyspec_ext import planning as theory
 
 # Wang et al.: T_i, L_{i-new}, T_new, L_new, T_{i+1}, L_i; T_new/T_i and the right side of (1) (the
 # first is printed as -0.117); speedup before and after as measured there.

@@ -16,7 +16,7 @@ import toy_rows
 import polyspec_ext as ps
 from benchmarks.adaptation import POLICIES, Fsm, QLearning
 from polyspec_ext import _C, policies
-from polyspec_ext.planning import theory
+from polyspec_ext import planning as theory
 from polyspec_ext.policies import RoundReport, StepReport
 from polyspec_ext.runtime.plan import default_rounds
 

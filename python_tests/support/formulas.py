@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from polyspec_ext.planning.theory import Floats
+from polyspec_ext.planning import Floats
 
 
 def accepted_distribution(accept: Sequence[float]) -> Floats:
