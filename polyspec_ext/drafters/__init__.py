@@ -25,13 +25,7 @@ if TYPE_CHECKING:
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
     from .mtp import MTP
-    from .proposals import (
-        NGramTable,
-        PromptLookup,
-        ProposalDrafter,
-        SuffixMatch,
-        SwitchingDrafter,
-    )
+    from .proposals import NGramTable, PromptLookup, ProposalDrafter, SuffixMatch, SwitchingDrafter
     from .trees import DynamicTree, StaticTree
 
 __all__ = [

@@ -659,11 +659,7 @@ class TreePass(NamedTuple):
         return (self.lags - 1).clamp_min(0)
 
     def along(
-        self,
-        logits: Tensor,
-        hidden: Mapping[int, Tensor] | None,
-        result: Any,
-        path: Tensor,
+        self, logits: Tensor, hidden: Mapping[int, Tensor] | None, result: Any, path: Tensor
     ) -> tuple[Tensor, Mapping[int, Tensor] | None]:
         """Return logits and hidden states of the accepted path, in text order; `result` is the
         result of `verify_tree`, and `path` its path from `placed`."""

@@ -22,15 +22,7 @@ from ..inputs import Prompt
 from ..levels.models import is_sharded
 from ..sampling import fresh_seed
 from ..tuning import Switch, default_store
-from . import (
-    Acceptance,
-    Expectation,
-    InsertionTest,
-    Proposals,
-    expectation,
-    insertion_test,
-    starts,
-)
+from . import Acceptance, Expectation, InsertionTest, Proposals, expectation, insertion_test, starts
 from .measure import (
     MOST,
     MOST_ABOVE,

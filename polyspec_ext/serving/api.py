@@ -190,9 +190,7 @@ class Endpoint:
             return _json({"object": "list", "data": [model]})
         if name != self.model.name:
             raise Refusal(
-                404,
-                f"model: expected {self.model.name!r}, given {name!r}",
-                code="model_not_found",
+                404, f"model: expected {self.model.name!r}, given {name!r}", code="model_not_found"
             )
         return _json(model)
 
