@@ -20,9 +20,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import polyspec_ext as ps
 from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
+from polyspec_ext import quantization as int4_weights
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization import weights as int4_weights
-from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
+from polyspec_ext.quantization import Int4Linear, Int4Weights
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",
