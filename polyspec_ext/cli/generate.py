@@ -148,11 +148,6 @@ def require_text(asked: Sequence[str]) -> None:
             raise ValueError(f"prompt: expected text, given {text[:20]!r}{which}")
 
 
-def text_prompt(args: argparse.Namespace, tokenizer: Any, text: str) -> ChatPrompt:
-    """Return the prompt for a user's text under the options (`prompt_of_text`)."""
-    return prompt_of_text(tokenizer, text, args.system, args.raw)
-
-
 def show_prompt(prompt: ChatPrompt) -> None:
     """Print a prompt as the target reads it, for ``--verbose``."""
     print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
@@ -246,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     require_text(texts)
     chain = None if args.auto else build_chain(args)
     tokenizer = tokenizer_of(args)
-    prompts = [text_prompt(args, tokenizer, text) for text in texts]
+    prompts = [prompt_of_text(tokenizer, text, args.system, args.raw) for text in texts]
     if chain is None:
         chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
     if not args.raw and has_template(tokenizer):

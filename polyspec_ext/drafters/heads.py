@@ -83,6 +83,7 @@ class HeadNetwork(nn.Module):
     operators: LayerOperators | None = None
     key_shape: tuple[int, int] | None = None
     longest = 0
+    new_cache: Callable[..., FeatureCache] = FeatureCache
 
     def packed(self: _Network) -> _Network:
         """Return a copy on packed weights, with fused norms, activations and layers of known
@@ -305,7 +306,7 @@ class HeadPasses:
         # (A packed product has a dtype, and no weights.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = config = network.config
-        self.features = FeatureCache(
+        self.features = network.new_cache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: Place | None = None  # None: not collected since `begin`
@@ -391,8 +392,10 @@ class HeadPasses:
             self.features.appended(counts)
         return out
 
-    def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append pairs, and return the state after each row's last pair, ``[B, 1, H]``."""
+    def _behind(
+        self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts, head: int = 0
+    ) -> Tensor:
+        """Append pairs of `head`; return the state after each row's last pair, ``[B, 1, H]``."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
         else:
@@ -400,7 +403,7 @@ class HeadPasses:
         width, even = tokens.shape[1], counts.all(tokens.shape[1])
         masked = width > self._runs.longest
         inputs = self.features.inputs(width, None if even else counts, masked)
-        out = self._pass(tokens, states, inputs)
+        out = self._pass(tokens, states, inputs, head)
         if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
@@ -418,11 +421,13 @@ class HeadPasses:
         logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where, head: int = 0) -> Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        return self._runs.read(embeds, states, where, cache)
+        runs: Any = self._runs
+        out: Tensor = (runs.heads[head] if head else runs).read(embeds, states, where, cache)
+        return out
 
 
 class HeadDrafter:
