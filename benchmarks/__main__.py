@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from polyspec_ext.cli import options
-from polyspec_ext.cli.entry import help_of, run_command
+from polyspec_ext.cli import help_of, options, run_command
 
 from . import (
     adaptation,

@@ -34,9 +34,8 @@ from benchmarks.methods import load_level
 from polyspec_ext import columns, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.chat import prompt_of_text
-from polyspec_ext.cli import options
-from polyspec_ext.cli.entry import INTERRUPTED
-from polyspec_ext.cli.texts import SHIPPED, print_text, speed, tokenizer_of
+from polyspec_ext.cli import INTERRUPTED, options
+from polyspec_ext.cli.generate import SHIPPED, print_text, speed, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.models import has_quantised_layers
 from polyspec_ext.stats import Stats, merge

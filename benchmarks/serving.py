@@ -34,7 +34,7 @@ from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
 from polyspec_ext.levels.sources import original
-from polyspec_ext.serving.server import Server
+from polyspec_ext.serving import Server
 from polyspec_ext.stats import Stats
 
 PLAIN, ALONE, CHAIN, POLICY, BATCHES = "plain", "alone", "chain", "policy", "generate"

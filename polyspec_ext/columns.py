@@ -14,17 +14,12 @@ _RULE = re.compile(r":?-{3,}:?")  # a cell of the line below a Markdown table's 
 Row = tuple[str, Sequence[str]]  # label and cells
 
 
-def table(
-    corner: str, heads: Sequence[str], rows: Sequence[Row], width: int = WIDTH, left: int = 0
-) -> str:
+def table(corner: str, heads: Sequence[str], rows: Sequence[Row], width: int = WIDTH) -> str:
     """Return a table of at most `width` characters a line, as far as its cells allow.
 
     Long labels are wrapped. If cells leave them too little room, labels are on separate lines, and
-    if the cells of a row need more than a line, columns become tables below each other.
-
-    Args:
-        corner: head of the labels.
-        left: number of last columns that are left-aligned.
+    if the cells of a row need more than a line, columns become tables below each other. `corner` is
+    the head of the labels.
     """
     rows = [(corner, heads), *rows]
     widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
@@ -35,10 +30,7 @@ def table(
     for block in [range(len(heads))] if beside else _blocks(widths, width):
         lines += [""] * bool(lines)
         for name, cells in rows:
-            padded = [
-                cells[n].ljust(widths[n]) if n >= len(heads) - left else cells[n].rjust(widths[n])
-                for n in block
-            ]
+            padded = [cells[n].rjust(widths[n]) for n in block]
             if beside:
                 first, *rest = textwrap.wrap(name, label, subsequent_indent=_GAP) or [""]
                 lines += [_GAP.join([first.ljust(label), *padded]).rstrip(), *rest]

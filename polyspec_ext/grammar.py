@@ -61,11 +61,7 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls,
-        schema: Mapping[str, Any] | str,
-        tokenizer: Any,
-        *,
-        whitespace: bool = True,
+        cls, schema: Mapping[str, Any] | str, tokenizer: Any, *, whitespace: bool = True
     ) -> Grammar:
         """Compile a JSON schema, as a mapping or as JSON text.
 

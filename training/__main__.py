@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polyspec_ext import progress
-from polyspec_ext.cli import options
-from polyspec_ext.cli.entry import help_of, run_command
-from polyspec_ext.cli.texts import tokenizer_of
+from polyspec_ext.cli import help_of, options, run_command
+from polyspec_ext.cli.generate import tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.levels.stateful import StatefulLevel
 

@@ -43,8 +43,7 @@ from transformers import (
 )
 
 from polyspec_ext import progress
-from polyspec_ext.cli import options
-from polyspec_ext.cli.entry import run_command
+from polyspec_ext.cli import options, run_command
 from polyspec_ext.drafters.eagle import EagleNetwork
 from polyspec_ext.tiny import CHAT_TEMPLATE, HEADS, path, prompt_of
 

@@ -19,15 +19,7 @@ from ..files import replace_text
 from ..outputs import Answer
 from ..stats import Stats
 from . import options
-from .texts import (
-    SHIPPED,
-    Colours,
-    build_chain,
-    sampling_of,
-    show_prompt,
-    speed,
-    tokenizer_of,
-)
+from .generate import SHIPPED, Colours, build_chain, sampling_of, show_prompt, speed, tokenizer_of
 
 COMMANDS = {
     "/help": "list these commands",

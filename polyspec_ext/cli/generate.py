@@ -1,29 +1,230 @@
-"""``python -m polyspec_ext generate``: continue a prompt as a stream, or several as a batch."""
+"""``python -m polyspec_ext generate``: continue a prompt as a stream, or several as a batch.
+
+For all commands: chain and request from options, prompts from the user's texts, and text from
+tokens as they are generated.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from .. import columns
-from ..chat import ChatPrompt, ends_of_turn, has_template
+from .. import columns, tiny
+from ..chain import Chain
+from ..chat import ChatPrompt, StopStrings, ends_of_turn, has_template, prompt_of_text
+from ..files import ChainFile
+from ..levels import tokenizer_at
+from ..levels.sources import model_source, original
 from ..outputs import Output
-from .texts import (
-    SHIPPED,
-    Colours,
-    build_chain,
-    drawn_seeds,
-    planned_chain,
-    print_text,
-    require_text,
-    sampling_of,
-    show_prompt,
-    summary,
-    text_prompt,
-    tokenizer_of,
+from ..rules import LogitsRules
+from ..runtime.batch import Batch
+from ..stats import Stats
+from ..tuning import default_store
+from .options import SWITCHES, add_chain_options
+
+SHIPPED = (
+    "The shipped target has 7 million parameters: expect wrong sums. The text is exactly the "
+    "target's own."
 )
+
+_PLANNED = 32  # minimum new tokens of a plan: fewer do not show every step
+
+
+# ---- chains --------------------------------------------------------------------------------------
+
+
+def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, Any]:
+    """Return the sampling options for `n` texts of each of `count` prompts as keyword arguments of
+    `Chain.generate`, but for n."""
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    params: dict[str, list[Any]] = {name: getattr(args, name) for name in (*names, *penalties)}
+    for name, values in params.items():
+        things, number = ("texts", count * n) if name == "seed" and n > 1 else ("prompts", count)
+        if len(values) not in (1, number):
+            raise ValueError(
+                f"{name}: expected one value, or as many as {things} ({number}), given "
+                f"{len(values)}"
+            )
+    of_rules = [(params.pop(name) * count)[:count] for name in penalties]
+    params["rules"] = [LogitsRules(*values) for values in zip(*of_rules, strict=True)]
+    request = {name: values if len(values) > 1 else values[0] for name, values in params.items()}
+    return {**request, "stop": args.stop}
+
+
+def build_chain(args: argparse.Namespace) -> Chain:
+    """Build the chain of the options."""
+    if args.chain is not None:
+        return _saved_chain(args)
+    if args.measure_again:
+        default_store().clear()
+    names = ("rule", "dtype", "device", "rounds", "tail", "policy")
+    chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
+    chosen["pack"] = SWITCHES[args.pack]
+    if args.target is None and not args.middle and not args.draft:
+        return tiny.chain(window=args.window, **chosen)
+    target = tiny.path("target") if args.target is None else args.target
+    levels = [("--target", target), *(("--middle", path) for path in args.middle)]
+    if args.draft:
+        levels.append(("--draft", args.draft))
+    try:
+        return Chain([path for _, path in levels], args.window, **chosen)
+    except (TypeError, ValueError) as error:
+        # Name the level as on the command line.
+        text = re.sub(r"^levels\[(\d+)\]", lambda match: levels[int(match[1])][0], str(error))
+        raise ValueError(text) from error
+
+
+def _saved_chain(args: argparse.Namespace) -> Chain:
+    """Load the chain of ``--chain``, and set the target of the options to its target.
+
+    Raises:
+        ValueError: the file has no chain, or an option is set that the file decides.
+    """
+    parser = argparse.ArgumentParser()
+    add_chain_options(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(args, name)
+        if value != default and name not in ("chain", "threads"):
+            raise ValueError(f"{name}: expected none beside --chain, given {value}")
+    try:
+        chain = Chain.from_plan(args.chain)
+    except ValueError as error:
+        raise ValueError(re.sub("^path:", "chain:", str(error))) from error
+    args.target = ChainFile.read("chain", Path(args.chain)).elements[0].source
+    return chain
+
+
+def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
+    """Plan a chain of the options' models for `prompts` (``--auto``).
+
+    Raises:
+        ValueError: no target, or an option is set that the plan chooses.
+    """
+    for name in ("chain", "window", "rounds", "policy", "dtype"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"auto: expected no --{name} beside it, given {getattr(args, name)}")
+    if args.target is None:
+        raise ValueError("auto: expected a --target beside it, given none")
+    if args.measure_again:
+        default_store().clear()
+    sources = [args.target, *args.middle, *([args.draft] if args.draft else [])]
+    return Chain.planned(
+        sources,
+        prompts,
+        max(_PLANNED, *args.max_new_tokens),
+        args.temperature[0],
+        pack=SWITCHES[args.pack],
+        consider=True,
+        batch=len(prompts),
+    )
+
+
+# ---- texts ---------------------------------------------------------------------------------------
+
+
+def tokenizer_of(args: argparse.Namespace) -> Any:
+    """Load the target's tokenizer. ValueError: no model, or no tokenizer beside it."""
+    if args.target is None:
+        return tiny.tokenizer()
+    path = original(args.target)
+    source = model_source("target", path)
+    try:
+        return tokenizer_at(source.place)
+    except ValueError as error:
+        raise ValueError(f"target: {error}") from error
+
+
+def require_text(asked: Sequence[str]) -> None:
+    """Refuse prompts without text (ValueError)."""
+    for number, text in enumerate(asked, 1):
+        if not text.strip():
+            which = f" as prompt {number} of {len(asked)}" if len(asked) > 1 else ""
+            raise ValueError(f"prompt: expected text, given {text[:20]!r}{which}")
+
+
+def show_prompt(prompt: ChatPrompt) -> None:
+    """Print a prompt as the target reads it, for ``--verbose``."""
+    print(f"prompt of {len(prompt.input_ids)} tokens:\n{prompt.text}", file=sys.stderr)
+
+
+def print_text(
+    tokens: Iterable[int],
+    tokenizer: Any,
+    stops: Sequence[str] = (),
+    shown: Callable[[str, int], str] = lambda piece, number: piece,
+) -> str:
+    """Print a text up to a stop string while its tokens are generated, and return it.
+
+    Args:
+        shown: maps a piece of text, and the number of its completing token, to the printed form.
+    """
+    reader = StopStrings(tokenizer, stops)
+    for number, token in enumerate(tokens):
+        print(shown(reader.add(token), number), end="", flush=True)
+    print(reader.rest(), flush=True)
+    return reader.text
+
+
+class Colours:
+    """Show pieces of a text in the colour of the level that proposed them (``--show-levels``).
+
+    Args:
+        chain: generates the text; its engine traces from now on.
+        batch: running batch of a single row.
+    """
+
+    # For the drafter and the levels above it; the target's tokens have no colour.
+    _CODES = (("green", "32"), ("cyan", "36"), ("yellow", "33"), ("magenta", "35"))
+
+    def __init__(self, chain: Chain, batch: Batch) -> None:
+        chain.engine.traces = True
+        self._row, self._count = batch.rows[0], len(chain.names)
+        below = enumerate(chain.names[1:], 2)
+        names = [chain.names[0], *(f"{name} ({self._code(n)[0]})" for n, name in below)]
+        self.legend = f"{', '.join(names)}; underlined: in place of a rejected token"
+
+    def _code(self, level: int) -> tuple[str, str]:
+        return self._CODES[(self._count - level) % len(self._CODES)]
+
+    def __call__(self, piece: str, number: int) -> str:
+        """Return `piece` with the colour of token `number`."""
+        origin = self._row.origins[number]
+        codes = [] if origin.level == 1 else [self._code(origin.level)[1]]
+        codes += ["4"] if origin.corrected else []
+        return f"\x1b[{';'.join(codes)}m{piece}\x1b[0m" if codes and piece else piece
+
+
+def speed(stats: Stats) -> str:
+    """Format tokens and seconds in a line."""
+    return (
+        f"{stats.num_new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s "
+        f"(prefill {stats.prefill_seconds * 1e3:.1f} ms, decoding {stats.decode_seconds * 1e3:.1f} "
+        "ms)"
+    )
+
+
+def summary(stats: Stats) -> str:
+    """Format speed and the work of each level in a few lines."""
+    lines = [speed(stats)]
+    for number, level in enumerate(stats.levels, 1):
+        line = f"  level {number} {level.name}: {level.num_forward_passes} passes, "
+        line += f"{level.seconds * 1e3:.1f} ms"
+        if level.num_drafts:
+            line += (
+                f", mean acceptance length {level.mean_acceptance_length:.2f}, "
+                f"rate {level.draft_acceptance_rate:.2f}"
+            )
+        lines.append(line)
+    return "\n".join(lines)
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     require_text(texts)
     chain = None if args.auto else build_chain(args)
     tokenizer = tokenizer_of(args)
-    prompts = [text_prompt(args, tokenizer, text) for text in texts]
+    prompts = [prompt_of_text(tokenizer, text, args.system, args.raw) for text in texts]
     if chain is None:
         chain = planned_chain(args, [prompt.input_ids for prompt in prompts])
     if not args.raw and has_template(tokenizer):
@@ -75,8 +276,8 @@ def run(args: argparse.Namespace) -> int:
     if args.target is None:
         print(columns.wrapped(SHIPPED), file=sys.stderr)
     print(stats.table() if args.stats else summary(stats), file=sys.stderr)
-    if drawn := drawn_seeds(args, seeds):
-        print(drawn, file=sys.stderr)
+    if args.seed == [None] and any(args.temperature):  # to sample the same text again
+        print(f"--seed {','.join(map(str, seeds))}", file=sys.stderr)
     return 0
 
 

@@ -181,11 +181,6 @@ class _Renamed(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_old_draft(group: Any) -> None:
-    """Add ``--drafter``, the old name of ``--draft``."""
-    group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
-
-
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the models of a chain."""
     group = parser.add_argument_group(
@@ -225,7 +220,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, metavar, extra, about in rows:
         group.add_argument(name, metavar=metavar, help=about, **extra)
-    add_old_draft(group)
+    group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
     share(group, "--threads", "--measure-again")
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import columns, processor, progress, tiny
-from ..chat import has_template
+from ..chat import has_template, prompt_of_text
 from ..planning.planner import Plan, plan
 from ..tuning import default_store
 from . import options
-from .texts import require_text, text_prompt, tokenizer_of
+from .generate import require_text, tokenizer_of
 
 
 def add_command(commands: Any) -> None:
@@ -75,7 +75,7 @@ def add_command(commands: Any) -> None:
         metavar="FILE",
         help="write the recommended chain, for --chain of generate and chat and Chain.from_plan",
     )
-    sub.set_defaults(run=run, system=None)
+    sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     require_text(questions)
     if not args.prompt and (args.raw or not has_template(tokenizer)):
         questions = [tiny.prompt_of(q) for q in questions]  # with "Answer:" to complete
-    prompts = [text_prompt(args, tokenizer, text).input_ids for text in questions]
+    prompts = [prompt_of_text(tokenizer, text, raw=args.raw).input_ids for text in questions]
     planned = plan(
         levels,
         prompts,

@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.target is not None:
         raise ValueError(f"target: expected one target, given {args.model} and {args.target}")
     args.target = args.model if args.target is None else args.target
+    from ..serving import Server
     from ..serving.api import Endpoint, Limits, require_extra
-    from ..serving.server import Server
-    from .texts import build_chain, tokenizer_of
+    from .generate import build_chain, tokenizer_of
 
     try:
         require_extra()

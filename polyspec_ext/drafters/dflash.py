@@ -31,7 +31,7 @@ from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
 from ..tensors import Place, RowCounts
 from . import checkpoint
-from .base import LONGEST, DraftBlock, DrafterCapabilities, DraftInput
+from .base import LONGEST, DraftBlock, DraftInput
 from .eagle import REQUIRED, SIZES, Reader, load_network
 from .heads import (
     Attention,
@@ -245,38 +245,10 @@ class DFlash(HeadDrafter):
     block of tokens in one pass, and in a longer window no more than a block has. Arguments: as
     for `HeadDrafter`, without trees."""
 
-    kind = "dflash"
+    kind, one_pass = "dflash", True
     _head: DFlashPasses
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        place: str | Path,
-        target: ModelLevel | PreTrainedModel,
-        *,
-        dtype: torch.dtype | None = None,
-        name: str | None = None,
-    ) -> DFlash:
-        """Load a published drafter. Arguments and errors: as for `Eagle.from_pretrained`.
-
-        Args:
-            place: a directory in the format of z-lab, DeepSeek (DSpark) or speculators (dflash,
-                dspark): config.json, and model.safetensors or pytorch_model.bin; or an id on the
-                Hugging Face hub.
-        """
-        arguments.dtype("dtype", dtype)
-        arguments.label("name", name)
-        label = name or Path(str(place)).name
-        return cls(load_dflash(place, target, dtype), name=label)
-
-    @property
-    def config(self) -> DFlashConfig:
-        """The drafter's configuration."""
-        return self._head.config
-
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        return dataclasses.replace(super().capabilities, one_pass=True)
+    _load = staticmethod(load_dflash)
+    config: DFlashConfig
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

@@ -32,7 +32,6 @@ from .heads import (
     RotaryNetwork,
     Where,
 )
-from .trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,47 +137,8 @@ class Eagle(HeadDrafter):
     of a chain. Arguments: as for `HeadDrafter`."""
 
     kind = "eagle"
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        place: str | Path,
-        target: ModelLevel | PreTrainedModel,
-        *,
-        tree: Tree | None = None,
-        dtype: torch.dtype | None = None,
-        name: str | None = None,
-    ) -> Eagle:
-        """Load a published head.
-
-        Args:
-            place: a directory in the format of SafeAILab (SpecForge) or speculators: config.json,
-                and model.safetensors or pytorch_model.bin; or an id on the Hugging Face hub.
-            target: the level or model that the head was trained for, used for embeddings and output
-                head missing in the checkpoint. Below a level with packed weights the head runs on
-                packed copies too, in additional memory, except for a shared output head.
-            tree: `DynamicTree()`, a `StaticTree`, or None for a chain.
-            dtype: dtype of the head; None: the target's.
-            name: for messages; None: the directory's name.
-
-        Raises:
-            TypeError: an argument is of another type.
-            ValueError: the directory is missing, the checkpoint has code in it, tensors are
-                missing, unknown or of another shape, or the head is for another target; the message
-                names the expected and the actual value.
-        """
-        arguments.instance("tree", tree, Tree)
-        arguments.dtype("dtype", dtype)
-        arguments.label("name", name)
-        label = name or Path(str(place)).name
-        return cls(load_head(place, target, dtype), tree, label)
-
-    @property
-    def config(self) -> EagleConfig:
-        """The head's configuration."""
-        config = self._head.config
-        assert isinstance(config, EagleConfig)
-        return config
+    _load = staticmethod(load_head)
+    config: EagleConfig
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

@@ -677,11 +677,7 @@ class HiddenWindow:
             self.add(layers, other.begin.to(device), source.counts.to(device, copy=True))
 
     def add(
-        self,
-        layers: Hidden,
-        begin: Tensor,
-        counts: Tensor,
-        skipped: Tensor | None = None,
+        self, layers: Hidden, begin: Tensor, counts: Tensor, skipped: Tensor | None = None
     ) -> None:
         """Add the states ``[B, T, H]`` of a pass, maybe without a copy, and drop earlier states
         after them. Row b has ``counts[b]`` tokens from position ``begin[b]`` on, of which the first
@@ -727,11 +723,7 @@ class HiddenWindow:
         self.end.copy_(end)
 
     def _put(
-        self,
-        layers: Hidden,
-        second: Tensor,
-        skipped: Tensor | None,
-        above: Tensor | None,
+        self, layers: Hidden, second: Tensor, skipped: Tensor | None, above: Tensor | None
     ) -> Tensor:
         """Write the states of a pass to the ring, but not `skipped` states and states before
         position `above`; in few operators, for captured steps. Returns the positions of the first

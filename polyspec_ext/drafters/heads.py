@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -45,6 +46,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and sines
 Where = tuple[Tensor, Tensor | None]  # positions of pairs, and their mask
 
 _Network = TypeVar("_Network", bound="HeadNetwork")
+_Drafter = TypeVar("_Drafter", bound="HeadDrafter")
 _FOLLOW_LENGTH = ("dynamic", "longrope")  # rope types that depend on the longest position
 
 
@@ -81,6 +83,7 @@ class HeadNetwork(nn.Module):
     operators: LayerOperators | None = None
     key_shape: tuple[int, int] | None = None
     longest = 0
+    new_cache: Callable[..., FeatureCache] = FeatureCache
 
     def packed(self: _Network) -> _Network:
         """Return a copy on packed weights, with fused norms, activations and layers of known
@@ -303,7 +306,7 @@ class HeadPasses:
         # (A packed product has a dtype, and no weights.)
         self._head_dtype: torch.dtype = getattr(getattr(head, "weight", head), "dtype", self.dtype)
         self.config = config = network.config
-        self.features = FeatureCache(
+        self.features = network.new_cache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
         self._weights: Place | None = None  # None: not collected since `begin`
@@ -389,8 +392,10 @@ class HeadPasses:
             self.features.appended(counts)
         return out
 
-    def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append pairs, and return the state after each row's last pair, ``[B, 1, H]``."""
+    def _behind(
+        self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts, head: int = 0
+    ) -> Tensor:
+        """Append pairs of `head`; return the state after each row's last pair, ``[B, 1, H]``."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
         else:
@@ -398,7 +403,7 @@ class HeadPasses:
         width, even = tokens.shape[1], counts.all(tokens.shape[1])
         masked = width > self._runs.longest
         inputs = self.features.inputs(width, None if even else counts, masked)
-        out = self._pass(tokens, states, inputs)
+        out = self._pass(tokens, states, inputs, head)
         if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
@@ -416,11 +421,13 @@ class HeadPasses:
         logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where, head: int = 0) -> Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        return self._runs.read(embeds, states, where, cache)
+        runs: Any = self._runs
+        out: Tensor = (runs.heads[head] if head else runs).read(embeds, states, where, cache)
+        return out
 
 
 class HeadDrafter:
@@ -437,6 +444,9 @@ class HeadDrafter:
     """
 
     kind = "head"
+    one_pass = False  # whether a pass drafts all tokens
+    in_target = False  # whether the target's checkpoint has the heads, which may be several
+    _load: Callable[..., HeadPasses]
 
     def __init__(
         self,
@@ -448,11 +458,51 @@ class HeadDrafter:
         arguments.instance("head", head, HeadPasses, none=False)
         arguments.instance("tree", tree, Tree)
         arguments.function("draw", draw)
+        if self.one_pass and tree is not None:
+            raise ValueError(f"tree: expected None for {self.kind}, given {arguments.shown(tree)}")
         self._head, self.tree, self.name = head, tree, name or self.kind
+        self.config: Any = head.config
         self.vocab_size, self.device = head.vocab_size, head.device
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
         self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
+
+    @classmethod
+    def from_pretrained(
+        cls: type[_Drafter],
+        place: str | Path,
+        target: ModelLevel | PreTrainedModel,
+        *,
+        tree: Tree | None = None,
+        dtype: torch.dtype | None = None,
+        name: str | None = None,
+    ) -> _Drafter:
+        """Load published heads.
+
+        Args:
+            place: a directory with config.json, and model.safetensors or pytorch_model.bin, or an
+                id on the Hugging Face hub. EAGLE: in the format of SafeAILab (SpecForge) or
+                speculators. DFlash: of z-lab, DeepSeek (DSpark) or speculators (dflash, dspark).
+                MTP: the target's checkpoint.
+            target: the level or model that the head was trained for, used for embeddings and output
+                head missing in the checkpoint. Below a level with packed weights the head runs on
+                packed copies too, in additional memory, except for a shared output head.
+            tree: `DynamicTree()`, a `StaticTree`, or None for a chain. DFlash: None.
+            dtype: dtype of the head; None: the target's.
+            name: for messages; None: the directory's name, of MTP heads "mtp".
+
+        Raises:
+            TypeError: an argument is of another type.
+            ValueError: the directory is missing, the checkpoint has code in it, tensors are
+                missing, unknown or of another shape, or the head is for another target; the message
+                names the expected and the actual value.
+        """
+        arguments.instance("tree", tree, Tree)
+        arguments.dtype("dtype", dtype)
+        arguments.label("name", name)
+        most = {"most": 1} if cls.in_target and tree is not None else {}
+        label = name or (cls.kind if cls.in_target else Path(str(place)).name)
+        return cls(cls._load(place, target, dtype, **most), tree, label)
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -469,6 +519,7 @@ class HeadDrafter:
             continues=True,
             device_lengths=self._head.features.in_one_place,
             id_map=self._head.id_map,
+            one_pass=self.one_pass,
         )
 
     def _tree_size(self, depth: int) -> TreeSize:

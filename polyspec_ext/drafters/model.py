@@ -27,14 +27,7 @@ from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import IdMap, RowCounts
 from ..validate import NODE_MAX, TEMPERATURE_MAX
-from .base import (
-    DraftBlock,
-    DrafterCapabilities,
-    DraftInput,
-    RowBuffer,
-    TreeSize,
-    processed,
-)
+from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize, processed
 
 DEEPEST = 32  # maximum tokens of each of several paths; rule "block" verifies no more
 BEAM = 0.5  # temperature up to which a beam's accepted paths are longer (docs/drafters/paths.md)

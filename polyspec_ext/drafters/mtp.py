@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel, cache_name, decoder_layers
@@ -30,7 +29,6 @@ from . import checkpoint
 from .checkpoint import Target
 from .features import LAST, FeatureCache
 from .heads import HeadConfig, HeadDrafter, HeadNetwork, HeadPasses, Where
-from .trees import Tree
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -437,32 +435,15 @@ def _exact(model: Target) -> set[str]:
 class MTP(HeadDrafter):
     """Multi-token prediction heads as the drafter of a chain. Each step but the first reads the
     state of the step before. Head k drafts token k, and the last head all later tokens, so that a
-    single head drafts any number. Arguments: as for `HeadDrafter`."""
+    single head drafts any number. Arguments: as for `HeadDrafter`.
 
-    kind = "mtp"
+    `from_pretrained` loads only the heads from the target's checkpoint, for trees only the first
+    head; the target is also used for rotary positions.
+    """
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        place: str | Path,
-        target: ModelLevel | PreTrainedModel,
-        *,
-        tree: Tree | None = None,
-        dtype: torch.dtype | None = None,
-        name: str | None = None,
-    ) -> MTP:
-        """Load only the heads from a model's checkpoint; for trees only the first head. Arguments
-        and errors: as for `Eagle.from_pretrained`.
-
-        Args:
-            place: the directory of the target's checkpoint, or an id on the Hugging Face hub.
-            target: the model of this checkpoint, also used for rotary positions.
-            name: for messages; None: "mtp".
-        """
-        arguments.instance("tree", tree, Tree)
-        arguments.dtype("dtype", dtype)
-        arguments.label("name", name)
-        return cls(load_mtp(place, target, dtype, None if tree is None else 1), tree, name)
+    kind, in_target = "mtp", True
+    _load = staticmethod(load_mtp)
+    config: MTPConfig
 
 
 # ---- several heads -------------------------------------------------------------------------------
@@ -477,7 +458,7 @@ class SeveralNetwork(HeadNetwork):
     def __init__(self, config: HeadConfig, heads: Sequence[HeadNetwork]) -> None:
         super().__init__()
         self.config, self.heads = config, nn.ModuleList(heads)
-        first = heads[0]
+        first, self.new_cache = heads[0], functools.partial(SeveralCache, len(heads))
         self.key_shape, self.longest = first.key_shape, first.longest
 
     def packed(self) -> SeveralNetwork:
@@ -603,42 +584,18 @@ class SeveralPasses(HeadPasses):
 
     def __init__(self, network: SeveralNetwork, *args: Any) -> None:
         super().__init__(network, *args)
-        config, self._count = network.config, len(network.heads)
         self._drafted = torch.empty(0, 0)
-        self.features = SeveralCache(
-            self._count,
-            config.layer,
-            config.feature_size,
-            config.hidden_size,
-            self.dtype,
-            self.device,
-        )
 
-    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
-        out = super()._pass(tokens, states, where)
-        self.features.note(0, out, tokens)
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where, head: int = 0) -> Tensor:
+        out = super()._pass(tokens, states, where, head)
+        self.features.note(head, out, None if head else tokens)
         return out
 
     def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        head, features = min(step, self._count - 1), self.features
+        head = min(step, len(self.network.heads) - 1)
         if step > head:
-            masked = self._runs.longest < 1
-            inputs = features.inputs(1, None if counts.all(1) else counts, masked)
-            return self._read(head, tokens, states, inputs)
+            return self._behind(False, tokens, states, counts, head)
         self._drafted = tokens if step == 1 else torch.cat([self._drafted, tokens], 1)
-        ids, before, new = features.later(head, counts, self._drafted)
-        width = ids.shape[1]
-        masked = width > self._runs.longest
-        inputs = features.inputs(width, None if new.all(width) else new, masked)
-        out = self._read(head, ids, before, inputs)
-        features.note(head, out)
-        features.has_read(head, counts)
-        last = new.less(1).on(self.device)
-        return out.gather(1, last[:, None, None].expand(-1, 1, out.shape[2]))
-
-    def _read(self, head: int, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
-        network: Any = self._runs.heads
-        embeds = self._embed(tokens).to(states.dtype)
-        cache = self.features.cache
-        out: Tensor = network[head].read(embeds, states, where, cache)
+        out = self._behind(False, *self.features.later(head, counts, self._drafted), head)
+        self.features.has_read(head, counts)
         return out

@@ -313,7 +313,7 @@ def draw_paths(
     beams, samples = (known is None or bool(x.any()) for x in (certain, ~certain))
     samples = samples and inputs.wants_rows
     draws = PathDraws(inputs, paths, draw, device)
-    joined, best, rows = Joined(len(tokens), paths, device), Beam(paths), None
+    best, rows = Beam(paths), None
     texts = tokens.new_empty(len(tokens), 1, 0)  # draft tokens up to each node of a pass
     nodes: list[Tensor] = []
     parents: list[Tensor] = []
@@ -332,8 +332,11 @@ def draw_paths(
                 rows = _exact_rows(inputs.rows, 1 + paths * most, logits)
             begin = 1 + paths * (at - 1) if at else 0
             rows.logits[:, begin : begin + logits.shape[1]] = logits
-            drawn = joined.append(draws.next(logits, joined.first, at))
-            depth = drawn if depth is None else either(certain, depth, drawn)
+            drawn = draws.append(logits, at)
+            if depth is not None:
+                pairs = zip(depth, drawn, strict=True)
+                drawn = Depth(*(torch.where(certain[:, None], a, b) for a, b in pairs))
+            depth = drawn
         assert depth is not None
         nodes.append(id_map.to_above(depth.entries))
         above = depth.above + paths * (at - 1)
@@ -366,25 +369,6 @@ class Depth(NamedTuple):
     above: Tensor  # ``[B, K]`` int64, index of each node's parent in the depth above
 
 
-class Joined:
-    """Paths of i.i.d. tokens, joined by common prefixes: K paths in each of B rows.
-
-    Attributes:
-        first: ``[B, K]`` int64, for each path the first path with the same tokens so far.
-    """
-
-    def __init__(self, batch: int, paths: int, device: torch.device) -> None:
-        self._same = torch.ones(batch, paths, paths, dtype=torch.bool, device=device)
-        self.first = torch.zeros(batch, paths, dtype=torch.int64, device=device)
-
-    def append(self, entries: Tensor) -> Depth:
-        """Append the tokens ``[B, K]`` of the paths, each drawn from the row of its `first`."""
-        depth = Depth(entries, self.first)
-        self._same &= entries[:, :, None] == entries[:, None, :]
-        self.first = self._same.to(torch.uint8).argmax(-1)
-        return depth
-
-
 class Beam:
     """The `paths` likeliest continuations, by the product of probabilities at temperature 1."""
 
@@ -405,14 +389,12 @@ class Beam:
         return Depth(entries.flatten(1).gather(1, best), best // self._paths)
 
 
-def either(certain: Tensor, beam: Depth, drawn: Depth) -> Depth:
-    """Return the nodes of the beam in rows with `certain`, ``[B]`` bool, and the drawn nodes in
-    others."""
-    return Depth(*(torch.where(certain[:, None], a, b) for a, b in zip(beam, drawn, strict=True)))
-
-
 class PathDraws:
-    """The draws of all K paths of a draft, with different keys."""
+    """The draws of all K paths of a draft, with different keys, joined by prefixes.
+
+    Attributes:
+        first: ``[B, K]`` int64, for each path the first path with the same tokens so far.
+    """
 
     def __init__(
         self, inputs: DraftInput, paths: int, draw: Callable[..., Any], device: torch.device
@@ -429,13 +411,22 @@ class PathDraws:
         self._tokens = torch.empty(batch * paths, inputs.most, dtype=torch.int64, device=device)
         self._status = torch.zeros_like(self._tokens, dtype=torch.int32)
         self._known = self._tokens.new_zeros(batch * paths, inputs.most, 2)
+        self._same = torch.ones(batch, paths, paths, dtype=torch.bool, device=device)
+        self.first = torch.zeros(batch, paths, dtype=torch.int64, device=device)
+
+    def append(self, logits: Tensor, at: int) -> Depth:
+        """Append the nodes at depth `at`; arguments as for `next`."""
+        depth = Depth(self.next(logits, self.first, at), self.first)
+        self._same &= depth.entries[:, :, None] == depth.entries[:, None, :]
+        self.first = self._same.to(torch.uint8).argmax(-1)
+        return depth
 
     def next(self, logits: Tensor, first: Tensor, at: int) -> Tensor:
         """Draw the token at depth `at` of each path, ``[B, K]``.
 
         Args:
             logits: ``[B, K, V]`` after the tokens of each path so far; ``[B, 1, V]`` at depth 0.
-            first: ``[B, K]`` int64, path of the row of logits to draw from (`Joined`).
+            first: ``[B, K]`` int64, path of the row of logits to draw from.
         """
         batch = torch.arange(len(logits), device=logits.device)
         behind = logits[batch[:, None], first].flatten(0, 1)[:, None]
@@ -668,11 +659,7 @@ class TreePass(NamedTuple):
         return (self.lags - 1).clamp_min(0)
 
     def along(
-        self,
-        logits: Tensor,
-        hidden: Mapping[int, Tensor] | None,
-        result: Any,
-        path: Tensor,
+        self, logits: Tensor, hidden: Mapping[int, Tensor] | None, result: Any, path: Tensor
     ) -> tuple[Tensor, Mapping[int, Tensor] | None]:
         """Return logits and hidden states of the accepted path, in text order; `result` is the
         result of `verify_tree`, and `path` its path from `placed`."""

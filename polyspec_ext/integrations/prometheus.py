@@ -14,9 +14,9 @@ Names follow vLLM's, with this package's prefix; the labels ``level`` (1 is the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..stats import LevelStats, Stats, merge
 
@@ -153,7 +153,123 @@ def prometheus_text(*requests: Stats, namespace: str = "polyspec") -> str:
         collector.add(stats)
     registry = collector._core.CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    return _text(registry)
+
+
+def _text(registry: Any) -> str:
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(registry)
     return text.decode()
+
+
+# ---- an endpoint ---------------------------------------------------------------------------------
+
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
+    "time_to_first_token_seconds": ("From the arrival of a request to its first token.", _SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a request.", _SECONDS),
+    "e2e_request_latency_seconds": ("From the arrival of a request to its end.", _SECONDS),
+    "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
+    "request_generation_tokens": ("New tokens of a request.", _TOKENS),
+}
+_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of finished requests.",
+    "generation_tokens": "New tokens.",
+    "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "spec_decode_num_drafts": "Blocks verified by the target that had at least one token.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified by the target.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted by the target.",
+}
+
+
+class Metrics:
+    """Metrics of an endpoint: vLLM's, and those of `RequestCollector` for each level.
+
+    Args:
+        model: name that labels every series of vLLM's.
+        server: the `Server` that runs the requests.
+    """
+
+    def __init__(self, model: str, server: Any) -> None:
+        import prometheus_client as client  # of the extra `server`
+
+        self._registry = client.CollectorRegistry()
+        self._levels = RequestCollector()
+        self._registry.register(self._levels)
+
+        def series(kind: Any, name: str, text: str, label: str = "", **options: Any) -> Any:
+            labels = ["model_name", label] if label else ["model_name"]
+            family = kind(f"vllm:{name}", text, labels, registry=self._registry, **options)
+            return family if label else family.labels(model)
+
+        for name, text in (("running", "Requests that run."), ("waiting", "Requests that wait.")):
+            gauge = series(client.Gauge, f"num_requests_{name}", text)
+            gauge.set_function(lambda name=name: getattr(server, name))
+        self._model = model
+        self._counters = {
+            name: series(client.Counter, name, text) for name, text in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: series(client.Histogram, name, text, buckets=bounds)
+            for name, (text, bounds) in _HISTOGRAMS.items()
+        }
+        text, label = "Requests that ended.", "finished_reason"
+        self._reasons = series(client.Counter, "request_success", text, label)
+        for reason in ("stop", "length", "abort", "error"):
+            self._reasons.labels(model, reason)  # 0 before the first
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position in a draft."
+        self._positions = series(client.Counter, name, text, "position")
+
+    def tokens(self, count: int, seconds: float, first: bool) -> None:
+        """Count tokens that arrived together.
+
+        Args:
+            count: >= 1.
+            seconds: since the tokens before, or, of the `first`, since the request's arrival.
+            first: of the request.
+        """
+        self._counters["generation_tokens"].inc(count)
+        if first:
+            self._histograms["time_to_first_token_seconds"].observe(seconds)
+            return
+        for _ in range(count):
+            self._histograms["inter_token_latency_seconds"].observe(seconds / count)
+
+    def finished(
+        self, reason: str, prompt: int, new: int, seconds: float, stats: Stats | None
+    ) -> None:
+        """Count a request that has ended.
+
+        Args:
+            reason: `Event.finish_reason`.
+            prompt, new: tokens of the prompt and of the answer.
+            seconds: from arrival to end.
+            stats: None where the request did not run to its end.
+        """
+        self._reasons.labels(self._model, reason).inc()
+        for name, value in (
+            ("e2e_request_latency_seconds", seconds),
+            ("request_prompt_tokens", prompt),
+            ("request_generation_tokens", new),
+        ):
+            self._histograms[name].observe(value)
+        counts = {"prompt_tokens": prompt}
+        if stats is not None:
+            target = stats.levels[0]
+            counts["prefix_cache_queries"] = stats.num_prompt_tokens
+            counts["prefix_cache_hits"] = stats.num_cached_tokens
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+                counts[f"spec_decode_{name}"] = getattr(target, name)
+            for position, accepted in enumerate(target.num_accepted_tokens_per_pos):
+                self._positions.labels(self._model, position).inc(accepted)
+            self._levels.add(stats)
+        for name, count in counts.items():
+            self._counters[name].inc(count)
+
+    def text(self) -> str:
+        """Return all series in Prometheus's text format."""
+        return _text(self._registry)

@@ -2,7 +2,7 @@
 with a common registry for `Chain`, `ps.plan` and the command line.
 
 Each kind of element has a `Loader`, registered by the module that knows the kind: models and users'
-levels here, drafters and the words for levels below a target in `drafters.words`.
+levels here, drafters and the words for levels below a target in `drafters`.
 """
 
 from __future__ import annotations

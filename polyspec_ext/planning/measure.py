@@ -300,11 +300,7 @@ class Runner:
         return [[list(self.prompts[n]) for n in row] for row in rows]
 
     def run(
-        self,
-        settings: Sequence[Setting],
-        repeats: int,
-        limit: float = float("inf"),
-        every: int = 1,
+        self, settings: Sequence[Setting], repeats: int, limit: float = float("inf"), every: int = 1
     ) -> list[list[Call]]:
         """Run all prompts `repeats` times with each setting, and return the calls by setting.
 
@@ -509,7 +505,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredSeconds:
-    """Measured seconds of the steps of a chain, as `theory.PassSeconds`."""
+    """Measured seconds of the steps of a chain, as `planning.PassSeconds`."""
 
     measured: Measured
     parts: Sequence[int]

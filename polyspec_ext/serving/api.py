@@ -18,10 +18,9 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..chat import ends_of_turn, has_template
-from .answers import Answers, Choice, Piece
-from .metrics import Metrics
-from .protocol import Model, Refusal, Wanted, parse, read, wrong
-from .server import AsyncServer, Event, Server, ServerFull
+from ..integrations.prometheus import Metrics
+from . import AsyncServer, Event, Server, ServerFull
+from .protocol import Answers, Choice, Model, Piece, Refusal, Wanted, parse, read, wrong
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -191,9 +190,7 @@ class Endpoint:
             return _json({"object": "list", "data": [model]})
         if name != self.model.name:
             raise Refusal(
-                404,
-                f"model: expected {self.model.name!r}, given {name!r}",
-                code="model_not_found",
+                404, f"model: expected {self.model.name!r}, given {name!r}", code="model_not_found"
             )
         return _json(model)
 

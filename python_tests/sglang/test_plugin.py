@@ -19,7 +19,6 @@ import polyspec_ext as ps
 from polyspec_ext import tiny
 from polyspec_ext.integrations import Settings, sglang
 from polyspec_ext.integrations.sglang import rule as plugin
-from polyspec_ext.integrations.sglang import worker
 
 # What the plug-in uses of SGLang 0.5.23: module, name, parameters or fields (none: whatever it
 # has).
@@ -377,7 +376,7 @@ class Engine:
         target = SimpleNamespace(model_runner=SimpleNamespace(model_config=config))
         arguments = SimpleNamespace(speculative_num_draft_tokens=window[0] + 1, overlap=overlap)
         settings = Settings("block", tuple(levels), tuple(window))
-        kind = worker.worker_class(settings)
+        kind = plugin.worker_class(settings)
         self.worker = kind(arguments, 0, 0, target)
         self.overlap = overlap
         self.accepted = 0

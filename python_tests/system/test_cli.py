@@ -20,7 +20,6 @@ import transformers
 import polyspec_ext as ps
 from benchmarks.__main__ import make_parser as benchmarks_parser
 from polyspec_ext import cli, tiny
-from polyspec_ext.cli import entry
 from training import tiny_models
 from training.__main__ import make_parser as training_parser
 
@@ -367,7 +366,7 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 @pytest.mark.parametrize("columns", ["40", "100"])
 def test_every_help_renders(capsys, monkeypatch, columns) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    found = [*commands(entry.make_parser()), *commands(benchmarks_parser())]
+    found = [*commands(cli.make_parser()), *commands(benchmarks_parser())]
     found += [*commands(training_parser()), tiny_models.make_parser()]
     assert len(found) > 10
     for parser in found:

@@ -44,7 +44,7 @@ def test_no_line_is_too_long_and_no_cell_is_lost(seed: int) -> None:
 
 def test_a_narrow_table_has_a_line_a_row() -> None:
     rows = [("first", ["1", "a"]), ("second one", ["20", "bb"])]
-    text = columns.table("", ["n", "letters"], rows, left=1)
+    text = columns.table("", ["n", "letters"], rows)
     assert text.splitlines() == [
-        "             n  letters", "first        1  a", "second one  20  bb",
+        "             n  letters", "first        1        a", "second one  20       bb",
     ]  # fmt: skip

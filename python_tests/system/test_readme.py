@@ -21,8 +21,7 @@ from transformers import DynamicCache, GenerationConfig
 
 import polyspec_ext as ps
 from benchmarks.__main__ import make_parser as benchmarks_parser
-from polyspec_ext import tiny
-from polyspec_ext.cli import entry
+from polyspec_ext import cli, tiny
 from polyspec_ext.integrations import processors
 from polyspec_ext.integrations import transformers as generation_checks
 from training import tiny_models
@@ -141,7 +140,7 @@ STAND_INS = {
 
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
-    "polyspec_ext": entry.make_parser,
+    "polyspec_ext": cli.make_parser,
     "benchmarks": benchmarks_parser,
     "training": training_parser,
     "training.tiny_models": tiny_models.make_parser,

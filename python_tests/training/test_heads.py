@@ -15,7 +15,7 @@ from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.cli.entry import run_command
+from polyspec_ext.cli import run_command
 from polyspec_ext.drafters.mtp import load_mtp, new_mtp
 from polyspec_ext.levels import HuggingFaceLevel, load
 from polyspec_ext.tensors import RowCounts

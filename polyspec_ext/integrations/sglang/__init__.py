@@ -44,7 +44,5 @@ def _register(settings: Settings) -> None:
     sample = functools.partial(rule.eagle_sample, rule=settings.rule)
     HookRegistry.register(_SAMPLE, sample, HookType.AROUND)
     if settings.levels:
-        from . import worker
-
         windows = settings.window or (8,) * len(settings.levels)
-        worker.register(dataclasses.replace(settings, window=windows))
+        rule.register(dataclasses.replace(settings, window=windows))
