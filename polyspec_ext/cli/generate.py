@@ -21,7 +21,6 @@ from ..files import ChainFile
 from ..levels import tokenizer_at
 from ..levels.sources import model_source, original
 from ..outputs import Output
-from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..stats import Stats
 from ..tuning import default_store
@@ -52,7 +51,11 @@ def sampling_of(args: argparse.Namespace, count: int, n: int = 1) -> dict[str, A
                 f"{len(values)}"
             )
     of_rules = [(params.pop(name) * count)[:count] for name in penalties]
-    params["rules"] = [LogitsRules(*values) for values in zip(*of_rules, strict=True)]
+    rules = list(zip(*of_rules, strict=True))
+    if set(rules) != {(1.0, 0.0, 0.0)}:  # else all are off
+        from ..rules import LogitsRules
+
+        params["rules"] = [LogitsRules(*values) for values in rules]
     request = {name: values if len(values) > 1 else values[0] for name, values in params.items()}
     return {**request, "stop": args.stop}
 

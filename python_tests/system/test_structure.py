@@ -280,11 +280,11 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (33_967, 111),
+    "polyspec_ext": (33_655, 99),
     "polyspec_ext/integrations/vllm": (1_000, 7),
-    "benchmarks": (5_961, 21),
+    "benchmarks": (5_959, 21),
     "training": (1_500, 7),
-    "python_tests": (43_019, 195),
+    "python_tests": (41_631, 190),
 }
 
 
@@ -331,7 +331,7 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
     names, lines = loaded("generate", "2 + 2 =", "--max-new-tokens", "2")
     assert "polyspec_ext.chain" in names
     assert not {"polyspec_ext.planning", "polyspec_ext.integrations"} & names
-    assert lines <= 15_906
+    assert lines <= 15_606
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
