@@ -22,7 +22,7 @@ from polyspec_ext import validate as _checks
 SIZE_MAX = 2**31 - 1
 
 # Tensors with a value per request are checked by the operators; here all values are scalars.
-_ANYWHERE: _checks.Place = (1, torch.device("cpu"))
+_ANYWHERE: _checks.Common = (1, torch.device("cpu"))
 
 
 def shown(value: object) -> str:
@@ -256,7 +256,7 @@ def model(name: str, value: Any) -> None:
     raise TypeError(f"{name}: expected a loaded model of transformers, given {shown(value)}{hint}")
 
 
-def place(name: str, value: Any) -> torch.device:
+def supported_device(name: str, value: Any) -> torch.device:
     """Return a device of a type that the operators support: CPU, or CUDA in a CUDA build."""
     expected = f"{name}: expected a torch.device or a name such as 'cpu' or 'cuda:0', given"
     if not isinstance(value, str | torch.device):
@@ -279,7 +279,7 @@ def device(name: str, value: Any) -> torch.device | None:
     """Return an available device that the operators support; None stays None."""
     if value is None:
         return None
-    dev = place(name, value)
+    dev = supported_device(name, value)
     if dev.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (dev.index or 0) >= count:

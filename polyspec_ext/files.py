@@ -19,9 +19,9 @@ GGUF_MAGIC = b"GGUF"
 _OLD = 24 * 3600  # seconds after which a partial file is abandoned
 
 
-def path_of(place: str | Path) -> Path:
+def path_of(location: str | Path) -> Path:
     """Return a path; a leading tilde is expanded to the user's folder."""
-    path = Path(place)
+    path = Path(location)
     try:
         return path.expanduser()
     except RuntimeError:  # no such user
@@ -37,40 +37,40 @@ def begins(path: Path, first: bytes) -> bool:
         return False
 
 
-def is_gguf(place: object) -> bool:
+def is_gguf(location: object) -> bool:
     """Return whether a path is a GGUF file, by its name or its first bytes."""
-    if not isinstance(place, str | Path):
+    if not isinstance(location, str | Path):
         return False
-    path = path_of(place)
+    path = path_of(location)
     return path.is_file() and (path.suffix.lower() == ".gguf" or begins(path, GGUF_MAGIC))
 
 
 @contextmanager
-def replacing(place: Path) -> Iterator[Path]:
-    """Yield a temporary path to write; it replaces `place` when the block ends.
+def replacing(location: Path) -> Iterator[Path]:
+    """Yield a temporary path to write; it replaces `location` when the block ends.
 
-    Other processes may read or write `place` at the same time: each sees a whole file, old or new,
-    and a mapped file does not change. If the block raises, the temporary file is removed; the
+    Other processes may read or write it at the same time: each sees a whole file, old or new, and
+    a mapped file does not change. If the block raises, the temporary file is removed; the
     temporary file of a killed process is removed a day later.
     """
-    place = place.resolve()  # replaces the target of a link, not the link
-    temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex[:12]}.part")
+    location = location.resolve()  # replaces the target of a link, not the link
+    temporary = location.with_name(f"{location.name}.{uuid.uuid4().hex[:12]}.part")
     try:
         yield temporary
-        os.replace(temporary, place)
+        os.replace(temporary, location)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    for other in place.parent.glob(f"{glob.escape(place.name)}.*.part"):
+    for other in location.parent.glob(f"{glob.escape(location.name)}.*.part"):
         with contextlib.suppress(OSError):
             if time.time() - other.stat().st_mtime > _OLD:
                 other.unlink()
 
 
-def replace_text(place: Path, text: str) -> None:
-    """Replace the contents of `place` by `text` in UTF-8."""
-    with replacing(place) as temporary:
+def replace_text(location: Path, text: str) -> None:
+    """Replace the contents of `location` by `text` in UTF-8."""
+    with replacing(location) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

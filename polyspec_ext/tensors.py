@@ -277,7 +277,7 @@ class RowLengths:
         if bound is not None:
             self.bound = min(self.bound, bound)
 
-    def place(self, lengths: RowCounts) -> None:
+    def assign(self, lengths: RowCounts) -> None:
         """Set the lengths, longer lengths included; the caller ensures that the slots have the
         tokens. Lengths unknown to the host require a `limit`."""
         known = lengths.host
@@ -297,7 +297,7 @@ class RowLengths:
         else:
             gone = set(slots)
             left = [0 if row in gone else n for row, n in enumerate(self.host)]
-            self.place(RowCounts(left))
+            self.assign(RowCounts(left))
         self.status.index_fill_(0, index, 0)
 
     def select(self, indices: torch.Tensor) -> None:
@@ -478,7 +478,7 @@ def gather(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return states.gather(1, index.expand(-1, -1, states.shape[2]))
 
 
-class Place:
+class MemoryKey:
     """A graph key for the memory that a step uses beside its inputs.
 
     Args:
@@ -503,7 +503,7 @@ class Place:
         self.form, self.span = form, span
         self._hash = hash((self.tensors, form, span))
 
-    def of_any_span(self) -> Place:
+    def of_any_span(self) -> MemoryKey:
         """Return the key of the same memory without the span."""
         other = copy.copy(self)
         other.span, other._hash = None, hash((self.tensors, self.form, None))
@@ -514,7 +514,7 @@ class Place:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Place)
+            isinstance(other, MemoryKey)
             and self._hash == other._hash
             and self.owner() is other.owner()
             and (self.form, self.span, self.tensors) == (other.form, other.span, other.tensors)

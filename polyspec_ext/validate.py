@@ -30,7 +30,7 @@ RULES = {"token": 0, "block": 1}
 _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
-Place = tuple[int, torch.device]  # batch size and device of all tensors of a call
+Common = tuple[int, torch.device]  # batch size and device of all tensors of a call
 
 
 class Form:
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     vocabulary size, shape of the draft tokens (`text`: in messages), and offsets ``[B+1]`` int64,
     the first row of each request; None: ``[B, K+1]`` rows."""
 
-    place: Place
+    common: Common
     rows: int
     vocab: int
     tokens: tuple[int, ...]
@@ -77,7 +77,7 @@ def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
     raise ValueError(f"{name}: expected shape {expected}, given {list(tensor.shape)}")
 
 
-def logits(name: str, value: Any, shape: str, rank: int) -> Place:
+def logits(name: str, value: Any, shape: str, rank: int) -> Common:
     """Require a tensor of `rank` dimensions in fp32, bf16 or fp16, with unit stride along the
     vocabulary; return its batch and device. `shape` is for messages, such as "[B, V]"."""
     if not isinstance(value, torch.Tensor) or value.dtype not in LOGITS_DTYPES:
@@ -114,7 +114,7 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
     """Require the target's logits, ``[B, K+1, V]``, or with offsets ``[N, V]``."""
     letter = form.letter
     if offsets is None:
-        place = logits("target_logits", target_logits, form.even[0], 3)
+        common = logits("target_logits", target_logits, form.even[0], 3)
         batch, rows, vocab = target_logits.shape
         if rows < 1:
             raise ValueError(
@@ -122,7 +122,7 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
             )
         if most is not None and most != rows - 1:
             raise ValueError(f"{form.most}: expected {letter} = {rows - 1} or None, given {most}")
-        return Layout(place, rows, vocab, (batch, rows - 1), form.even[1], None)
+        return Layout(common, rows, vocab, (batch, rows - 1), form.even[1], None)
     count, device = logits("target_logits", target_logits, form.ragged[0], 2)
     if not isinstance(offsets, torch.Tensor) or offsets.dim() != 1 or offsets.shape[0] < 1:
         described = list(offsets.shape) if isinstance(offsets, torch.Tensor) else kind_of(offsets)
@@ -136,15 +136,15 @@ def layout(form: Form, target_logits: Any, offsets: Any, most: Any) -> Layout:
     return Layout((batch, device), limit + 1, vocab, (count,), form.ragged[1], offsets)
 
 
-def holders(slots: Any, place: Place, *values: Any) -> tuple[torch.Tensor | None, Place]:
+def holders(slots: Any, common: Common, *values: Any) -> tuple[torch.Tensor | None, Common]:
     """Return the slots as int64 [B], and (number, device) of the parameters at slots; their number
-    is the length of the first tensor in `values`. Without slots: None and `place`."""
+    is the length of the first tensor in `values`. Without slots: None and `common`."""
     if slots is None:
-        return None, place
-    slots = table("slots", slots, place, (place[0],), "[B]", torch.int64)
+        return None, common
+    slots = table("slots", slots, common, (common[0],), "[B]", torch.int64)
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim() > 0:
-            return slots, (value.shape[0], place[1])
+            return slots, (value.shape[0], common[1])
     raise ValueError("slots: expected parameters that lie at slots, [S] tensors, given none")
 
 
@@ -154,8 +154,10 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name}: expected the logits' device {device}, given {tensor.device}")
 
 
-def _per_request(name: str, tensor: torch.Tensor, place: Place, dtype: torch.dtype) -> torch.Tensor:
-    batch, device = place
+def _per_request(
+    name: str, tensor: torch.Tensor, common: Common, dtype: torch.dtype
+) -> torch.Tensor:
+    batch, device = common
     if tensor.shape != (batch,):
         _wrong_shape(name, f"[{batch}] (a value per request or slot) or a Python scalar", tensor)
     on_device(name, tensor, device)
@@ -167,7 +169,7 @@ def _gathered(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def per_request(
-    place: Place,
+    common: Common,
     temperature: Any,
     top_k: Any,
     top_p: Any,
@@ -179,18 +181,18 @@ def per_request(
     """Return the sampling parameters in the operators' form: each as a scalar, and None or a tensor
     that overrides the scalar."""
     return (
-        *real("temperature", temperature, place, TEMPERATURE_MAX),
-        *integer("top_k", top_k, place),
-        *real("top_p", top_p, place),
-        *real("min_p", min_p, place),
-        *_seed(seed, place),
-        *integer("position", position, place),
-        *integer("round", round, place, ROUND_MAX),
+        *real("temperature", temperature, common, TEMPERATURE_MAX),
+        *integer("top_k", top_k, common),
+        *real("top_p", top_p, common),
+        *real("min_p", min_p, common),
+        *_seed(seed, common),
+        *integer("position", position, common),
+        *integer("round", round, common, ROUND_MAX),
     )
 
 
 def real(
-    name: str, value: Any, place: Place, high: float = 1.0
+    name: str, value: Any, common: Common, high: float = 1.0
 ) -> tuple[float, torch.Tensor | None]:
     """Require a number in [0, high], or a floating tensor [B]: (scalar, None) or (unused,
     tensor)."""
@@ -199,7 +201,7 @@ def real(
         if isinstance(value, torch.Tensor):
             if not value.dtype.is_floating_point:
                 wrong_kind(name, "a number or a floating-point tensor", value)
-            return 0.0, _per_request(name, value, place, torch.float32)
+            return 0.0, _per_request(name, value, common, torch.float32)
         if kind is bool or not isinstance(value, numbers.Real):
             wrong_kind(name, "a number or a floating-point tensor", value)
         value = float(value)
@@ -219,7 +221,7 @@ def _index(name: str, value: Any) -> int:
 
 
 def integer(
-    name: str, value: Any, place: Place, high: int = INT64_MAX, low: int = 0
+    name: str, value: Any, common: Common, high: int = INT64_MAX, low: int = 0
 ) -> tuple[int, torch.Tensor | None]:
     """Require an integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused,
     tensor)."""
@@ -227,19 +229,19 @@ def integer(
         if isinstance(value, torch.Tensor):
             if value.dtype not in INT_DTYPES:
                 wrong_kind(name, "an integer or an integer tensor", value)
-            return 0, _per_request(name, value, place, torch.int64)
+            return 0, _per_request(name, value, common, torch.int64)
         value = _index(name, value)
     if not low <= value <= high:
         raise ValueError(f"{name}: expected an integer in [{low}, {high}], given {value}")
     return value, None
 
 
-def _seed(value: Any, place: Place) -> tuple[int, torch.Tensor | None]:
+def _seed(value: Any, common: Common) -> tuple[int, torch.Tensor | None]:
     if isinstance(value, torch.Tensor):
         if value.dtype == torch.uint64:
             value = value.view(torch.int64)
-        return integer("seed", value, place)
-    bits, _ = integer("seed", value, place, SEED_MAX)
+        return integer("seed", value, common)
+    bits, _ = integer("seed", value, common, SEED_MAX)
     return (bits if bits <= INT64_MAX else bits - 2**64), None
 
 
@@ -261,7 +263,7 @@ def rule(value: Any) -> int:
 
 
 def table(
-    name: str, value: Any, place: Place, shape: tuple[int, ...], text: str, dtype: torch.dtype
+    name: str, value: Any, common: Common, shape: tuple[int, ...], text: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """Require an integer tensor of an exact shape on the logits' device; return it contiguous, of
     `dtype`."""
@@ -269,23 +271,23 @@ def table(
         wrong_kind(name, "an integer tensor", value)
     if value.shape != shape:
         _wrong_shape(name, f"{text} = {list(shape)}", value)
-    on_device(name, value, place[1])
+    on_device(name, value, common[1])
     return _gathered(value, dtype)
 
 
-def allowed(value: Any, place: Place, shape: tuple[int, ...], vocab: int, text: str) -> Any:
+def allowed(value: Any, common: Common, shape: tuple[int, ...], vocab: int, text: str) -> Any:
     """Return an allow-mask as contiguous int32 words ``[*shape, ceil(V / 32)]``, or None."""
     if value is None:
         return None
     if not isinstance(value, torch.Tensor) or value.dtype != torch.int32:
         wrong_kind("allowed", "an int32 tensor of 32 ids a word, or None", value)
-    return table("allowed", value, place, (*shape, -(-vocab // 32)), text, torch.int32)
+    return table("allowed", value, common, (*shape, -(-vocab // 32)), text, torch.int32)
 
 
-def ids(name: str, value: Any, place: Place) -> torch.Tensor:
+def ids(name: str, value: Any, common: Common) -> torch.Tensor:
     """Return token ids as int64 [1, E] (the same for all requests) or [B, E] on the logits' device,
     of an integer, integers (-1 is no id), or an integer tensor [E] or [B, E]."""
-    batch, device = place
+    batch, device = common
     if not isinstance(value, torch.Tensor):
         listed = list(value) if isinstance(value, Sequence) else [value]
         tokens = [_index(name, entry) for entry in listed]
@@ -302,7 +304,7 @@ def ids(name: str, value: Any, place: Place) -> torch.Tensor:
     return _gathered(value, torch.int64)
 
 
-def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | None:
+def draws(value: Any, common: Common, count: int, text: str) -> torch.Tensor | None:
     """Require the caller's 64-bit draws as int64 (or uint64) bits, [B, count]."""
     if value is None:
         return None
@@ -310,14 +312,14 @@ def draws(value: Any, place: Place, count: int, text: str) -> torch.Tensor | Non
         wrong_kind("draws", "an int64 tensor of 64-bit draws", value)
     if value.dtype == torch.uint64:
         value = value.view(torch.int64)
-    return table("draws", value, place, (place[0], count), text, torch.int64)
+    return table("draws", value, common, (common[0], count), text, torch.int64)
 
 
 def drafted(
     logits_: Any,
     statistics: Any,
     target_to_draft: Any,
-    place: Place,
+    common: Common,
     vocab: int,
     shape: tuple[int, int] | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -332,8 +334,8 @@ def drafted(
         return None, None
     rank, form = (3, "[B, K, Vd]") if shape is not None else (2, "[R, Vd] (with draft_rows)")
     _, device = logits("draft_logits", logits_, form, rank)
-    if device != place[1]:
-        on_device("draft_logits", logits_, place[1])
+    if device != common[1]:
+        on_device("draft_logits", logits_, common[1])
     *rows, width = logits_.shape
     if shape is not None and tuple(rows) != shape:
         _wrong_shape("draft_logits", f"{form} = [{shape[0]}, {shape[1]}, Vd]", logits_)
@@ -344,10 +346,10 @@ def drafted(
             expected = "an int64 tensor of distributions from sample or verify"
             wrong_kind("draft_statistics", expected, statistics)
         form = "[R, 2]" if shape is None else "[B, K, 2]"
-        statistics = table("draft_statistics", statistics, place, (*rows, 2), form, torch.int64)
+        statistics = table("draft_statistics", statistics, common, (*rows, 2), form, torch.int64)
     if target_to_draft is not None:
         target_to_draft = table(
-            "target_to_draft", target_to_draft, place, (vocab,), "[V]", torch.int32
+            "target_to_draft", target_to_draft, common, (vocab,), "[V]", torch.int32
         )
     return statistics, target_to_draft
 

@@ -138,7 +138,7 @@ def tokenizer_of(args: argparse.Namespace) -> Any:
     path = original(args.target)
     source = model_source("target", path)
     try:
-        return tokenizer_at(source.place)
+        return tokenizer_at(source.location)
     except ValueError as error:
         raise ValueError(f"target: {error}") from error
 

@@ -112,20 +112,20 @@ def count_of(names: Iterable[str], begin: str) -> int:
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def folder_of(place: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> Path:
+def folder_of(location: str | Path, files: Sequence[str] = ("*.json", *_FILES)) -> Path:
     """Return a directory, or the directory of a download from the hub by its id."""
-    folder = arguments.path("place", place)
+    folder = arguments.path("location", location)
     if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(str(place), allow_patterns=list(files)))
+        return Path(snapshot_download(str(location), allow_patterns=list(files)))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
-            f"{place}: expected a directory, or the id of a checkpoint on the hub: {reason}"
+            f"{location}: expected a directory, or the id of a checkpoint on the hub: {reason}"
         ) from error
 
 
@@ -223,10 +223,10 @@ def names_in(file: Path) -> set[str]:
 HEADS = {"eagle": "EAGLE", "dflash": "DFlash"}  # kinds of directories with a head
 
 
-def head_kind(place: str | Path) -> str | None:
+def head_kind(location: str | Path) -> str | None:
     """Return the kind in `HEADS` of a directory's head, by its configuration, or by a Llama's with
     a single layer and the tensor of the product that fuses states; None: no head."""
-    folder = Path(place)
+    folder = Path(location)
     if not (folder / "config.json").is_file():
         return None
     config = read_config(folder)

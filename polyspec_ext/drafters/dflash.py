@@ -29,7 +29,7 @@ from .. import arguments
 from ..kv_cache.layers import additive, attend, query_positions, visible_slots
 from ..levels.base import InputBlock, LevelOutput
 from ..levels.models import ModelLevel
-from ..tensors import Place, RowCounts
+from ..tensors import MemoryKey, RowCounts
 from . import checkpoint
 from .base import LONGEST, DraftBlock, DraftInput
 from .eagle import REQUIRED, SIZES, Reader, load_network
@@ -121,10 +121,10 @@ class MarkovHead(nn.Module):
 
 
 def load_dflash(
-    place: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
+    location: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
 ) -> DFlashPasses:
     """Load the drafter in a directory."""
-    return DFlashPasses(*load_network(place, target, dtype, parse, DFlashNetwork, _NAMES))
+    return DFlashPasses(*load_network(location, target, dtype, parse, DFlashNetwork, _NAMES))
 
 
 # ---- drafts --------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class DFlashPasses(HeadPasses):
     def begin(self, batch: int, capacity: int) -> None:
         super().begin(batch, capacity + self.config.block_size)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> MemoryKey | None:
         # The mask tokens of a block follow the longest text.
         return super().reserve_span(tokens + self.config.block_size, followed)
 

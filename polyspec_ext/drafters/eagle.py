@@ -126,10 +126,10 @@ class EagleNetwork(RotaryNetwork):
 
 
 def load_head(
-    place: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
+    location: str | Path, target: ModelLevel | PreTrainedModel, dtype: torch.dtype | None = None
 ) -> HeadPasses:
     """Load the head in a directory."""
-    return HeadPasses(*load_network(place, target, dtype, parse, EagleNetwork))
+    return HeadPasses(*load_network(location, target, dtype, parse, EagleNetwork))
 
 
 class Eagle(HeadDrafter):
@@ -433,7 +433,7 @@ class Reader:
 
 
 def load_network(
-    place: str | Path,
+    location: str | Path,
     target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None,
     parse: Callable[..., Any],
@@ -449,7 +449,7 @@ def load_network(
             read.
     """
     model = Target(target)
-    folder = checkpoint.folder_of(place)
+    folder = checkpoint.folder_of(location)
     name, text = str(folder), model.text
     content, read = checkpoint.read_config(folder), checkpoint.read_folder(folder)
     tensors = _renamed(read, name, (*_NAMES, *names))

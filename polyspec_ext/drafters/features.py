@@ -19,7 +19,7 @@ from ..levels.base import Hidden
 from ..levels.fused import pack_layers
 from ..levels.models import ModelLevel
 from ..ops.schedule import Plan
-from ..tensors import Place, RowCounts
+from ..tensors import MemoryKey, RowCounts
 from . import checkpoint
 from .base import DraftBlock, DrafterCapabilities, DraftInput, HiddenStates, TreeSize
 from .checkpoint import Target, count_of
@@ -150,7 +150,7 @@ class FeatureCache:
         if self._pairs.host is None:
             self._pairs = RowCounts(list(self._pairs))
             self.cache.note_lengths(self._pairs)
-            self.cache.rows.place(self._pairs)  # drafted pairs may follow
+            self.cache.rows.assign(self._pairs)  # drafted pairs may follow
         assert self._pairs.host is not None
         return self._pairs.host
 
@@ -162,7 +162,7 @@ class FeatureCache:
         if left.host is None:
             # The cache has these pairs and the drafted pairs.
             torch.minimum(self._memory, left.on(self.device), out=self._memory)
-            self._cache.rows.place(self._pairs)
+            self._cache.rows.assign(self._pairs)
             return
         self._pairs = RowCounts(list(map(min, self._on_host(), left.host)))
         self._cache.rollback(self._pairs)
@@ -184,7 +184,7 @@ class FeatureCache:
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, followed: bool = False
-    ) -> Place | None:
+    ) -> MemoryKey | None:
         """Begin a round without host synchronisation (`DeviceLengths`) in which no row gets longer
         than `tokens`, drafted pairs included. `more`: further dependencies of the passes beside
         the cache. `followed`: a single call, after which the caller notes the cache's lengths."""
@@ -470,7 +470,7 @@ class LastStateDrafter:
     @classmethod
     def from_pretrained(
         cls: type[_Drafter],
-        place: str | Path,
+        location: str | Path,
         target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
@@ -479,7 +479,7 @@ class LastStateDrafter:
         """Load published heads.
 
         Args:
-            place: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and
+            location: a directory with the heads' file (`medusa_lm_head.pt`, `hydra_lm_head.pt`) and
                 an optional config.json; or an id on the Hugging Face hub.
             target: the level or model that the heads were trained for. Below a level with packed
                 weights the heads run on packed copies too, in additional memory.
@@ -495,7 +495,7 @@ class LastStateDrafter:
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
         kind = cls.HEADS
-        folder = checkpoint.folder_of(place, (kind.FILE, "*.json"))
+        folder = checkpoint.folder_of(location, (kind.FILE, "*.json"))
         if kind.FORM is not None and (folder / "config.json").is_file():
             key, expected = kind.FORM
             form = checkpoint.read_config(folder).get(key, expected)
@@ -514,7 +514,7 @@ class LastStateDrafter:
             return heads
 
         heads = model.load(make, tensors, dtype, name)
-        return cls(heads, tree or DynamicTree(), Path(str(place)).name, model.pack)
+        return cls(heads, tree or DynamicTree(), Path(str(location)).name, model.pack)
 
     @property
     def num_heads(self) -> int:
@@ -548,7 +548,7 @@ class LastStateDrafter:
         return lengths
 
     def reserve_span(self, tokens: int) -> Hashable:
-        return Place(self._runs, self._runs.tensors())
+        return MemoryKey(self._runs, self._runs.tensors())
 
     @torch.inference_mode()
     def draft(self, inputs: DraftInput) -> DraftBlock:

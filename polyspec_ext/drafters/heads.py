@@ -29,7 +29,7 @@ from ..levels.fused import pack_layers, use_fused
 from ..levels.models import ModelLevel
 from ..ops import unchecked
 from ..ops.decoder import FEW_TOKENS, LayerOperators
-from ..tensors import IdMap, Place, RowCounts
+from ..tensors import IdMap, MemoryKey, RowCounts
 from .base import LONGEST, CapturedPasses, DraftBlock, DrafterCapabilities, DraftInput, TreeSize
 from .checkpoint import Target
 from .features import FeatureCache, Pairs
@@ -309,7 +309,7 @@ class HeadPasses:
         self.features = network.new_cache(
             config.layer, config.feature_size, config.hidden_size, self.dtype, self.device
         )
-        self._weights: Place | None = None  # None: not collected since `begin`
+        self._weights: MemoryKey | None = None  # None: not collected since `begin`
         self.passes: CapturedPasses | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -323,13 +323,13 @@ class HeadPasses:
         if self._runs.key_shape is not None:
             self.features.allocate(*self._runs.key_shape)
 
-    def reserve_span(self, tokens: int, followed: bool = False) -> Place | None:
+    def reserve_span(self, tokens: int, followed: bool = False) -> MemoryKey | None:
         """Reserve a span (`FeatureCache.reserve_span`) with all tensors that passes use beside
         their inputs."""
         if self._weights is None:
             parts = (self._runs, self._embed, self._head)
             weights = [x for module in parts for x in (*module.parameters(), *module.buffers())]
-            self._weights = Place(self.network, weights + self.id_map.tensors)
+            self._weights = MemoryKey(self.network, weights + self.id_map.tensors)
         return self.features.reserve_span(tokens, self._weights, followed)
 
     def captured(
@@ -352,7 +352,7 @@ class HeadPasses:
         assert self.passes is not None
         assert before is not None, "the host follows these passes"
 
-        def reserve(tokens: int) -> Place | None:
+        def reserve(tokens: int) -> MemoryKey | None:
             return self.reserve_span(tokens + beside, followed=True)
 
         (output,) = self.passes.call(
@@ -470,7 +470,7 @@ class HeadDrafter:
     @classmethod
     def from_pretrained(
         cls: type[_Drafter],
-        place: str | Path,
+        location: str | Path,
         target: ModelLevel | PreTrainedModel,
         *,
         tree: Tree | None = None,
@@ -480,8 +480,8 @@ class HeadDrafter:
         """Load published heads.
 
         Args:
-            place: a directory with config.json, and model.safetensors or pytorch_model.bin, or an
-                id on the Hugging Face hub. EAGLE: in the format of SafeAILab (SpecForge) or
+            location: a directory with config.json, and model.safetensors or pytorch_model.bin, or
+                an id on the Hugging Face hub. EAGLE: in the format of SafeAILab (SpecForge) or
                 speculators. DFlash: of z-lab, DeepSeek (DSpark) or speculators (dflash, dspark).
                 MTP: the target's checkpoint.
             target: the level or model that the head was trained for, used for embeddings and output
@@ -501,8 +501,8 @@ class HeadDrafter:
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
         most = {"most": 1} if cls.in_target and tree is not None else {}
-        label = name or (cls.kind if cls.in_target else Path(str(place)).name)
-        return cls(cls._load(place, target, dtype, **most), tree, label)
+        label = name or (cls.kind if cls.in_target else Path(str(location)).name)
+        return cls(cls._load(location, target, dtype, **most), tree, label)
 
     @property
     def capabilities(self) -> DrafterCapabilities:

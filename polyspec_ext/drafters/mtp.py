@@ -239,14 +239,14 @@ def _layer_config(text: Any, kinds: Sequence[str], sparse: bool) -> Any:
 
 
 def load_mtp(
-    place: str | Path,
+    location: str | Path,
     target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
     most: int | None = None,
 ) -> HeadPasses:
     """Load the heads in the target's checkpoint, at most `most`."""
     model = Target(target)
-    folder = checkpoint.folder_of(place)
+    folder = checkpoint.folder_of(location)
     name, count = str(folder), model.text.num_hidden_layers
     names = set[str]().union(*map(checkpoint.names_in, checkpoint.weight_files(folder)))
     plain = list(map(_plain, names))
@@ -523,7 +523,7 @@ class SeveralCache(FeatureCache):
             for head, known in enumerate(self._known, 1)
         ]
         if self.cache.rows.host != list(counts):  # after an interrupted pass
-            self.cache.rows.place(self._pairs)
+            self.cache.rows.assign(self._pairs)
 
     def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:
         """Append the states ``[B, W, H]`` of a head's pass; for the first head also its tokens
@@ -553,7 +553,7 @@ class SeveralCache(FeatureCache):
         ends, known = list(rows.host), self._known[head - 1]
         begins = [n if on else end for n, on, end in zip(known, some, ends, strict=True)]
         counts = RowCounts(list(map(int.__sub__, ends, begins)))
-        rows.place(RowCounts(begins))
+        rows.assign(RowCounts(begins))
         first = self.cache.layers[self._first]
         before = self.cache.layers[self._first + head - 1]
         pairs = RowCounts(begins).on(self.device)[:, None]

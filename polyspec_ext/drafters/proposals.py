@@ -713,9 +713,9 @@ class NGramTable:
             recent.append(token)
         return Proposal(recent[known:])
 
-    def save(self, place: str | Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the table as JSON, including unfinished texts."""
-        place = arguments.path("place", place)
+        path = arguments.path("path", path)
         self._counts.close()
         counts = self._counts
         content = {
@@ -725,15 +725,15 @@ class NGramTable:
             "max_entries": counts.limit,
             "followers": [[list(k), list(n.items())] for k, n in counts.followers.items()],
         }
-        replace_text(place, json.dumps(content))
+        replace_text(path, json.dumps(content))
 
     @classmethod
-    def load(cls, place: str | Path, learning: bool = True) -> NGramTable:
+    def load(cls, path: str | Path, learning: bool = True) -> NGramTable:
         """Read the table that `save` wrote."""
-        place = arguments.path("place", place)
+        path = arguments.path("path", path)
         arguments.flag("learning", learning)
         try:
-            content = json.loads(place.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']}")
             table = cls(
@@ -745,6 +745,6 @@ class NGramTable:
             }
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
-                f"place: expected a file that NGramTable.save wrote, given {str(place)!r}: {error}"
+                f"path: expected a file that NGramTable.save wrote, given {str(path)!r}: {error}"
             ) from error
         return table

@@ -25,7 +25,7 @@ from transformers import Cache
 
 from .. import arguments
 from ..ops import kv as cache_ops
-from ..tensors import Place, RowCounts, RowLengths
+from ..tensors import MemoryKey, RowCounts, RowLengths
 from ..validate import INT_DTYPES
 from .layers import RollbackLayer, additive, ancestors, query_positions
 
@@ -213,7 +213,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         kind = arguments.dtype("dtype", dtype)
         if kind is None:
             raise TypeError("dtype: expected that of the model's activations, given None")
-        device = arguments.place("device", device)
+        device = arguments.supported_device("device", device)
         text = config.get_text_config(decoder=True)
         self.types = _layer_types(text)
         self.dtype = kind
@@ -642,7 +642,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for layer, (keys, values) in zip(self.layers, saved, strict=True):
             if len(keys):
                 layer.put(keys[:, :count], values[:, :count], begin)
-        rows.place(RowCounts([end]))
+        rows.assign(RowCounts([end]))
 
     def take(self, other: RollbackCache, rows: Sequence[int]) -> None:
         """Replace row ``rows[b]`` by row b of `other`, a cache of the same model.
@@ -671,7 +671,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         for layer, filled in zip(self.layers, other.layers, strict=True):
             if filled.is_initialized:
                 layer.take(filled, index)
-        mine.place(RowCounts(lengths))
+        mine.assign(RowCounts(lengths))
         mine.status.index_copy_(0, index.to(mine.status.device), theirs.status)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -708,7 +708,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def reserve_span(
         self, tokens: int, more: Hashable = None, tensors: Iterable[Tensor] = ()
-    ) -> Place | None:
+    ) -> MemoryKey | None:
         """Begin a round in which no row exceeds `tokens` tokens; `note_lengths` ends the round.
 
         Args:
@@ -723,7 +723,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if tokens > min(rows.capacity, *(x.shape[2] for x in states)):
             return None
         used = [rows.lengths, rows.base, rows.status, *states, *tensors]
-        return Place(self, used, (rows.capacity, more), rows.span_of(tokens))
+        return MemoryKey(self, used, (rows.capacity, more), rows.span_of(tokens))
 
     def note_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths on the host after a round on the device."""

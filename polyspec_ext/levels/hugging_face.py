@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import arguments
 from ..kv_cache import SequenceState
 from ..kv_cache import factory as caches
-from ..tensors import Place, RowCounts, gather
+from ..tensors import MemoryKey, RowCounts, gather
 from .base import (
     Hidden,
     InputBlock,
@@ -161,7 +161,7 @@ class HuggingFaceLevel(ModelLevel):
         self._reserved = 0
         self._member: Member | None = None
         # Memory of the model's weights; None: to be determined again for a new batch.
-        self._weights: Place | None = None
+        self._weights: MemoryKey | None = None
         # Reason why batches are refused, or None.
         self.one_at_a_time = self._without(masked)
         self.no_trees: str | None = None
@@ -597,13 +597,13 @@ class HuggingFaceLevel(ModelLevel):
 
     # ---- rounds without host synchronisation (`DeviceLengths`) -----------------------
 
-    def reserve_span(self, tokens: int) -> Place | None:
+    def reserve_span(self, tokens: int) -> MemoryKey | None:
         if self._weights is None:
-            self._weights = Place(
+            self._weights = MemoryKey(
                 self._runs, itertools.chain(self._runs.parameters(), self._runs.buffers())
             )
         lengths, ready = ([], ()) if self._member is None else self._member.reserve_span()
-        span: Place | None = self.cache.reserve_span(tokens, (ready, self._weights), lengths)
+        span: MemoryKey | None = self.cache.reserve_span(tokens, (ready, self._weights), lengths)
         return span
 
     def note_lengths(self, lengths: Sequence[int]) -> None:

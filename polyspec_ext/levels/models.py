@@ -152,7 +152,7 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     missing = not offloaded and any(p.is_meta for p in model.parameters())
     if missing or device.type == "meta":
         raise ValueError(f"{name}: expected a model with its weights, given one on the meta device")
-    arguments.place(f"{name}: device", device)
+    arguments.supported_device(f"{name}: device", device)
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
@@ -237,7 +237,7 @@ def _distinct(values: Any) -> str:
 # ---- tokenizers ----------------------------------------------------------------------------------
 
 
-def tokenizer_at(place: str | Path, local: bool = False) -> Any:
+def tokenizer_at(location: str | Path, local: bool = False) -> Any:
     """Load the tokenizer beside a model's weights, or in its GGUF file. With `local`, never use the
     network.
 
@@ -247,7 +247,7 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
     """
     from transformers import AutoTokenizer
 
-    path = path_of(place)
+    path = path_of(location)
     try:
         if is_gguf(path):
             from .gguf import first_part
@@ -255,14 +255,14 @@ def tokenizer_at(place: str | Path, local: bool = False) -> Any:
             file = first_part(path)
             about = file.stat()
             return copy.deepcopy(_in_file(file.resolve(), about.st_mtime_ns, about.st_size))
-        source = str(path if path.exists() else place)
+        source = str(path if path.exists() else location)
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
     except (OSError, ValueError, KeyError, TypeError, ImportError, NotImplementedError) as error:
         raise ValueError(
-            f"expected a tokenizer beside the model, given none that loads in {place}: {error}"
+            f"expected a tokenizer beside the model, given none that loads in {location}: {error}"
         ) from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(f"expected a tokenizer beside the model, given none in {place}")
+        raise ValueError(f"expected a tokenizer beside the model, given none in {location}")
     return tokenizer
 
 

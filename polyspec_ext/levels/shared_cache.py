@@ -190,7 +190,7 @@ class Member:
         rest = [count - begin for count, begin in zip(counts, at, strict=True)]
         if not any(rest):
             return {}
-        self.level.cache.rows.place(RowCounts(at))
+        self.level.cache.rows.assign(RowCounts(at))
         start, end = torch.tensor(at), torch.tensor(done)
         with _put_back(self.level.cache, start, end, int((end - start).max())):
             hidden: Hidden = self.level.append(_shift(tokens, start, max(rest)), rest, layers)
@@ -240,7 +240,7 @@ class Member:
         again = bool(above) and alone if blind else not start.equal(end)
         # With the host's values, if known.
         base, rest, behind = (RowCounts.read(x, not blind) for x in (start, counts, first))
-        cache.rows.place(base)
+        cache.rows.assign(base)
         shifted = replace(
             block,
             tokens=tokens,

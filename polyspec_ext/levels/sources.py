@@ -42,32 +42,32 @@ _POINTER = b"version https://git-lfs"
 COPIES = ("w4", "w8")  # words of 4-bit and 8-bit copies, of the target or of a model after a colon
 
 
-def is_copy(place: object) -> bool:
+def is_copy(location: object) -> bool:
     """Return whether a chain's element is the quantised copy of a named model, as ``w4:DIR``."""
-    return isinstance(place, str) and place.startswith(tuple(f"{word}:" for word in COPIES))
+    return isinstance(location, str) and location.startswith(tuple(f"{word}:" for word in COPIES))
 
 
-def original(place: str | Path) -> str | Path:
-    """Return the source of the copied model, which has the tokenizer: `place` without ``w4:``."""
-    return place[len(copy_prefix(place)) :] if isinstance(place, str) else place
+def original(location: str | Path) -> str | Path:
+    """Return the location of the copied model, which has the tokenizer, without ``w4:``."""
+    return location[len(copy_prefix(location)) :] if isinstance(location, str) else location
 
 
-def copy_prefix(place: object) -> str:
-    """Return ``w4:`` or ``w8:`` if `place` names a copy, else an empty string."""
-    return str(place).partition(":")[0] + ":" if is_copy(place) else ""
+def copy_prefix(location: object) -> str:
+    """Return ``w4:`` or ``w8:`` if `location` names a copy, else an empty string."""
+    return str(location).partition(":")[0] + ":" if is_copy(location) else ""
 
 
 @dataclass(frozen=True)
 class Source:
     """A location to load a model from."""
 
-    place: str  # a directory, an id or a GGUF file
+    location: str  # a directory, an id or a GGUF file
     file: Path | None = None  # the (first) GGUF file; None: a checkpoint of transformers' format
 
     @property
     def is_adapter(self) -> bool:
         """Whether it is the directory of an adapter (LoRA), without the adapted model."""
-        folder = Path(self.place)
+        folder = Path(self.location)
         return folder.is_dir() and not (folder / "config.json").is_file()
 
     @property
@@ -87,12 +87,12 @@ class Source:
             from .gguf import GgufFile, config_of
 
             return config_of(GgufFile(self.file), torch.float32)
-        return AutoConfig.from_pretrained(self.place)
+        return AutoConfig.from_pretrained(self.location)
 
     def model(self, kind: Any, dtype: Any) -> Any:
         """Return the model of a checkpoint, of the class `kind`."""
         loaded, about = kind.from_pretrained(
-            self.place, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+            self.location, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
         for key, expected in (
             ("missing_keys", "the weights {}, given none"),
@@ -119,30 +119,30 @@ def _is_of_head(name: str, names: Sequence[str]) -> bool:
 
 
 @contextmanager
-def found(name: str, place: str | Path) -> Iterator[Source]:
-    """Resolve `place` as `transformers` does; errors become a ValueError that says `name`."""
-    source = model_source(name, place)
+def found(name: str, location: str | Path) -> Iterator[Source]:
+    """Resolve `location` as `transformers` does; errors become a ValueError that says `name`."""
+    source = model_source(name, location)
     try:
         yield source
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # broken files may raise any exception
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise _no_model(name, place, first) from error
+        raise _no_model(name, location, first) from error
 
 
-def model_source(name: str, place: str | Path) -> Source:
-    """Return the source at `place`: a model's directory, a GGUF file, or a possible id.
+def model_source(name: str, location: str | Path) -> Source:
+    """Return the source at `location`: a model's directory, a GGUF file, or a possible id.
 
     Raises:
-        ValueError: `place` is no source of a model; says `name`.
+        ValueError: `location` is no source of a model; says `name`.
     """
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         HFValidationError,
         validate_repo_id,
     )
 
-    text, path = str(place), path_of(place)
+    text, path = str(location), path_of(location)
     if path.is_dir():
         # An adapter's directory names the model that it adapts.
         if not any((path / config).is_file() for config in _CONFIGS):
@@ -161,7 +161,7 @@ def model_source(name: str, place: str | Path) -> Source:
         return Source(str(path), first_part(path))
     try:
         validate_repo_id(text)
-        local = isinstance(place, Path) or path.exists()
+        local = isinstance(location, Path) or path.exists()
     except HFValidationError:
         local = True
     # The name of a file can be a valid id as well, which no model has.
@@ -176,7 +176,7 @@ def model_source(name: str, place: str | Path) -> Source:
     try:
         return Source(_on_the_hub(text))
     except ValueError as error:
-        raise _no_model(name, place, error) from None
+        raise _no_model(name, location, error) from None
 
 
 def _no_model(name: str, source: object, reason: object) -> ValueError:
@@ -217,30 +217,31 @@ def _on_the_hub(model_id: str) -> str:
 
 
 def load_model(
-    place: str | Path,
+    location: str | Path,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     *,
     blocks: bool = True,
-    name: str = "place",
+    name: str = "location",
 ) -> Any:
     """Load the model of an id, directory or GGUF file, in eval mode.
 
     Args:
-        place: a directory with a config.json; a GGUF file, which needs the package gguf (of a split
-            model any file, with the others beside it); or else a model id, which `transformers`
-            looks up in its cache and may request from the network. A path by its form (a `Path`, a
-            string with two or more slashes, or a dot or a tilde first) is never looked up as an id.
+        location: a directory with a config.json; a GGUF file, which needs the package gguf (of a
+            split model any file, with the others beside it); or else a model id, which
+            `transformers` looks up in its cache and may request from the network. A path by its
+            form (a `Path`, a string with two or more slashes, or a dot or a tilde first) is never
+            looked up as an id.
         dtype: a data type, its name, or "auto" for the checkpoint's. None: float32 on the CPU,
             where half precision is slow, and "auto" elsewhere.
         device: None: the CPU.
         blocks: multiply directly with the blocks of a GGUF file, where possible (`levels.gguf`), in
             float32 by default. False: dequantise them.
-        name: name of `place`, for messages.
+        name: name of `location`, for messages.
 
     Raises:
         TypeError: `dtype` is no data type, or `device` no device.
-        ValueError: no model at `place`, missing or unread weights, or a data type or device that
+        ValueError: no model at `location`, missing or unread weights, or a data type or device that
             the operators do not read.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -248,7 +249,7 @@ def load_model(
     where = arguments.device("device", device) or torch.device("cpu")
     default: Any = torch.float32 if where.type == "cpu" else "auto"
     choice = arguments.loaded_dtype("dtype", dtype) or default
-    with found(name, place) as source, progress.loading():
+    with found(name, location) as source, progress.loading():
         if source.file is not None:
             from .gguf import GgufFile, gguf_model, has_blocks
 
@@ -270,17 +271,17 @@ def load_model(
 
 
 def load(
-    place: str | Path,
+    location: str | Path,
     dtype: torch.dtype | str | None = None,
     device: str | torch.device | None = None,
     *,
     pack: bool = False,
     blocks: bool = True,
-    name: str = "place",
+    name: str = "location",
 ) -> HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel:
     """Load a level from a model id, directory or GGUF file. Arguments and errors are as in
     `load_model`; `pack` as in `HuggingFaceLevel`."""
-    model = load_model(place, dtype, device, blocks=blocks, name=name)
+    model = load_model(location, dtype, device, blocks=blocks, name=name)
     options = {} if is_encoder_decoder(model) else {"pack": pack}
     level: HuggingFaceLevel | EncoderDecoderLevel | StatefulLevel
     level = level_class(model)(model, **options)
@@ -519,7 +520,7 @@ def _load_users_level(level: base.Level, options: Options) -> base.Level:
         raise ValueError(
             f"{name}: vocab_size: expected 1 to {arguments.SIZE_MAX}, given {level.vocab_size}"
         )
-    arguments.place(f"{name}: device", getattr(level, "device", "cpu"))
+    arguments.supported_device(f"{name}: device", getattr(level, "device", "cpu"))
     return level
 
 

@@ -94,7 +94,7 @@ Returns:
 """
 
 
-# Results of the operators are like `lengths`, argument number `place`.
+# Results of the operators are like `lengths`, argument number `index`.
 def _register(name: str, index: int) -> None:
     def fake(*arguments: Any) -> Appended:
         lengths = arguments[index]
@@ -103,8 +103,8 @@ def _register(name: str, index: int) -> None:
     torch.library.register_fake(f"polyspec::{name}", fake)
 
 
-for _name, _place in (("append", 4), ("append_paged", 5), ("compact_tree", 3)):
-    _register(_name, _place)
+for _name, _index in (("append", 4), ("append_paged", 5), ("compact_tree", 3)):
+    _register(_name, _index)
 
 
 for _name in ("reserve_pages", "truncate_pages"):

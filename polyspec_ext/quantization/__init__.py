@@ -789,7 +789,7 @@ class Kept:
 
 
 def write_weights(
-    place: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
+    location: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
 ) -> None:
     """Write the weights of the layers in `samples`, at least one, all with the same group size.
     They are taken and written layer by layer: together, a byte for each value, they would be half
@@ -800,7 +800,7 @@ def write_weights(
     header: dict[str, Any] = {}
     sums: dict[str, str] = {}
     begin = group = 0
-    with replacing(place) as whole, whole.open("wb") as file:
+    with replacing(location) as whole, whole.open("wb") as file:
         file.seek(_LENGTH + room)
         for name, matrix in weights:
             group = matrix.group
@@ -827,16 +827,16 @@ def _sum(name: str, content: Any) -> str:
     return f"{zlib.crc32(content, zlib.crc32(name.encode())):08x}"
 
 
-def read_weights(place: Path) -> Kept:
+def read_weights(location: Path) -> Kept:
     """Read a file of `write_weights`. ValueError: the file is damaged, has other contents, or
     numbers that are not finite; names the field."""
     try:
-        with safe_open(place, "pt") as file:
-            return _read(file, f"folder: {place}")
+        with safe_open(location, "pt") as file:
+            return _read(file, f"folder: {location}")
     except SafetensorError as error:
-        raise ValueError(f"folder: expected a safetensors file {place}: {error}") from error
+        raise ValueError(f"folder: expected a safetensors file {location}: {error}") from error
     except OSError as error:
-        raise OSError(f"folder: expected a readable file {place}: {error}") from error
+        raise OSError(f"folder: expected a readable file {location}: {error}") from error
 
 
 def _read(file: Any, name: str) -> Kept:

@@ -3,7 +3,7 @@
 The first call of a step runs eagerly, to warm up lazily initialised libraries and buffers. The
 second call is captured, later calls are replayed. Steps that differ only in the span of attention
 share the warm-up. A graph reads and writes the addresses of its capture, so its key has all of
-them (`Place`), and the graph is dropped with their owner. A replay runs no Python: the caller
+them (`MemoryKey`), and the graph is dropped with their owner. A replay runs no Python: the caller
 updates the state on the host.
 """
 
@@ -22,7 +22,7 @@ from ..drafters.base import LONGEST, TreeSize
 from ..drafters.base import Outputs as Outputs
 from ..levels.base import BatchedLevel, DeviceLengths, InputBlock, LevelOutput
 from ..ops.schedule import Plan
-from ..tensors import Place, RowCounts
+from ..tensors import MemoryKey, RowCounts
 from .plan import ChainConfig, Member, RoundPlan, size_of
 from .rows import PlannedStep, Row, Rows, Step
 
@@ -114,15 +114,17 @@ class Graphs:
 
         Args:
             kind: kind of the step, for a message.
-            key: all dependencies of `step`: the step, the values in its closure, and a `Place` with
-                all memory that it uses.
+            key: all dependencies of `step`: the step, the values in its closure, and a `MemoryKey`
+                of all memory that it uses.
         """
         full = (kind, *key)
         graph = self._graphs.get(full)
         if graph is None:
             if self._failures.get(kind, 0) == _FAILURES:
                 return step()
-            seen = tuple(item.of_any_span() if isinstance(item, Place) else item for item in full)
+            seen = tuple(
+                item.of_any_span() if isinstance(item, MemoryKey) else item for item in full
+            )
             if seen not in self._seen:
                 self._watch(full)
                 outputs = step()
@@ -171,13 +173,13 @@ class Graphs:
             if graphs is not None:
                 graphs._forget()
 
-        for owner in (memory.owner() for memory in _places(key)):
+        for owner in (memory.owner() for memory in _memory_keys(key)):
             if owner is not None and id(owner) not in self._owners:
                 self._owners[id(owner)] = weakref.ref(owner, gone)
 
     def _forget(self) -> None:
         for key in [*self._seen, *self._graphs]:
-            if any(memory.owner() is None for memory in _places(key)):
+            if any(memory.owner() is None for memory in _memory_keys(key)):
                 self._seen.pop(key, None)
                 self._graphs.pop(key, None)
         self._owners = {n: owner for n, owner in self._owners.items() if owner() is not None}
@@ -186,8 +188,8 @@ class Graphs:
 _Key = tuple[Hashable, ...]
 
 
-def _places(key: _Key) -> list[Place]:
-    return [item for item in key if isinstance(item, Place)]
+def _memory_keys(key: _Key) -> list[MemoryKey]:
+    return [item for item in key if isinstance(item, MemoryKey)]
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -239,7 +241,7 @@ class Queue:
         # A step also cuts the caches of lower levels, so the graph depends on their addresses, but
         # not on the span of their passes.
         touched = {
-            at: span.of_any_span() if at > level and isinstance(span, Place) else span
+            at: span.of_any_span() if at > level and isinstance(span, MemoryKey) else span
             for at, span in self._spans.items()
             if at >= level
         }
@@ -247,7 +249,7 @@ class Queue:
         key: list[Hashable] = [level, step.most, step.tail, step.width, self._config.rule]
         if not rows.parameters.greedy and (step.tail or 1 < level < count):
             key.append(rows.pending.padding(1 if draft else level - 1))
-        memory = rows.place(level, step.tail, level in self._gives_hidden)
+        memory = rows.memory_key(level, step.tail, level in self._gives_hidden)
         return self._graphs.run(kind, [*key, memory, tuple(touched), *touched.values()], run)
 
     def end(self, plan: RoundPlan, rows: Rows) -> None:
@@ -354,7 +356,7 @@ class Passes:
             states = [] if out.hidden is None else [out.hidden[layer] for layer in layers]
             return out.logits, out.skipped, *states
 
-        key = (width, block.keep, layers, tree, block.depth, Place(self, [inputs]), span)
+        key = (width, block.keep, layers, tree, block.depth, MemoryKey(self, [inputs]), span)
         kind = f"a pass of {level.name}"
         outputs = run() if span is None else self._graphs.run(kind, key, run)
         lengths.note_lengths(self._cached)
@@ -377,7 +379,7 @@ class Passes:
         span = reserve(self._limit)
         if span is None:
             return run(*fixed)
-        return self._graphs.run(kind, (form, Place(self, fixed), span), lambda: run(*fixed))
+        return self._graphs.run(kind, (form, MemoryKey(self, fixed), span), lambda: run(*fixed))
 
     def _kept(self, name: Hashable, x: torch.Tensor) -> torch.Tensor:
         """Return `x` at a fixed address, at few widths."""

@@ -217,16 +217,16 @@ class RoundPlan(NamedTuple):
         the drafter have read."""
         return level + (self.tail if 1 < level < self.levels else 0)
 
-    def width_at(self, place: int) -> int:
-        """Return the maximum tokens that the level of step number `place` reads: its lag, and its
+    def width_at(self, index: int) -> int:
+        """Return the maximum tokens that the level of step number `index` reads: its lag, and its
         pending tokens. The tail's draft may be the drafter's first, with a window of 0 above it or
         near the end of a text; then it also reads the pending tokens of the target. Not with three
         levels, because the drafter has drafted before."""
         assert self.steps is not None
-        level = self.steps[place]
+        level = self.steps[index]
         if level < self.levels:
             return self.lag(level) + self.max_pending[level - 1]
-        late = self.tail > 0 and self.levels > 3 and place == len(self.steps) - 2
+        late = self.tail > 0 and self.levels > 3 and index == len(self.steps) - 2
         return self.lag(level) + (self.max_pending[0] - self.tail if late else 0)
 
 

@@ -22,7 +22,7 @@ from ..ops import schedule, unchecked
 from ..ops.schedule import HostRounds, HostStep, Plan, RoundShape
 from ..sampling import LogitsProcessors, RequestProcessors, RowProcessor, Sampling, Words, stacked
 from ..stats import Stats
-from ..tensors import IdMap, Place, RowCounts, RowParameters, moved, on_device
+from ..tensors import IdMap, MemoryKey, RowCounts, RowParameters, moved, on_device
 
 if TYPE_CHECKING:
     from ..drafters.features import HiddenWindow
@@ -665,7 +665,7 @@ class Rows:
                 path = root.new_tensor(tree.path_to(slot, node))
                 yield slot, slice(node + 1, node + 2), torch.cat([root, path])
 
-    def place(self, level: int, tail: bool, hidden: bool) -> Place:
+    def memory_key(self, level: int, tail: bool, hidden: bool) -> MemoryKey:
         """Return the memory of a captured step of `level`, which may draft a `tail` or output
         `hidden` states for the drafter."""
         pending, levels = self.pending, self.state.shape.levels
@@ -681,4 +681,4 @@ class Rows:
         if self.hidden is not None and self.hidden.width and (level == levels or hidden):
             tensors += self.hidden.tensors
             form = (*form, self.hidden.width)
-        return Place(self, tensors, form)
+        return MemoryKey(self, tensors, form)

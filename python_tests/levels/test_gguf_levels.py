@@ -369,7 +369,7 @@ def test_headers_that_contradict_their_file(tmp_path: Path, types: dict[str, str
     write_model(file, "qwen2", types)
     for content in damaged(file.read_bytes()).values():
         file.write_bytes(content)
-        with pytest.raises(ValueError, match="place: expected the id, directory or GGUF file"):
+        with pytest.raises(ValueError, match="location: expected the id, directory or GGUF file"):
             load(file)
 
 

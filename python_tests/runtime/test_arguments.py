@@ -201,7 +201,7 @@ def choice(**options: Any) -> Any:
 
 
 def head(kind: Any, **options: Any) -> Any:
-    return kind.from_pretrained(**{"place": "/not/there", "target": model(), **options})
+    return kind.from_pretrained(**{"location": "/not/there", "target": model(), **options})
 
 
 def rows_of_two(name: str, **options: Any) -> Any:
@@ -255,8 +255,8 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
       "learning": FLAG}),
     ("NGramTable.learn", lambda tokens: ps.NGramTable().learn(tokens),
      {"tokens": [None, *NO_VALUE, 1, [None], ["1"], [2.5], [True]]}),
-    ("NGramTable.save", lambda place: ps.NGramTable().save(place), {"place": PATH}),
-    ("NGramTable.load", ps.NGramTable.load, {"place": [*PATH, "/not/there", "/"]}),
+    ("NGramTable.save", lambda path: ps.NGramTable().save(path), {"path": PATH}),
+    ("NGramTable.load", ps.NGramTable.load, {"path": [*PATH, "/not/there", "/"]}),
     ("early_exit", lambda **own: ps.early_exit(**{"target": deep(), "layers": 1, **own}),
      {"target": MODEL, "layers": [*FROM_1, 2]}),
     ("SwitchingDrafter", switching,
@@ -269,12 +269,12 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
      {"paths": [None, *NO_VALUE, 1, [], [1], [[]], [[-1]], [[0], [1, 0]], [[2.5]], [[True]],
                 [[2**31]], ["1"], [[i] for i in range(2**14)]]}),
     ("Eagle", functools.partial(head, ps.Eagle),
-     {"place": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE, "name": NAME}),
+     {"location": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE, "name": NAME}),
     ("Eagle, head", lambda head: ps.Eagle(head), {"head": [None, *NO_OBJECT, model()]}),
     ("Medusa", functools.partial(head, ps.Medusa),
-     {"place": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE}),
+     {"location": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE}),
     ("Hydra", functools.partial(head, ps.Hydra),
-     {"place": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE}),
+     {"location": PATH, "target": MODEL, "tree": TREE, "dtype": DTYPE}),
     ("DraftModel", lambda **own: ps.DraftModel(**{"level": toy.ToyLevel(VOCAB, 1), **own}),
      {"level": [None, *NO_OBJECT, toy.ToyLevel, ps.PromptLookup()], "draw": FUNCTION,
       "vocab_size": without_none(FROM_1)}),
@@ -751,7 +751,7 @@ def test_load(tmp_path: Path) -> None:
         assert [line.split(", ")[1] for line in repr(chain).splitlines()[1:3]] == kinds
     with pytest.raises(ValueError, match=r"^device: .*cuda:99"):
         load(tmp_path, device="cuda:99")
-    with pytest.raises(ValueError, match=r"^place: "):
+    with pytest.raises(ValueError, match=r"^location: "):
         load(tmp_path / "none")
 
 

@@ -14,7 +14,7 @@ from recorder import WatchedGraphs
 
 import polyspec_ext as ps
 from polyspec_ext.drafters import PromptLookup
-from polyspec_ext.tensors import Place, RowCounts, RowLengths
+from polyspec_ext.tensors import MemoryKey, RowCounts, RowLengths
 
 
 def chains(window: list[int], **options: Any) -> tuple[ps.Chain, ps.Chain]:
@@ -186,8 +186,8 @@ def test_a_row_of_nans(faulty: int, at: int, first: int) -> None:
     assert (b.request, b.level) == (1, faulty + 1)
 
 
-def places_of(keys: Iterable[tuple[Any, ...]]) -> set[Place]:
-    return {part for key in keys for part in key if isinstance(part, Place)}
+def places_of(keys: Iterable[tuple[Any, ...]]) -> set[MemoryKey]:
+    return {part for key in keys for part in key if isinstance(part, MemoryKey)}
 
 
 def test_a_graph_for_every_number_of_slots_that_attention_reads() -> None:

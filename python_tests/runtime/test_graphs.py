@@ -29,7 +29,7 @@ from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities
 from polyspec_ext.policies import RoundReport
 from polyspec_ext.runtime.graphs import CudaRecorder, Graphs, Outputs, Run
-from polyspec_ext.tensors import Place, RowCounts
+from polyspec_ext.tensors import MemoryKey, RowCounts
 
 OPTIONS: dict[str, Any] = {"temperature": 1.0, "seed": 5, "eos_token_id": []}
 
@@ -300,28 +300,28 @@ class Owner:
 def test_the_same_address_of_another_owner_is_another_place() -> None:
     memory = torch.zeros(3)
     one, two = Owner(), Owner()
-    assert Place(one, [memory]) == Place(one, [memory])
-    assert hash(Place(one, [memory])) == hash(Place(two, [memory]))
-    assert Place(one, [memory]) != Place(two, [memory])
-    assert Place(one, [memory]) != Place(one, [memory], 1)
-    assert Place(one, [memory]) != Place(one, [memory[:2]])
-    assert Place(one, [memory]) != Place(one, [memory.view(torch.int32)])
-    assert Place(one, [memory]) != Place(one, [memory, memory])
-    assert Place(one, [memory.view(1, 3)]) != Place(one, [memory.expand(1, 3)[:, :0]])
+    assert MemoryKey(one, [memory]) == MemoryKey(one, [memory])
+    assert hash(MemoryKey(one, [memory])) == hash(MemoryKey(two, [memory]))
+    assert MemoryKey(one, [memory]) != MemoryKey(two, [memory])
+    assert MemoryKey(one, [memory]) != MemoryKey(one, [memory], 1)
+    assert MemoryKey(one, [memory]) != MemoryKey(one, [memory[:2]])
+    assert MemoryKey(one, [memory]) != MemoryKey(one, [memory.view(torch.int32)])
+    assert MemoryKey(one, [memory]) != MemoryKey(one, [memory, memory])
+    assert MemoryKey(one, [memory.view(1, 3)]) != MemoryKey(one, [memory.expand(1, 3)[:, :0]])
     graphs = Graphs(Recorder(), progress=False)
 
     def step() -> Outputs:
         return (memory.add_(1),)
 
     for expected in (1, 2, 3):
-        (out,) = graphs.run("k", [Place(one, [memory])], step)
+        (out,) = graphs.run("k", [MemoryKey(one, [memory])], step)
         assert out.tolist() == memory.tolist() == [expected] * 3
     assert (graphs.num_captures, graphs.num_replays, len(graphs)) == (1, 1, 1)
-    graphs.run("k", [Place(two, [memory])], step)
+    graphs.run("k", [MemoryKey(two, [memory])], step)
     assert (graphs.num_captures, graphs.num_replays) == (1, 1)
     del one
     assert len(graphs) == 0
-    graphs.run("k", [Place(two, [memory])], step)
+    graphs.run("k", [MemoryKey(two, [memory])], step)
     assert (graphs.num_captures, len(graphs)) == (2, 1)
     forgotten = weakref.ref(graphs)
     del graphs  # though an owner is still there
@@ -430,7 +430,7 @@ def test_a_kind_that_failed_twice_is_not_captured_again() -> None:
     def run(kind: str, *numbers: int) -> None:
         for number in numbers:
             for _ in range(3):
-                place = Place(owner, [memory])
+                place = MemoryKey(owner, [memory])
                 graphs.run(kind, [number, place], lambda: (memory.add_(1),))
 
     run("a", 0)

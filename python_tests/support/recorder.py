@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from polyspec_ext.kv_cache.rollback import RollbackCache
 from polyspec_ext.runtime.graphs import Graphs, Outputs, Run
-from polyspec_ext.tensors import Place
+from polyspec_ext.tensors import MemoryKey
 
 # Operators that give the host a value.
 READS = ("_local_scalar_dense", "nonzero", "equal", "item", "is_nonzero")
@@ -201,7 +201,7 @@ def traces_of_keys(graphs: Graphs) -> Iterator[dict[Any, list[list[str]]]]:
 
 def addresses(key: Any) -> set[int]:
     """All that a key names."""
-    if isinstance(key, Place):
+    if isinstance(key, MemoryKey):
         return {one[0] for one in key.tensors} | addresses(key.form)
     return set().union(*map(addresses, key)) if isinstance(key, list | tuple) else set()
 
