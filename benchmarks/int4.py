@@ -15,7 +15,7 @@ from polyspec_ext.cli import options
 from polyspec_ext.errors import PolyspecError
 from polyspec_ext.levels.products import DenseLinear, OneDnnLinear, in_huge_pages
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization import CudaInt4Linear, Int4Weights
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 GROUP = 128
 COLD = 96 << 20  # bytes of different weights in a turn, more than caches store

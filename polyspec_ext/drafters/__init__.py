@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from .dflash import DFlash
     from .eagle import Eagle
     from .features import FeatureCache, Hydra, Medusa
+    from .lookup import NGramTable, PromptLookup, SuffixMatch
     from .mtp import MTP
-    from .proposals import NGramTable, PromptLookup, ProposalDrafter, SuffixMatch, SwitchingDrafter
+    from .proposals import ProposalDrafter
+    from .switching import SwitchingDrafter
     from .trees import DynamicTree, StaticTree
 
 __all__ = [
@@ -51,9 +53,9 @@ __all__ = [
 # Imported when first used: all but models as drafters.
 _LATER = {
     "DFlash": "dflash", "DynamicTree": "trees", "Eagle": "eagle", "FeatureCache": "features",
-    "Hydra": "features", "MTP": "mtp", "Medusa": "features", "NGramTable": "proposals",
-    "PromptLookup": "proposals", "ProposalDrafter": "proposals", "StaticTree": "trees",
-    "SuffixMatch": "proposals", "SwitchingDrafter": "proposals",
+    "Hydra": "features", "MTP": "mtp", "Medusa": "features", "NGramTable": "lookup",
+    "PromptLookup": "lookup", "ProposalDrafter": "proposals", "StaticTree": "trees",
+    "SuffixMatch": "lookup", "SwitchingDrafter": "switching",
 }  # fmt: skip
 
 

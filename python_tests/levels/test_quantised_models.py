@@ -13,12 +13,13 @@ from small_models import PROMPT, llama, make, plain_greedy
 from torch import nn
 
 import polyspec_ext as ps
-from polyspec_ext import quantization as rules
 from polyspec_ext import tiny
 from polyspec_ext.cli import main
 from polyspec_ext.levels import load
 from polyspec_ext.levels.gguf import BlockLinear
-from polyspec_ext.quantization import quantisable, stored_w4, weights_of
+from polyspec_ext.quantization import stored_w4
+from polyspec_ext.quantization import weights as rules
+from polyspec_ext.quantization.weights import quantisable, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:levels.*more parameters")
 

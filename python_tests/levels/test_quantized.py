@@ -20,9 +20,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import polyspec_ext as ps
 from benchmarks.int4 import torch_form
 from polyspec_ext import processor, tiny
-from polyspec_ext import quantization as int4_weights
 from polyspec_ext.ops import int4
-from polyspec_ext.quantization import Int4Linear, Int4Weights
+from polyspec_ext.quantization import calibration
+from polyspec_ext.quantization import weights as int4_weights
+from polyspec_ext.quantization.weights import Int4Linear, Int4Weights
 
 QUESTIONS = (
     "A farmer has 12 cows and sells 5 of them. How many are left?",
@@ -81,10 +82,10 @@ def test_feedback_loses_less_than_rounding() -> None:
     x = torch.randn(600, 128, generator=random) @ mixing
     hessian = x.T @ x
     rounded = int4_weights.round_to_nearest(weight, 32)
-    fed_back = int4_weights.with_feedback(weight, hessian, 32)
+    fed_back = calibration.with_feedback(weight, hessian, 32)
     assert loss(weight, fed_back, hessian) < 0.5 * loss(weight, rounded, hessian)
     # Inputs that do not correlate give nothing to feed back.
-    plain = int4_weights.with_feedback(weight, torch.eye(128), 32)
+    plain = calibration.with_feedback(weight, torch.eye(128), 32)
     assert plain.values.equal(rounded.values)
     assert plain.scales.equal(rounded.scales)
     for made in (rounded, fed_back):
@@ -101,10 +102,10 @@ def test_groups_of_the_largest_inputs_are_rounded_first() -> None:
         [1.0, 4.0, 0.5, 2.0]
     ).repeat_interleave(32)
     hessian = x.T @ x
-    made = int4_weights.with_feedback(weight, hessian, 32)
+    made = calibration.with_feedback(weight, hessian, 32)
     order = torch.tensor([2, 0, 3, 1])
     columns = torch.arange(128).view(4, 32)[order].flatten()
-    other = int4_weights.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
+    other = calibration.with_feedback(weight[:, columns], hessian[columns][:, columns], 32)
     assert other.values.equal(made.values[:, columns])
     assert other.scales.equal(made.scales[:, order])
     assert other.zeros.equal(made.zeros[:, order])
@@ -115,7 +116,7 @@ def test_inputs_that_are_never_seen_do_no_harm() -> None:
     weight = torch.randn(8, 64, generator=random)
     x = torch.randn(100, 64, generator=random)
     x[:, 10:40] = 0
-    made = int4_weights.with_feedback(weight, x.T @ x, 32)
+    made = calibration.with_feedback(weight, x.T @ x, 32)
     assert torch.isfinite(dequantised(made)).all()
     assert (weight - dequantised(made)).abs().max() < 1
     constant = int4_weights.round_to_nearest(torch.full((2, 32), 0.5), 32)
@@ -127,7 +128,7 @@ def test_calibration_holds_a_layer_at_a_time() -> None:
     model = llama(num_hidden_layers=5)
     texts = [torch.tensor(ids) for ids in ([3, 1, 4, 1, 5], [9, 2], list(range(30)))]
     layers = {name: x for name, x in model.named_modules() if isinstance(x, nn.Linear)}
-    found = int4_weights.Hessians(model, layers, texts)
+    found = calibration.Hessians(model, layers, texts)
     reads: list[int] = []
     inputs: dict[str, list[torch.Tensor]] = {name: [] for name in layers}
     twin = llama(num_hidden_layers=5)
@@ -161,7 +162,7 @@ def test_calibration_sums_inputs_as_they_are(dtype: torch.dtype) -> None:
     seen: list[torch.Tensor] = []
     name, layer = "model.layers.1.mlp.down_proj", model.model.layers[1].mlp.down_proj
     layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, -2)))
-    found = int4_weights.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
+    found = calibration.Hessians(model, {name: layer}, [torch.arange(40)] * 30).of(name)
     x = torch.cat(seen).double()
     wanted, near = (x.T @ x).triu(), 1e-5 if dtype == torch.bfloat16 else 1e-6
     torch.testing.assert_close(found.triu().double(), wanted, rtol=1e-5, atol=near * wanted.max())

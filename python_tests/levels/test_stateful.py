@@ -22,7 +22,7 @@ from polyspec_ext.levels import InputBlock, PromptBatch, RowCounts
 from polyspec_ext.levels.models import relative_difference
 from polyspec_ext.levels.products import RowProduct
 from polyspec_ext.levels.stateful import StatefulLevel, recorded
-from polyspec_ext.quantization import weights_of as weights_of_copy
+from polyspec_ext.quantization.weights import weights_of as weights_of_copy
 
 # A convolution alone, two delta rules, a scan, two that read token by token, of which one keeps its
 # state in its modules, an index of keys.

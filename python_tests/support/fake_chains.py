@@ -21,7 +21,7 @@ from polyspec_ext.drafters.eagle import EagleConfig, EagleNetwork, HeadPasses
 from polyspec_ext.drafters.features import FeatureCache
 from polyspec_ext.levels import fused, hugging_face, models
 from polyspec_ext.levels.products import stacked_bias
-from polyspec_ext.quantization import CudaInt4Linear, Int4Weights
+from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 from polyspec_ext.runtime import engine
 from polyspec_ext.runtime.engine import Clock
 from polyspec_ext.runtime.graphs import Queue

@@ -1,0 +1,360 @@
+"""Linear layers with 4-bit weights, by this package's products on the CPU and on CUDA, copies
+of models that use the layers, and the file of a copy, `int4.safetensors`.
+
+Weights are ``(q - 8) * scale + zero`` with q in 0 to 15 and a scale and zero for each group of
+inputs (polyspec/int4.hpp).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..files import replacing
+from ..levels.products import Part, QuantizedLinear, in_huge_pages, is_plain, replaced, stacked_bias
+from ..ops import decoder, int4
+from ..ops.decoder import Matrix
+from ..ops.int4 import GROUPS
+
+SAMPLE = 32  # weights of a layer, to recognise its model
+
+
+@dataclass(frozen=True)
+class Int4Weights:
+    """A quantised matrix.
+
+    Attributes:
+        values: ``[N, K]`` uint8, q in 0 to 15.
+        scales, zeros: ``[N, K / group]`` float32, exact in bfloat16.
+    """
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    @property
+    def group(self) -> int:
+        """Number of inputs with a common scale and zero."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.values, self.scales, self.zeros
+
+    def to(self, device: torch.device | str) -> Int4Weights:
+        """Return the matrix on a device."""
+        return Int4Weights(*(tensor.to(device) for tensor in self.tensors))
+
+    def split(self, sizes: Sequence[int]) -> list[Int4Weights]:
+        """Split the matrix by rows."""
+        pieces = (tensor.split(list(sizes)) for tensor in self.tensors)
+        return [Int4Weights(*piece) for piece in zip(*pieces, strict=True)]
+
+
+def joined(matrices: Sequence[Int4Weights]) -> Int4Weights:
+    """Stack matrices by rows."""
+    if len(matrices) == 1:
+        return matrices[0]
+    return Int4Weights(*map(torch.cat, zip(*(matrix.tensors for matrix in matrices), strict=True)))
+
+
+class Int4Linear(QuantizedLinear):
+    """``x W^T + b`` with 4-bit weights, in the dtype of `x`."""
+
+    packed: Tensor
+
+    def __init__(self, weights: Int4Weights, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weights.values.shape
+        self.group = weights.group
+        self.register_buffer("packed", in_huge_pages(int4.pack(*weights.tensors, self.group)))
+        self.register_buffer("bias", bias)
+
+    def weights(self) -> Int4Weights:
+        """Return the unpacked weights."""
+        return Int4Weights(
+            *int4.unpack(self.packed, self.out_features, self.in_features, self.group)
+        )
+
+    def product(self, x: Tensor) -> Tensor:
+        return int4.product(x, self.packed, self.out_features, self.group)
+
+    def matrices(self) -> Sequence[Matrix]:
+        form = decoder.INT4, self.out_features, self.in_features
+        return [Matrix(*form, self.packed, self.group)]
+
+
+class CudaInt4Linear(QuantizedLinear):
+    """An `Int4Linear` on CUDA, packed there. Inputs in float32 are multiplied in bfloat16."""
+
+    packed: Tensor
+
+    def __init__(
+        self, weights: Int4Weights, bias: Tensor | None = None, device: torch.device | str = "cuda"
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weights.values.shape
+        self.group = weights.group
+        self.register_buffer("packed", int4.pack(*weights.to(device).tensors, self.group))
+        self.register_buffer("bias", bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return self.product(x.bfloat16()).float()
+        return int4.product(x, self.packed, self.out_features, self.group)
+
+
+def quantisable(model: Any, group: int, head: bool = False) -> dict[str, nn.Linear]:
+    """Return the linear layers of `model` that 4-bit weights can replace, by name: plain layers
+    with a multiple of `group` inputs, with `head` including the output head. A layer at several
+    paths has its first name."""
+    output = model.get_output_embeddings()
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if (head or module is not output) and is_plain(module) and module.in_features % group == 0
+    }
+
+
+def head_of(model: Any) -> str | None:
+    """Return the name of the output head; None: it is no module of the model."""
+    head = model.get_output_embeddings()
+    return next((name for name, module in model.named_modules() if module is head), None)
+
+
+def sample_of(layer: nn.Linear) -> Tensor:
+    """Return some of a layer's weights, evenly spread, ``[32]`` float32: the same, to rounding, in
+    any dtype that a checkpoint is loaded in."""
+    weight = layer.weight.detach().flatten()
+    indices = torch.linspace(0, weight.numel() - 1, SAMPLE, dtype=torch.float64).long()
+    return weight[indices.to(weight.device)].float().cpu()
+
+
+def with_weights(model: Any, names: Collection[str], weights: Callable[[str], Int4Weights]) -> Any:
+    """Return a copy of `model` that multiplies with 4-bit weights and shares all else with it.
+
+    Projections of the same input are a single product. The copy's `sampled_weights` are `sample_of`
+    the layers, by name.
+
+    Args:
+        names: names of the layers, as in `quantisable`.
+        weights: function of a name; called once for each, and packed before the next product's
+            calls, so that not all weights need be in memory.
+    """
+    layers = {name: model.get_submodule(name) for name in names}
+    known = {id(layer): name for name, layer in layers.items()}
+
+    def make(siblings: Sequence[nn.Linear]) -> nn.Module:
+        bias, device = stacked_bias(siblings), siblings[0].weight.device
+        matrices = [weights(known[id(layer)]) for layer in siblings]
+        if device.type == "cuda":
+            return CudaInt4Linear(joined([matrix.to(device) for matrix in matrices]), bias, device)
+        return Int4Linear(joined(matrices), bias)
+
+    twin = replaced(model, lambda module: id(module) in known, make)
+    twin.sampled_weights = {name: sample_of(layer) for name, layer in layers.items()}
+    return twin
+
+
+def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
+    """Yield the 4-bit weights of a copy on the CPU, with the layers' names in its model."""
+    for name, module in model.named_modules():
+        if isinstance(module, Int4Linear):
+            yield name, module.weights()
+        elif isinstance(module, Part) and isinstance(module.merged.linear, Int4Linear):
+            yield name, module.merged.linear.weights().split(module.merged.sizes)[module.index]
+
+
+# ---- rounding ------------------------------------------------------------------------------------
+
+
+INPUTS_8_BITS = 32  # inputs with a common scale
+_ROWS = 1 << 14  # rows with errors in memory at once
+
+
+def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
+    """Round ``weight [N, K]``, each number independently."""
+    return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
+
+
+def to_8_bits(weight: Tensor) -> Tensor:
+    """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
+    inputs a float16 scale, the largest magnitude over 127, and the nearest integer multiples of it.
+    """
+    pieces = []
+    for rows in weight.detach().cpu().split(_ROWS):
+        groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        scales = scales.clamp_max(torch.finfo(torch.float16).max).half()
+        # A scale that is too small for float16 is 0, and so are its weights.
+        wide = torch.where(scales == 0, torch.inf, scales.float())
+        numbers = (groups / wide).round_().clamp_(-127, 127).to(torch.int8)
+        blocks = [scales.view(torch.uint8), numbers.view(torch.uint8)]
+        pieces.append(torch.cat(blocks, -1).flatten(1))
+    return torch.cat(pieces)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+# A layer has four tensors: `values`, two to a byte, the even input in the low nibble; `scales` and
+# `zeros` of its groups; and a `sample` of the model's weights, to recognise the model. The file's
+# metadata has a CRC-32 of every tensor with its name, so that a damaged file is refused.
+FILE, FORMAT = "int4.safetensors", "polyspec-int4-4"
+
+_GROUPS = {str(group): group for group in GROUPS}  # by text in the file's metadata
+# Bytes: of the header's length field; at most, of the header's text common to all layers, and of
+# its text about a tensor but for the layer's name.
+_LENGTH, _HEADER, _ENTRY = 8, 128, 192
+_DTYPES = {"values": "U8", "scales": "BF16", "zeros": "BF16", "sample": "F32"}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Contents of a file.
+
+    Attributes:
+        group: inputs with a common scale and zero.
+        shapes, samples: by the layer's name in the model.
+    """
+
+    group: int
+    shapes: dict[str, tuple[int, int]]
+    samples: dict[str, Tensor]
+    _parts: dict[str, tuple[Tensor, ...]]  # values, scales and zeros as in the file
+
+    def take(self, name: str) -> Int4Weights:
+        """Remove and return the weights of a layer."""
+        pairs, scales, zeros = self._parts.pop(name)
+        values = torch.stack([pairs & 15, pairs >> 4], -1).flatten(1)
+        return Int4Weights(values, scales.float(), zeros.float())
+
+
+def write_weights(
+    location: Path, weights: Iterable[tuple[str, Int4Weights]], samples: Mapping[str, Tensor]
+) -> None:
+    """Write the weights of the layers in `samples`, at least one, all with the same group size.
+    They are taken and written layer by layer: together, a byte for each value, they would be half
+    the model's size (the writer of the safetensors package needs all of them at once). The file
+    appears when it is complete: other processes may write or read it meanwhile."""
+    # Offsets are known after the last tensor: the header is padded with spaces.
+    room = _HEADER + sum(len(_DTYPES) * (_ENTRY + len(json.dumps(name))) for name in samples)
+    header: dict[str, Any] = {}
+    sums: dict[str, str] = {}
+    begin = group = 0
+    with replacing(location) as whole, whole.open("wb") as file:
+        file.seek(_LENGTH + room)
+        for name, matrix in weights:
+            group = matrix.group
+            pairs = matrix.values[:, ::2] | matrix.values[:, 1::2] << 4
+            parts = pairs, matrix.scales.bfloat16(), matrix.zeros.bfloat16(), samples[name]
+            for (field, kind), tensor in zip(_DTYPES.items(), parts, strict=True):
+                content = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                sums[f"{name}.{field}"] = _sum(f"{name}.{field}", content)
+                size = file.write(content)
+                header[f"{name}.{field}"] = {
+                    "dtype": kind,
+                    "shape": list(tensor.shape),
+                    "data_offsets": [begin, begin + size],
+                }
+                begin += size
+        every = "".join(sums[key] for key in sorted(sums))
+        header["__metadata__"] = {"format": FORMAT, "group": str(group), "crc32": every}
+        file.seek(0)
+        file.write(room.to_bytes(_LENGTH, "little"))
+        file.write(json.dumps(header).ljust(room).encode())
+
+
+def _sum(name: str, content: Any) -> str:
+    return f"{zlib.crc32(content, zlib.crc32(name.encode())):08x}"
+
+
+def read_weights(location: Path) -> Kept:
+    """Read a file of `write_weights`. ValueError: the file is damaged, has other contents, or
+    numbers that are not finite; names the field."""
+    try:
+        with safe_open(location, "pt") as file:
+            return _read(file, f"folder: {location}")
+    except SafetensorError as error:
+        raise ValueError(f"folder: expected a safetensors file {location}: {error}") from error
+    except OSError as error:
+        raise OSError(f"folder: expected a readable file {location}: {error}") from error
+
+
+def _read(file: Any, name: str) -> Kept:
+    about = file.metadata() or {}
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{name}: expected the format {FORMAT}, given {about.get('format')}")
+    group = _GROUPS.get(str(about.get("group")))
+    if group is None:
+        raise ValueError(
+            f"{name}: group: expected one of {', '.join(_GROUPS)}, given {about.get('group')!r:.40}"
+        )
+    # Only the header, so that unsuitable tensors are not read.
+    shapes: dict[str, dict[str, list[int]]] = {}
+    for key in file.keys():  # noqa: SIM118
+        layer, _, field = key.rpartition(".")
+        kind, entry = _DTYPES.get(field), file.get_slice(key)
+        if kind is None:
+            raise ValueError(f"{name}: expected tensors named {', '.join(_DTYPES)}, given {key!r}")
+        if entry.get_dtype() != kind:
+            raise ValueError(f"{name}: {key}: expected {kind}, given {entry.get_dtype()}")
+        shapes.setdefault(layer, {})[field] = entry.get_shape()
+    if not shapes:
+        raise ValueError(f"{name}: expected the tensors of at least 1 layer, given none")
+    keys, digits = sorted(file.keys()), str(about.get("crc32"))
+    if len(digits) != 8 * len(keys):
+        raise ValueError(f"{name}: crc32: expected {8 * len(keys)} digits, given {len(digits)}")
+    sums = {key: digits[8 * i : 8 * i + 8] for i, key in enumerate(keys)}
+    stored = Kept(group, {}, {}, {})
+    for layer, by_field in shapes.items():
+        _require_shapes(by_field, group, f"{name}: {layer}")
+        read = {field: file.get_tensor(f"{layer}.{field}") for field in _DTYPES}
+        for field, tensor in read.items():
+            key = f"{layer}.{field}"
+            given_sum = _sum(key, tensor.view(torch.uint8).numpy().data)
+            if given_sum != sums[key]:
+                raise ValueError(
+                    f"{name}: {key}: expected the CRC-32 {sums[key]}, given {given_sum}: the file "
+                    "is damaged"
+                )
+        _require_finite(read, f"{name}: {layer}")
+        outputs, half = by_field["values"]
+        stored.shapes[layer], stored.samples[layer] = (outputs, 2 * half), read.pop("sample")
+        stored._parts[layer] = tuple(read.values())
+    return stored
+
+
+def _require_shapes(shapes: Mapping[str, list[int]], group: int, name: str) -> None:
+    missing = next((field for field in _DTYPES if field not in shapes), None)
+    if missing is not None:
+        raise ValueError(f"{name}.{missing}: expected a tensor of this name, given none")
+    values = shapes["values"]
+    if len(values) != 2 or values[0] < 1 or values[1] < 1 or 2 * values[1] % group:
+        raise ValueError(
+            f"{name}.values: expected shape [N, K / 2] with N >= 1 and K a multiple of {group}, "
+            f"given {values}"
+        )
+    groups = [values[0], 2 * values[1] // group]
+    for field, shape in (("scales", groups), ("zeros", groups), ("sample", [SAMPLE])):
+        if shapes[field] != shape:
+            raise ValueError(f"{name}.{field}: expected shape {shape}, given {shapes[field]}")
+
+
+def _require_finite(read: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights that are not finite: they lie between zero - 8 scale and zero + 7 scale."""
+    reach = read["scales"].float() * 8
+    for field, farthest in (("scales", reach), ("zeros", reach.abs() + read["zeros"].abs())):
+        beyond = read[field][~torch.isfinite(farthest)]
+        if beyond.numel():
+            raise ValueError(
+                f"{name}.{field}: expected numbers that make finite weights, given "
+                f"{float(beyond[0])}"
+            )
