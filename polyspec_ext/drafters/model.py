@@ -188,7 +188,9 @@ def draw_chain(
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = inputs.parameters.on(device).values()
-    rounds, positions = inputs.rounds.to(device), inputs.positions.to(device)
+    rounds, positions = inputs.rounds, inputs.positions
+    if rounds.device != device:
+        rounds, positions = rounds.to(device), positions.to(device)
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
     left = None if inputs.eos is None else list(inputs.lengths.host or ())
