@@ -66,7 +66,7 @@ def test_the_printed_conditions_do_not_suffice() -> None:
 
 
 def test_theorem_3_3_and_its_erratum() -> None:
-    """Of N = min(Geometric, n): the printed variance also takes a for the chance of a rejection."""
+    """Check N = min(Geometric, n): the printed variance also takes a as the chance to reject."""
     for a, n in itertools.product((0.0, 0.1, 0.5, 0.9, 0.999), (1, 2, 3, 5, 12)):
         chances = [a ** (k - 1) * (1 - a) for k in range(1, n)] + [a ** (n - 1)]
         mean = sum(k * p for k, p in enumerate(chances, 1))

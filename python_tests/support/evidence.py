@@ -1,5 +1,4 @@
-"""What counts as evidence: tests of drawn counts, and what the rules do with a block in closed
-form."""
+"""Evidence: tests of drawn counts, and the result of the rules for a block in closed form."""
 
 from __future__ import annotations
 
