@@ -144,8 +144,8 @@ void require(const polyspec::Result& result) {
   if (!result.ok()) throw std::runtime_error(result.message);
 }
 
-// Bytes that a rule must move for the acceptances in `inputs`: needed rows once, whole; per verified
-// token its id, its distribution's statistics and its logit; and the outputs.
+// Bytes that a rule must move for the acceptances in `inputs`: needed rows once, whole; per
+// verified token its id, its distribution's statistics and its logit; and the outputs.
 double verify_bytes(const Inputs& inputs, bool statistics, bool block) {
   const int64_t k = inputs.shape.draft_len;
   int64_t rows = 0, verified = 0;
