@@ -156,8 +156,10 @@ class Chain:
         dtype = arguments.loaded_dtype("dtype", dtype)
         device = arguments.device("device", device)
         arguments.flag("check_vocabulary", check_vocabulary)
-        if graphs is not None and not hasattr(graphs, "run"):
-            arguments.flag("graphs", graphs)
+        if graphs is not None and not isinstance(graphs, bool):
+            from .runtime.graphs import Graphs  # rounds on the CPU need none
+
+            arguments.instance("graphs", graphs, Graphs)
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
         if isinstance(policy, str):

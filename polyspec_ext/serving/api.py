@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..chat import ends_of_turn, has_template
 from ..integrations.prometheus import Metrics
-from . import AsyncServer, Event, Server, ServerFull
 from .protocol import Answers, Choice, Model, Piece, Refusal, Wanted, parse, read, wrong
+from .server import AsyncServer, Event, Server, ServerFull
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -20,7 +20,7 @@ from ..rules import LogitsRules
 from ..sampling import row_seeds
 from ..stats import Stats, merge
 from ..validate import SEED_MAX
-from . import Event
+from .server import Event
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from polyspec_ext import tiny
 from polyspec_ext.drafters import Context, PromptLookup, Proposal
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
-from polyspec_ext.serving import Event
+from polyspec_ext.serving.server import Event
 
 VOCAB = 7
 
