@@ -188,12 +188,12 @@ def draw_chain(
     tokens, read, most = inputs.tokens, inputs.counts, inputs.most
     device, even = tokens.device, read.all(tokens.shape[1])
     parameters = inputs.parameters.on(device).values()
-    rounds, positions = inputs.rounds, inputs.positions
+    rounds, positions, eos = inputs.rounds, inputs.positions, inputs.eos
     if rounds.device != device:
         rounds, positions = rounds.to(device), positions.to(device)
     # Number of tokens that each row has yet to draw. If the host must not wait for the device,
     # every active row draws all.
-    left = None if inputs.eos is None else list(inputs.lengths.host or ())
+    left = None if eos is None else list(inputs.lengths.host or ())
     single = tokens.shape[1] == 1  # as in all later passes
     counts, first = (None, None) if even else (read, None if single else read.less(1))
     ids, every = min(vocab_size, inputs.vocab_size), id_map.drawn is None
@@ -201,6 +201,7 @@ def draw_chain(
     drafted = tokens.new_empty((tokens.shape[0], most))
     status = torch.empty_like(drafted, dtype=torch.int32)
     rows: RowBuffer | None = None
+    buffers: Any = (None, None)
     for i in range(most):
         logits = forward(InputBlock(tokens, 1, counts, first)).logits
         if logits.shape[2] > entries:
@@ -212,8 +213,7 @@ def draw_chain(
             whole = processed(whole, inputs, left, id_map.to_above(drafted[:, None, :i]))
             logits = whole if every else id_map.gather(whole, entries)
         if rows is None and inputs.wants_rows:
-            rows = row_buffer(inputs.rows, most, logits)
-        buffers = (None, None) if rows is None else rows
+            rows = buffers = row_buffer(inputs.rows, most, logits)
         # (The level may overwrite its logits in the next pass.)
         tokens = draw(
             logits, parameters, positions, rounds, inputs.level, i, drafted, status, *buffers
@@ -226,7 +226,7 @@ def draw_chain(
             # A token that could not be drawn is -1, and the host has not read it yet.
             tokens = tokens.clamp_min(0)
             continue
-        assert inputs.eos is not None
+        assert eos is not None
         for b, (token,) in enumerate(tokens.tolist()):
             if token < 0:
                 bits = int(status[b, i])
@@ -235,9 +235,10 @@ def draw_chain(
                     raise RequestError(inputs.requests[b], inputs.level, at, bits)
                 tokens = tokens.clamp_min(0)  # in inactive rows
             if left[b]:
-                left[b] = 0 if token in inputs.eos[b] else left[b] - 1
+                left[b] = 0 if token in eos[b] else left[b] - 1
         if not any(left):
-            drafted = drafted[:, : i + 1]
+            if i + 1 < most:
+                drafted = drafted[:, : i + 1]
             break
         counts = None if all(left) else RowCounts(left).less(0, 1)
         first = None

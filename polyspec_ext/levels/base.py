@@ -394,10 +394,6 @@ class _Wrapper:
         reason = f"{type(self.level).__name__} has {self._lacks.format('trees')}"
         return getattr(self.level, "no_trees", None) or reason
 
-    def _require_logits(self, block: InputBlock, logits: Any) -> None:
-        batch, keep = block.tokens.shape[0], block.keep
-        returned.require_logits(self.name, logits, batch, keep, self._width, self.device)
-
     def _kept(self, result: Any, lengths: RowCounts) -> Sequence[int]:
         if result is None or result is lengths or lengths.host is None:
             return lengths
@@ -429,7 +425,8 @@ class LevelAdapter(_Wrapper):
         else:
             by_row = (None if x is None else list(x) for x in (block.counts, block.first))
             logits = self.level.forward(block.tokens, block.keep, *by_row)
-        self._require_logits(block, logits)
+        batch, device = block.tokens.shape[0], self.device
+        returned.require_logits(self.name, logits, batch, block.keep, self._width, device)
         return LevelOutput(logits)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
@@ -485,7 +482,8 @@ class CheckedLevel(_Wrapper):
         if type(out) is not LevelOutput:
             returned.require_output(self.name, out)
             out = LevelOutput(*out)
-        self._require_logits(block, out.logits)
+        batch, device = block.tokens.shape[0], self.device
+        returned.require_logits(self.name, out.logits, batch, block.keep, self._width, device)
         hidden = self._states(out.hidden, block)
         return out if out.hidden is hidden else out._replace(hidden=hidden)
 

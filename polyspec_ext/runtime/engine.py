@@ -372,14 +372,16 @@ class Engine:
         and the target's logits in text order."""
         rows, plan, state = self._rows, self._plan, self._rows.state
         self._drafts: list[tuple[int, list[int] | None]] = []  # (passes, tree nodes) by draft
-        if rows.on_host:
+        on_host = rows.on_host
+        if on_host:
             state.log.clear()
             rows.pending.tail_has_statistics = True
         else:
             self._queue.begin(plan, rows, self.slots, self._planner.tree_size(plan))
         tick, elapsed = self._clock
         steps: list[Step | PlannedStep] = []
-        ticks, outputs, level = [tick()], cast(Outputs, ()), 0
+        outputs: Any = ()  # of the latest step
+        ticks, level = [tick()], 0
         while level != 1:
             step = state.next(None if rows.hidden is None else rows.hidden.begin)
             if step is None:
@@ -393,11 +395,12 @@ class Engine:
                 outputs = self._verify(step)
             steps.append(step)
             ticks.append(tick())
-        *emitted, logits = cast(Sequence[torch.Tensor], outputs)
-        if rows.on_host:
-            record = Record(state.log, emitted[0].tolist(), emitted[1].tolist())
+        if on_host:
+            tokens, logprobs, logits = outputs
+            record = Record(state.log, tokens.tolist(), logprobs.tolist())
         else:  # here the host waits for the round
-            record = state.read(*emitted)
+            table, logits = outputs
+            record = state.read(table)
         if self.traces:
             numbers = [step.level for step in steps]
             for slot, row in enumerate(self.slots):
@@ -405,14 +408,14 @@ class Engine:
         drafts, entries = iter(self._drafts), record.entries[0]
         times = map(elapsed, ticks[1:], ticks)
         for step, entries, spent in zip(steps, record.entries, times, strict=False):
-            if isinstance(step, PlannedStep):
+            if not on_host:
                 self._require_distributions(step.level, entries)
             if step.level < self._count:
                 self._recorder.verified(step.level - 1, entries, spent)
                 continue
-            passes, nodes = next(drafts) if rows.on_host else self._planner.drafted(step, entries)
+            passes, nodes = next(drafts) if on_host else self._planner.drafted(step, entries)
             self._recorder.drafted(entries, spent, passes, nodes)
-        if not rows.on_host:
+        if not on_host:
             self._queue.end(plan, rows)
         return entries, record, logits
 
@@ -432,7 +435,8 @@ class Engine:
         pending, plan, host, greedy = rows.pending, step.plan, step.host, rows.parameters.greedy
         before = drafter.num_forward_passes
         self._at_work = level, step
-        passes, sent, runs = None, step, list[list[int]]()
+        passes, sent = None, step
+        runs: Sequence[list[int]] = ()
         id_map, size = self.config.id_maps[-1], self.config.vocab_sizes[-2]
         if self._applied is not None and host is not None:
             runs = self._forced(host.lengths, size)
@@ -500,10 +504,12 @@ class Engine:
 
     def _forced(self, lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
         """Return the tokens forced by a grammar in each row, at most the row's draft length."""
-        applied, rows, runs = self._applied, self._rows, list[list[int]]()
+        applied, rows = self._applied, self._rows
+        runs: list[list[int]] = []
         assert applied is not None
         for slot, length in enumerate(lengths):
-            number, known = rows.requests[slot], list[int]()
+            number = rows.requests[slot]
+            known: list[int] = []
             if length and applied.forces(number):
                 known = applied.forced(rows.state.text(slot).tolist(), length, number)
             runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
@@ -621,7 +627,7 @@ class Engine:
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if rows.hidden is not None:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            lengths = list(itertools.starmap(RowCounts, report.kept[:-1]))
+            lengths = list(map(RowCounts.of, report.kept[:-1]))
             rows.hidden.add_pass(plan, lengths, number, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
             paths = {} if tree is None else {number: path}
@@ -633,10 +639,10 @@ class Engine:
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
         """Cut the caches from the step's level downwards; for a tree keep the path, by level."""
         levels = self._plan.asked if report.cut is None else report.cut
-        for number in sorted({*levels, *paths}):
+        for number in sorted({*levels, *paths}) if paths else levels:
             if number < step.level:
                 continue
-            member, lengths = self.parts[number - 1], RowCounts(*report.kept[number - 1])
+            member, lengths = self.parts[number - 1], RowCounts.of(report.kept[number - 1])
             self._at_work = number, None
             path, positions = paths.get(number), step.plan.positions
             if path is not None:

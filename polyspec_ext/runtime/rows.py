@@ -7,7 +7,6 @@ computes the next step from them, or the steps follow a plan and the host reads 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -159,12 +158,12 @@ class Step(NamedTuple):
 class Report(NamedTuple):
     """The effect of a step on the state rows: `slots`, the index ``[B, W]`` int64 of each emitted
     token among the pending tokens of the level above (None: not requested); `kept`, the remaining
-    cached lengths by level, as arguments of `RowCounts`; `entries` by row, empty if the host does
+    cached lengths by level, on the host or the device; `entries` by row, empty if the host does
     not read them (`status` is 0 then); and `cut`, the levels from the step's downwards with a
     longer cache (None: any level may have it)."""
 
     slots: torch.Tensor | None
-    kept: Sequence[tuple[Any, ...]]
+    kept: Sequence[Sequence[int] | torch.Tensor]
     entries: Sequence[Entry] = ()
     cut: Sequence[int] | None = None
     status: int = 0
@@ -383,7 +382,7 @@ class StateRows:
             slots, cached = schedule.report(
                 self.words, self.shape, level, step.table, tokens, counts, status, eos, padding or 0
             )
-            return Report(slots, list(zip(itertools.repeat(None), cached.unbind())))
+            return Report(slots, cached.unbind())
         result = self._rounds.report(
             step.host,
             tokens.cpu().numpy(),
@@ -395,7 +394,7 @@ class StateRows:
         entries = result.entries
         self.log.append(entries)
         indices = None if padding is None else torch.from_numpy(result.slots)
-        return Report(indices, list(zip(result.kept)), entries, result.cut, result.status)
+        return Report(indices, result.kept, entries, result.cut, result.status)
 
     def record(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
         """Return the record of a round for the host, ``[B, N]`` int64: the rows without their
