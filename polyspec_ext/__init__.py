@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from polyspec_ext.drafters import StaticTree as StaticTree
     from polyspec_ext.drafters import SuffixMatch as SuffixMatch
     from polyspec_ext.drafters import SwitchingDrafter as SwitchingDrafter
-    from polyspec_ext.drafters import early_exit as early_exit
     from polyspec_ext.errors import PolyspecError as PolyspecError
     from polyspec_ext.errors import RequestError as RequestError
     from polyspec_ext.errors import Status as Status
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from polyspec_ext.outputs import Stream as Stream
     from polyspec_ext.planning.planner import Plan as Plan
     from polyspec_ext.planning.planner import plan as plan
+    from polyspec_ext.quantization import early_exit as early_exit
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
     from polyspec_ext.quantization import quantize_w8 as quantize_w8
@@ -81,7 +81,7 @@ _NAMES = {
     "drafters": (
         "Context", "DFlash", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "MTP",
         "Medusa", "NGramTable", "PromptLookup", "Proposal", "StaticTree", "SuffixMatch",
-        "SwitchingDrafter", "early_exit",
+        "SwitchingDrafter",
     ),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),
@@ -95,7 +95,7 @@ _NAMES = {
     ),
     "outputs": ("Output", "Stream"),
     "planning.planner": ("Plan", "plan"),
-    "quantization": ("load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
+    "quantization": ("early_exit", "load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
     "rules": ("LogitsRules",),
     "sampling": ("row_seeds",),
     "scheduler": ("Scheduler",),

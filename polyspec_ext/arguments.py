@@ -12,17 +12,35 @@ import numbers
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
 from polyspec_ext import _C
-from polyspec_ext import validate as _checks
 
 SIZE_MAX = 2**31 - 1
+TEMPERATURE_MAX = 2.0**120  # see polyspec/sample.hpp
+INT64_MAX = 2**63 - 1
+ROUND_MAX = 2**32 - 1
+SEED_MAX = 2**64 - 1
+LEVEL_MAX = 2**16 - 1
+NODE_MAX = 2**14 - 1
 
-# Tensors with a value per request are checked by the operators; here all values are scalars.
-_ANYWHERE: _checks.Common = (1, torch.device("cpu"))
+LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
+RULES = {"token": 0, "block": 1}
+
+
+def kind_of(value: object) -> str:
+    """Return the type or dtype of a value, for a message."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of dtype {value.dtype}"
+    return type(value).__name__
+
+
+def wrong_kind(name: str, expected: str, value: object) -> NoReturn:
+    """Raise a TypeError with the type or dtype of a value."""
+    raise TypeError(f"{name}: expected {expected}, given {kind_of(value)}")
 
 
 def shown(value: object) -> str:
@@ -77,7 +95,19 @@ def _scalar(name: str, value: Any) -> Any:
 
 def real(name: str, value: Any, high: float = 1.0) -> float:
     """Require a number in [0, high]."""
-    return float(_checks.real(name, _scalar(name, value), _ANYWHERE, high)[0])
+    return float(number(name, _scalar(name, value), high))
+
+
+def number(name: str, value: Any, high: float = 1.0) -> float:
+    """Require a number in [0, high] that is Python's or numpy's."""
+    if type(value) is not float and type(value) is not int:
+        if type(value) is bool or not isinstance(value, numbers.Real):
+            wrong_kind(name, "a number or a floating-point tensor", value)
+        value = float(value)
+    if not 0.0 <= value <= high:
+        bound = f"a finite number >= 0, at most {high:.4g}" if high > 1.0 else "a number in [0, 1]"
+        raise ValueError(f"{name}: expected {bound}, given {value}")
+    return value  # type: ignore[no-any-return]
 
 
 def between(name: str, value: Any, low: float, high: float) -> float:
@@ -92,9 +122,35 @@ def between(name: str, value: Any, low: float, high: float) -> float:
     return float(number)
 
 
-def integer(name: str, value: Any, high: int = _checks.INT64_MAX, low: int = 0) -> int:
+def integer(name: str, value: Any, high: int = INT64_MAX, low: int = 0) -> int:
     """Require an integer in [low, high]."""
-    return _checks.integer(name, _scalar(name, value), _ANYWHERE, high, low)[0]
+    return whole(name, _scalar(name, value), high, low)
+
+
+def whole(name: str, value: Any, high: int = INT64_MAX, low: int = 0) -> int:
+    """Require an integer in [low, high] that is Python's or numpy's."""
+    if type(value) is not int:
+        value = index(name, value)
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer in [{low}, {high}], given {value}")
+    return value  # type: ignore[no-any-return]
+
+
+def index(name: str, value: Any) -> int:
+    try:
+        if not isinstance(value, (bool, torch.Tensor)):
+            return operator.index(value)
+    except TypeError:  # classes and arrays have an `__index__` that raises
+        pass
+    wrong_kind(name, "an integer or an integer tensor", value)
+
+
+def rule(value: Any) -> int:
+    """Return the number of a rule in the operators."""
+    number = RULES.get(value) if isinstance(value, str) else None
+    if number is None:
+        raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
+    return number
 
 
 def integers(name: str, values: Sequence[Any]) -> list[int]:
@@ -222,7 +278,7 @@ def dtype(name: str, value: Any) -> torch.dtype | None:
     kind = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
     if kind is None and value is None:
         return None
-    if isinstance(kind, torch.dtype) and kind in _checks.LOGITS_DTYPES:
+    if isinstance(kind, torch.dtype) and kind in LOGITS_DTYPES:
         return kind
     wrong = ValueError if isinstance(value, torch.dtype | str) else TypeError
     text = value if isinstance(value, torch.dtype) else shown(value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import torch
 
-from . import arguments, inputs, validate
+from . import arguments, inputs
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .files import ChainFile
@@ -23,7 +23,7 @@ from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batche
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
 from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer
-from .policies import WindowPolicy, named
+from .policies import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
@@ -150,7 +150,7 @@ class Chain:
                 f"tail: expected 0 for {count} levels, since no level verifies between drafter and "
                 f"target, given {self.tail}"
             )
-        validate.rule(rule)
+        arguments.rule(rule)
         self.rule = rule
         self.prediction: Prediction | None = None
         dtype = arguments.loaded_dtype("dtype", dtype)
@@ -163,6 +163,8 @@ class Chain:
         if sync_each_step is not None:
             arguments.flag("sync_each_step", sync_each_step)
         if isinstance(policy, str):
+            from .policies import named  # most chains have constant windows
+
             policy = named(policy)
         arguments.instance("policy", policy, WindowPolicy)
         arguments.instance("operators", operators, Operators)

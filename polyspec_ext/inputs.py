@@ -14,7 +14,6 @@ from . import arguments
 from .drafters.base import BatchedDrafter
 from .levels.base import BatchedLevel, EncodedInput
 from .sampling import Sampling, fresh_seed, row_seeds
-from .validate import SEED_MAX
 
 # Arguments of transformers' `generate` outside its configuration.
 _OF_GENERATE = ("assistant_model", "generation_config", "logits_processor", "negative_prompt_ids",
@@ -177,7 +176,7 @@ def seeds(seed: Any, sampling: Sequence[Sampling]) -> list[int]:
     if arguments.entries("seed", seed) is None:
         return row_seeds(seed, count)
     values = arguments.per_row("seed", seed, count)
-    return [arguments.integer("seed", value, SEED_MAX) for value in values]
+    return [arguments.integer("seed", value, arguments.SEED_MAX) for value in values]
 
 
 def repeated(name: str, value: Any, count: int, n: int) -> Any:

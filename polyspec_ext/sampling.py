@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from . import _C, arguments
-from .validate import SEED_MAX, TEMPERATURE_MAX
+from .arguments import SEED_MAX, TEMPERATURE_MAX
 
 Words = npt.NDArray[np.int32]  # an allow-mask, 32 ids per word
 Alternatives = list[tuple[int, float]]  # the likeliest ids of a token, with log-probabilities

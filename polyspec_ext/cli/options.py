@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ..policies import POLICIES
+from ..policies.base import NAMES
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -208,7 +208,7 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
          "unverified, to those that the target is about to verify (default: %(default)s)"),
         ("--rule", None, {"choices": ("token", "block"), "default": "token"}, "acceptance rule "
          "(default: %(default)s)"),
-        ("--policy", None, {"choices": tuple(POLICIES)}, "chooses the windows before every round, "
+        ("--policy", None, {"choices": NAMES}, "chooses the windows before every round, "
          "from --window on (default: they stay)"),
         ("--dtype", None, {}, "of the models; auto: each checkpoint's own (default: auto, but on "
          "the CPU float32 unless it is bfloat16, packed, and the processor multiplies that; of "

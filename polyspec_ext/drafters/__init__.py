@@ -17,7 +17,7 @@ from .base import (
     RowBuffer,
     levels_of,
 )
-from .model import DraftModel, early_exit
+from .model import DraftModel
 from .words import elements, is_drafter
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ __all__ = [
     "MTP", "BatchedDrafter", "Context", "DFlash", "DraftBlock", "DraftInput", "DraftModel",
     "Drafter", "DrafterCapabilities", "DynamicTree", "Eagle", "FeatureCache", "HiddenStates",
     "Hydra", "Medusa", "NGramTable", "PromptLookup", "Proposal", "ProposalDrafter", "RowBuffer",
-    "StaticTree", "SuffixMatch", "SwitchingDrafter", "early_exit", "elements", "is_drafter",
+    "StaticTree", "SuffixMatch", "SwitchingDrafter", "elements", "is_drafter",
     "levels_of",
 ]  # fmt: skip
 

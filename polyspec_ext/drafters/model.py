@@ -1,8 +1,7 @@
-"""A small language model as drafter, and the target's first layers as a level (early exit)."""
+"""A small language model as drafter."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,8 +11,6 @@ import torch
 
 from .. import arguments
 from ..errors import ERROR_BITS, RequestError
-from ..kv_cache.factory import name_of
-from ..levels import HuggingFaceLevel
 from ..levels.base import (
     BatchedLevel,
     InputBlock,
@@ -23,10 +20,8 @@ from ..levels.base import (
     id_map_of,
     input_vocab_size,
 )
-from ..levels.products import shallow
 from ..ops import unchecked
 from ..tensors import IdMap, RowCounts
-from ..validate import NODE_MAX, TEMPERATURE_MAX
 from .base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer, TreeSize, processed
 
 DEEPEST = 32  # maximum tokens of each of several paths; rule "block" verifies no more
@@ -82,8 +77,8 @@ class DraftModel:
         if vocab_size is not None:
             vocab_size = arguments.integer("vocab_size", vocab_size, arguments.SIZE_MAX, 1)
             self.vocab_size = min(vocab_size, self.vocab_size)
-        self.paths = arguments.integer("paths", paths, NODE_MAX // DEEPEST, 1)
-        self.beam = arguments.real("beam", beam, TEMPERATURE_MAX)
+        self.paths = arguments.integer("paths", paths, arguments.NODE_MAX // DEEPEST, 1)
+        self.beam = arguments.real("beam", beam, arguments.TEMPERATURE_MAX)
         if self.paths > 1:
             self._require_paths()
             self.name = f"{self.name}, {self.paths} paths"
@@ -261,66 +256,3 @@ def row_buffer(old: RowBuffer | None, most: int, logits: torch.Tensor) -> RowBuf
     # Zeros: the operator also reads rows that are never filled.
     statistics = torch.zeros(batch, most, 2, dtype=torch.int64, device=logits.device)
     return RowBuffer(logits.new_zeros(batch, most, vocab), statistics)
-
-
-# ---- early exit ----------------------------------------------------------------------------------
-
-
-def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
-    """Return a draft level with the first `layers` layers of `target`, its final norm and its head
-    (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
-
-    It shares the target's weights and cache: the first k layers write the same keys and values as
-    the target's, and the target's next pass overwrites them with the same numbers. Acceptance is
-    good for models trained for early exit, poor for others.
-
-    Args:
-        target: a level, or its model.
-        layers: 1 to the target's number of layers - 1.
-
-    Raises:
-        TypeError: the target is no level of a Hugging Face model.
-        ValueError: `layers` is out of range; the model's layers are not in a single list; the level
-            has no cache to share (`HuggingFaceLevel`).
-    """
-    model = target.model if isinstance(target, HuggingFaceLevel) else target
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
-        raise TypeError(
-            f"target: expected a level of a Hugging Face model, given {type(target).__name__}"
-        )
-    shortened = _first_layers(model, layers)
-    name = f"{name_of(model)}, {layers} layers"
-    return HuggingFaceLevel(shortened, name=name, shares_cache_with=target)
-
-
-def _first_layers(model: Any, layers: int) -> Any:
-    """Return `model` with only its first `layers` layers, on the same parameters."""
-    count = model.config.get_text_config(decoder=True).num_hidden_layers
-    if type(layers) is not int or not 1 <= layers < count:
-        raise ValueError(f"layers: expected 1 to {count - 1}, of {count}, given {layers!r}")
-    lists = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList) and len(module) == count
-    ]
-    if len(lists) != 1:
-        raise ValueError(
-            f"target: expected a model with one list of its {count} layers, given {name_of(model)} "
-            f"with {len(lists)}"
-        )
-    shortened = shallow(model)
-    shortened.config = copy.deepcopy(model.config)
-    text = shortened.config.get_text_config(decoder=True)
-    if getattr(text, "layer_types", None) is not None:
-        text.layer_types = text.layer_types[:layers]
-    text.num_hidden_layers = layers
-    module = shortened
-    *path, last = lists[0].split(".")
-    for name in path:
-        inner = shallow(getattr(module, name))
-        if hasattr(inner, "config"):
-            inner.config = text
-        setattr(module, name, inner)
-        module = inner
-    setattr(module, last, torch.nn.ModuleList(list(getattr(module, last))[:layers]))
-    return shortened

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import require_ids, row_integers
+from ..arguments import LOGITS_DTYPES, require_ids, row_integers, wrong_kind
 from ..errors import add_note
 from ..levels.base import Ints, PromptBatch
 from ..tensors import RowCounts, on_device
-from ..validate import LOGITS_DTYPES, wrong_kind
 from .base import Context, DraftBlock, Drafter, DrafterCapabilities, DraftInput, Proposal, RowBuffer
 
 

@@ -11,7 +11,6 @@ import torch
 from .. import arguments
 from ..levels.base import PromptBatch, id_map_of, input_vocab_size
 from ..tensors import RowCounts, padded
-from ..validate import LEVEL_MAX
 from .base import (
     BatchedDrafter,
     DraftBlock,
@@ -58,7 +57,7 @@ class SwitchingDrafter:
         entries = arguments.listed("members", members, "drafters")
         if len(entries) < 2:
             raise ValueError(f"members: expected at least 2 drafters, given {len(entries)}")
-        level = arguments.integer("level", level, LEVEL_MAX, 1)
+        level = arguments.integer("level", level, arguments.LEVEL_MAX, 1)
         for number, member in enumerate(entries):
             if isinstance(member, type) or not isinstance(member, Drafter | BatchedDrafter):
                 raise TypeError(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import arguments
+from ..arguments import NODE_MAX
 from ..errors import ERROR_BITS, RequestError
 from ..kv_cache.layers import ancestors
 from ..levels.base import InputBlock, LevelOutput
 from ..tensors import IdMap, RowCounts
-from ..validate import NODE_MAX
 from .base import DraftBlock, DraftInput, RowBuffer, TreeSize, processed
 
 # From the tokens [B, n] of nodes, the states [B, n, H] after their parents, their depth (1:

@@ -19,7 +19,7 @@ from ..levels.models import ModelLevel
 from ..levels.sources import COPIES, is_copy, original
 from .base import BatchedDrafter, Drafter
 from .checkpoint import HEADS, head_of, serves_heads
-from .model import BEAM, DraftModel, early_exit
+from .model import BEAM, DraftModel
 
 
 def elements(levels: Any) -> list[Any]:
@@ -111,6 +111,8 @@ def _resolve(model: Any, options: Options) -> Any:
 
 
 def _load_early_exit(word: str, options: Options) -> HuggingFaceLevel:
+    from ..quantization import early_exit
+
     target = options.target("a target that is a Hugging Face model")
     with _named(options):
         return early_exit(target, int(word.partition(":")[2]))

@@ -27,7 +27,6 @@ from ..runtime.rows import Row
 from ..sampling import Sampling
 from ..stats import LevelStats, Stats
 from ..tensors import common_prefix
-from ..validate import SEED_MAX
 
 _AHEAD = 512  # room for new tokens per text, by which caches are allocated
 # The target's draws have the same positions and levels, so drafts need another seed: the seed of a
@@ -193,7 +192,7 @@ class DraftChain:
         if not ids:
             raise ValueError("tokens: expected at least 1, given 0")
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        seed = _C.row_seed(arguments.integer("seed", seed, SEED_MAX), _SEED_AT)
+        seed = _C.row_seed(arguments.integer("seed", seed, arguments.SEED_MAX), _SEED_AT)
         [eos] = inputs.eos_sets(eos_token_id, 1, self.vocab_size)
         used = {text.number for text in self._texts.values()}
         number = next(n for n in itertools.count() if n not in used)

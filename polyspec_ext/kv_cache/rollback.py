@@ -26,7 +26,6 @@ from transformers import Cache
 from .. import arguments
 from ..ops import kv as cache_ops
 from ..tensors import MemoryKey, RowCounts, RowLengths
-from ..validate import INT_DTYPES
 from .layers import RollbackLayer, additive, ancestors, query_positions
 
 if TYPE_CHECKING:
@@ -355,7 +354,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             return numbers
         if not isinstance(numbers, Tensor):
             return RowCounts(arguments.row_integers(name, numbers))
-        if numbers.dtype not in INT_DTYPES or numbers.is_meta:
+        if numbers.dtype not in arguments.INT_DTYPES or numbers.is_meta:
             raise TypeError(f"{name}: expected integers, given {arguments.shown(numbers)}")
         if numbers.shape != (self.batch_size,):
             raise ValueError(
@@ -431,7 +430,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
 
     def _tree(self, parents: Tensor, tokens: int) -> Tensor:
         """Return the parents of a tree with at least `tokens` nodes, ``[B, M]``; refuse others."""
-        if not isinstance(parents, Tensor) or parents.dtype not in INT_DTYPES:
+        if not isinstance(parents, Tensor) or parents.dtype not in arguments.INT_DTYPES:
             raise TypeError(
                 f"parents: expected an integer tensor, given {arguments.shown(parents)}"
             )

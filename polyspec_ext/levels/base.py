@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from .. import validate as returned
+from ..arguments import LOGITS_DTYPES, wrong_kind
 from ..tensors import IdMap, RowCounts
 
 
@@ -358,10 +358,10 @@ def batched(level: Any, name: str | None = None) -> BatchedLevel:
 def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
     """Return a method that calls the level's `method`; without `returns`, it must return None."""
 
-    def call(self: Any, *arguments: Any) -> Any:
+    def call(self: Any, *values: Any) -> Any:
         if not returns:
-            return returned.call(self.name, self.level, method, *arguments)
-        return getattr(self.level, method)(*arguments)
+            return _call(self.name, self.level, method, *values)
+        return getattr(self.level, method)(*values)
 
     return call
 
@@ -397,7 +397,7 @@ class _Wrapper:
     def _kept(self, result: Any, lengths: RowCounts) -> Sequence[int]:
         if result is None or result is lengths or lengths.host is None:
             return lengths
-        return returned.require_kept(self.name, result, lengths.host)
+        return _require_kept(self.name, result, lengths.host)
 
 
 class LevelAdapter(_Wrapper):
@@ -417,7 +417,7 @@ class LevelAdapter(_Wrapper):
         if reserve is not None:
             reserve(prompts.capacity)
         counts = () if prompts.counts is None else (prompts.counts,)
-        returned.call(self.name, self.level, "prefill", prompts.tokens, *counts)
+        _call(self.name, self.level, "prefill", prompts.tokens, *counts)
 
     def forward(self, block: InputBlock) -> LevelOutput:
         if block.counts is None and block.first is None:
@@ -426,7 +426,7 @@ class LevelAdapter(_Wrapper):
             by_row = (None if x is None else list(x) for x in (block.counts, block.first))
             logits = self.level.forward(block.tokens, block.keep, *by_row)
         batch, device = block.tokens.shape[0], self.device
-        returned.require_logits(self.name, logits, batch, block.keep, self._width, device)
+        _require_logits(self.name, logits, batch, block.keep, self._width, device)
         return LevelOutput(logits)
 
     def read(self, tokens: torch.Tensor, counts: Sequence[int]) -> None:
@@ -473,17 +473,17 @@ class CheckedLevel(_Wrapper):
     def _states(self, hidden: Hidden | None, call: PromptBatch | InputBlock) -> Hidden | None:
         if call.hidden_layers:
             shape = call.tokens.shape
-            returned.require_hidden(self.name, hidden, call.hidden_layers, shape)
+            _require_hidden(self.name, hidden, call.hidden_layers, shape)
             return hidden
         return None  # an empty dict would count as states
 
     def forward(self, block: InputBlock) -> LevelOutput:
         out = self.level.forward(block)
         if type(out) is not LevelOutput:
-            returned.require_output(self.name, out)
+            _require_output(self.name, out)
             out = LevelOutput(*out)
         batch, device = block.tokens.shape[0], self.device
-        returned.require_logits(self.name, out.logits, batch, block.keep, self._width, device)
+        _require_logits(self.name, out.logits, batch, block.keep, self._width, device)
         hidden = self._states(out.hidden, block)
         return out if out.hidden is hidden else out._replace(hidden=hidden)
 
@@ -492,6 +492,78 @@ class CheckedLevel(_Wrapper):
 
     def keep_path(self, begin: RowCounts, path: torch.Tensor, lengths: RowCounts) -> Sequence[int]:
         return self._kept(self.level.keep_path(begin, path, lengths), lengths)
+
+
+# ---- outputs of users' levels --------------------------------------------------------------------
+# Errors name the level, the expectation of its contract (`Level`), and the actual value. Messages
+# are formatted only before a raise: every pass pays for the checks.
+
+
+def _call(name: str, level: Any, method: str, *values: Any) -> None:
+    # A result, such as a coroutine, False or other lengths than asked for, would be ignored.
+    result = getattr(level, method)(*values)
+    if result is not None:
+        wrong_kind(name, f"{method} to return None", result)
+
+
+def _require_output(name: str, output: Any) -> None:
+    if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
+        wrong_kind(name, "forward to return a LevelOutput", output)
+
+
+def _require_logits(
+    name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
+) -> None:
+    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`."""
+    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
+        wrong_kind(name, "forward to return float32, bfloat16 or float16 logits", logits)
+    shape = (batch, keep, vocab_size)
+    if logits.shape != shape:
+        wrong = f"of shape [B, keep, vocab_size] = {list(shape)}, given {list(logits.shape)}"
+    elif logits.device != device and not _same(logits.device, device):
+        wrong = f"on the level's device, {device}, given {logits.device}"
+    elif logits.layout != torch.strided:
+        raise ValueError(
+            f"{name}: expected forward to return dense logits, given layout {logits.layout}"
+        )
+    elif vocab_size > 1 and not logits.is_contiguous() and logits.stride(2) != 1:
+        stride = f"stride {logits.stride(2)}; call .contiguous() on them"
+        wrong = f"of unit stride along the vocabulary, given {stride}"
+    else:
+        return
+    raise ValueError(f"{name}: expected forward to return logits {wrong}")
+
+
+def _same(device: torch.device, other: torch.device) -> bool:
+    return device.type == other.type and None in (device.index, other.index)
+
+
+def _require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
+    """Require hidden states ``[B, T, H]`` by layer of a pass of level `name` over tokens of `shape`
+    [B, T]."""
+    if not isinstance(hidden, Mapping):
+        wrong_kind(name, "hidden states by layer", hidden)
+    for layer in layers:
+        states = hidden.get(layer)
+        if not isinstance(states, torch.Tensor) or not states.is_floating_point():
+            wrong_kind(name, f"hidden states of layer {layer}", states)
+        if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
+            raise ValueError(
+                f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
+                f"of layer {layer}, given {list(states.shape)}"
+            )
+
+
+def _require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
+    """Require the cached lengths after ``rollback`` of level `name`: at most the lengths asked."""
+    left = kept.tolist() if isinstance(kept, torch.Tensor) else kept
+    if not (isinstance(left, Sequence) and all(type(length) is int for length in left)):
+        wrong_kind(name, "rollback to return None or the lengths that are left", kept)
+    if len(left) != len(asked) or any(not 0 <= n <= m for n, m in zip(left, asked, strict=True)):
+        raise ValueError(
+            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {left}"
+        )
+    return list(left)
 
 
 # ---- vocabularies --------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from .. import arguments
 from ..files import is_gguf, path_of
 from ..kv_cache.factory import device_of, name_of
 from ..tensors import IdMap, RowCounts, gather, padded
-from ..validate import LOGITS_DTYPES
 from . import base
 from .base import InputBlock
 from .fused import Runs, packed, unpacked
@@ -158,7 +157,7 @@ def _require_logits(model: PreTrainedModel, device: torch.device, name: str) -> 
     kind = weight.dtype if isinstance(weight, Tensor) else torch.float32
     # The dtype of a quantised head's products does not follow from its weights.
     shown = type(head) is nn.Linear or kind == torch.float64
-    if shown and kind not in LOGITS_DTYPES:
+    if shown and kind not in arguments.LOGITS_DTYPES:
         raise ValueError(
             f"{name}: expected a model whose logits are float32, bfloat16 or float16, given a head "
             f"of {kind}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..validate import RULES
+from ..arguments import RULES
 
 _draw: Callable[..., Tensor] = torch.ops.polyspec.draw.default
 _sample: Callable[..., tuple[Tensor, ...]] = torch.ops.polyspec.sample.default

@@ -1,6 +1,6 @@
 """The operators ``sample`` and ``verify`` as functions over torch tensors.
 
-Thin on purpose: the host checks shapes, dtypes and scalars by name (``validate.py``), then one
+Thin on purpose: the host checks shapes, dtypes and scalars by name (``checks.py``), then one
 operator of torch's dispatcher does the work. Nothing here reads a tensor's value, so no call waits
 for the device; errors in tensor values are returned in ``status`` (see
 ``errors.raise_for_status``).
@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, overload
 
 import torch
 
-from polyspec_ext import _C
-from polyspec_ext import arguments as _arguments
-from polyspec_ext import validate as _checks
-
+from .. import _C, arguments
+from . import checks
 from .unchecked import TreeVerifyResult, VerifyResult
 
 if TYPE_CHECKING:
@@ -133,17 +131,17 @@ def sample(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    batch = _checks.logits("logits", logits, "[B, V]", 2)
-    if validate is not False and _arguments.flag("validate", validate):
+    batch = checks.logits("logits", logits, "[B, V]", 2)
+    if validate is not False and arguments.flag("validate", validate):
         check_logits("logits", logits)
     return SampleResult._make(
         _sample(
             logits,
-            *_checks.per_request(batch, temperature, top_k, top_p, min_p, seed, position, round),
-            *_checks.integer("node", node, batch, _checks.NODE_MAX),
-            _checks.level(level),
-            _checks.draws(draws, batch, 1, "[B, 1]"),
-            _checks.allowed(allowed, batch, batch[:1], logits.shape[1], "[B, ceil(V / 32)]"),
+            *checks.per_request(batch, temperature, top_k, top_p, min_p, seed, position, round),
+            *checks.integer("node", node, batch, arguments.NODE_MAX),
+            arguments.whole("level", level, arguments.LEVEL_MAX, 1),
+            checks.draws(draws, batch, 1, "[B, 1]"),
+            checks.allowed(allowed, batch, batch[:1], logits.shape[1], "[B, ceil(V / 32)]"),
         )
     )
 
@@ -289,13 +287,13 @@ def verify(
         ValueError: a shape, stride, device or range is wrong; names the expected and actual value.
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
-    layout = _checks.layout(_checks.BLOCK, target_logits, offsets, draft_len)
+    layout = checks.layout(checks.BLOCK, target_logits, offsets, draft_len)
     batch, rows, vocab, shape, text, offsets = layout
     size = batch[0]
-    draft_tokens = _checks.table("draft_tokens", draft_tokens, batch, shape, text, torch.int64)
+    draft_tokens = checks.table("draft_tokens", draft_tokens, batch, shape, text, torch.int64)
     if draft_rows is not None:
-        draft_rows = _checks.table("draft_rows", draft_rows, batch, shape, text, torch.int64)
-    draft_statistics, target_to_draft = _checks.drafted(
+        draft_rows = checks.table("draft_rows", draft_rows, batch, shape, text, torch.int64)
+    draft_statistics, target_to_draft = checks.drafted(
         draft_logits,
         draft_statistics,
         target_to_draft,
@@ -304,13 +302,13 @@ def verify(
         (size, rows - 1) if draft_rows is None else None,
     )
     if draft_lengths is not None:
-        draft_lengths = _checks.table(
+        draft_lengths = checks.table(
             "draft_lengths", draft_lengths, batch, (size,), "[B]", torch.int64
         )
-    slots, holders = _checks.holders(
+    slots, holders = checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    if validate is not False and _arguments.flag("validate", validate):
+    if validate is not False and arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
@@ -328,15 +326,15 @@ def verify(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
-        _checks.level(level),
-        _checks.rule(rule),
-        _checks.draws(draws, batch, rows, "[B, K+1]"),
+        *checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
+        arguments.whole("level", level, arguments.LEVEL_MAX, 1),
+        arguments.rule(rule),
+        checks.draws(draws, batch, rows, "[B, K+1]"),
         slots,
         holders[0],
-        None if eos is None else _checks.ids("eos", eos, holders),
-        *_checks.integer("room", _checks.INT64_MAX if room is None else room, holders),
-        _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
+        None if eos is None else checks.ids("eos", eos, holders),
+        *checks.integer("room", arguments.INT64_MAX if room is None else room, holders),
+        checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, K+1, ceil(V / 32)]"),
     )
     return CutVerifyResult(*outputs, *ends.unbind(0)) if cuts else VerifyResult._make(outputs)
 
@@ -428,29 +426,29 @@ def verify_tree(
     """
     if offsets is not None and counts is not None:
         raise ValueError("counts: expected None with offsets, given a tensor")
-    layout = _checks.layout(_checks.TREE, target_logits, offsets, nodes)
+    layout = checks.layout(checks.TREE, target_logits, offsets, nodes)
     batch, rows, vocab, shape, text, offsets = layout
-    if rows > _checks.NODE_MAX + 1:
+    if rows > arguments.NODE_MAX + 1:
         raise ValueError(f"target_logits: expected N+1 rows, N < 2**14, given N = {rows - 1}")
     size, ints = batch[0], torch.int64
-    draft_tokens = _checks.table("draft_tokens", draft_tokens, batch, shape, text, ints)
-    parents = _checks.table("parents", parents, batch, shape, text, ints)
+    draft_tokens = checks.table("draft_tokens", draft_tokens, batch, shape, text, ints)
+    parents = checks.table("parents", parents, batch, shape, text, ints)
     if counts is not None:
-        counts = _checks.table("counts", counts, batch, (size,), "[B]", ints)
-    most, _ = _checks.integer("depth", rows - 1 if depth is None else depth, batch, rows - 1)
+        counts = checks.table("counts", counts, batch, (size,), "[B]", ints)
+    most, _ = checks.integer("depth", rows - 1 if depth is None else depth, batch, rows - 1)
     if (draft_logits is None) != (draft_rows is None):
         name = "draft_rows" if draft_logits is None else "draft_logits"
         raise ValueError(f"draft_logits, draft_rows: expected both or none, given {name} only")
     if draft_rows is not None:
         by_row, form = ((size, rows), "[B, N+1]") if offsets is None else (shape, text)
-        draft_rows = _checks.table("draft_rows", draft_rows, batch, by_row, form, ints)
-    draft_statistics, target_to_draft = _checks.drafted(
+        draft_rows = checks.table("draft_rows", draft_rows, batch, by_row, form, ints)
+    draft_statistics, target_to_draft = checks.drafted(
         draft_logits, draft_statistics, target_to_draft, batch, vocab, None
     )
-    slots, holders = _checks.holders(
+    slots, holders = checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    if validate is not False and _arguments.flag("validate", validate):
+    if validate is not False and arguments.flag("validate", validate):
         check_logits("target_logits", target_logits)
         check_logits("draft_logits", draft_logits)
         if draft_logits is not None and draft_statistics is not None:
@@ -469,15 +467,15 @@ def verify_tree(
         draft_rows,
         draft_statistics,
         target_to_draft,
-        *_checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
-        _checks.level(level),
-        _checks.rule(rule),
-        _checks.draws(draws, batch, rows + most, "[B, N+D+1]"),
+        *checks.per_request(holders, temperature, top_k, top_p, min_p, seed, position, round),
+        arguments.whole("level", level, arguments.LEVEL_MAX, 1),
+        arguments.rule(rule),
+        checks.draws(draws, batch, rows + most, "[B, N+D+1]"),
         slots,
         holders[0],
-        None if eos is None else _checks.ids("eos", eos, holders),
-        *_checks.integer("room", _checks.INT64_MAX if room is None else room, holders),
-        _checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
+        None if eos is None else checks.ids("eos", eos, holders),
+        *checks.integer("room", arguments.INT64_MAX if room is None else room, holders),
+        checks.allowed(allowed, batch, target_logits.shape[:-1], vocab, "[B, N+1, ceil(V / 32)]"),
     )
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)

@@ -31,7 +31,6 @@ from ..levels.sources import is_copy, original
 from ..sampling import Sampling, processed_scores
 from ..stats import LevelStats, Stats, merge
 from ..tuning import Switch, level_for, pass_seconds
-from ..validate import SEED_MAX
 from .theory import Acceptance, Floats, Proposals, batches
 
 WINDOWS = (1, 3, 7, 14)  # of the lowest level in timed chains
@@ -86,7 +85,7 @@ class Request:
         checked = {
             **{name: getattr(sampling, name) for name in sampling.__slots__},
             "max_new_tokens": arguments.integer("max_new_tokens", self.max_new_tokens, low=2),
-            "seed": arguments.integer("seed", self.seed, SEED_MAX),
+            "seed": arguments.integer("seed", self.seed, arguments.SEED_MAX),
             "batch": arguments.integer("batch", self.batch, arguments.SIZE_MAX, 1),
         }
         for name, value in checked.items():

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .adaptive import (
-    POLICIES,
-    Adaptive,
-    CachedFsm,
-    Fixed,
-    Joint,
-    Online,
-    RoundReport,
-    StepReport,
-    WindowPolicy,
-    named,
-)
+from .base import RoundReport, StepReport, WindowPolicy
 
 if TYPE_CHECKING:
+    from .adaptive import POLICIES, Adaptive, CachedFsm, Fixed, Joint, Online, named
     from .drafter_choice import DrafterChoice
 
 __all__ = [
@@ -26,9 +17,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name == "DrafterChoice":  # with a `SwitchingDrafter` only
-        from .drafter_choice import DrafterChoice
-
-        return DrafterChoice
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:  # imported when first used
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "drafter_choice" if name == "DrafterChoice" else "adaptive"
+    return getattr(importlib.import_module(f".{module}", __name__), name)

@@ -1,5 +1,4 @@
-"""Policies that choose windows while a chain runs: the contract, and the policies of
-``polyspec/policy.hpp`` by name.
+"""The policies of ``polyspec/policy.hpp``, by name.
 
 All but `Fixed` fall back to plain decoding while speculation loses time (`Adaptive`). Windows
 chosen by measured times differ between runs, and so does the text that a seed gives; its
@@ -11,68 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from .. import arguments
 from .._C import PolicyKind, PolicyOptions
 from .._C import WindowPolicy as _Native
-from ..validate import SEED_MAX
-
-
-class StepReport(NamedTuple):
-    """Report of one step of a row.
-
-    Attributes:
-        level: 1 ... n; level n drafts, the others verify.
-        tokens: draft tokens of this row, verified or drafted, without the tail of a block; for a
-            tree the depth of its paths.
-        accepted: accepted draft tokens.
-        width: maximum tokens of any row in the step, which determines its time.
-        batch: number of rows in the step.
-        seconds: wall time of the step for all rows; 0: not measured.
-        repeated: another row's report has the same time. In a batch of one: the level spent the
-            time reading committed tokens that it had missed.
-    """
-
-    level: int
-    tokens: int
-    accepted: int
-    width: int
-    batch: int
-    seconds: float
-    repeated: bool = False
-
-
-class RoundReport(NamedTuple):
-    """Report of a row's last round, by which a policy chooses the windows of the next round of the
-    target. It has no information about draws to come (contract C2).
-
-    Attributes:
-        request: number of the row in its batch.
-        windows: windows of level 1 ... n-1 in the last round.
-        text: prompt and committed tokens.
-        committed: tokens committed by the last round; 0 before the first.
-        steps: steps of the row in the last round, in order.
-        batch: number of rows in the next round. Each has a report, and the widest row determines
-            the time of a step.
-    """
-
-    request: int
-    windows: Sequence[int]
-    text: Sequence[int]
-    committed: int
-    steps: Sequence[StepReport] = ()
-    batch: int = 1
-
-
-@runtime_checkable
-class WindowPolicy(Protocol):
-    """Chooses windows before each round of the target."""
-
-    def next(self, report: RoundReport) -> Sequence[int]:
-        """Return the windows of level 1 ... n-1 for the row's next round, each >= 0. A level with
-        a window of 0 decodes plainly in that round."""
-        ...
+from ..arguments import SEED_MAX
+from .base import NAMES, RoundReport
 
 
 @dataclass(eq=False)
@@ -216,9 +160,9 @@ class Joint(Adaptive):
     max_acceptance: float = 0.98
 
 
-POLICIES: dict[str, type[Adaptive]] = {
-    kind.name: kind for kind in (Fixed, Online, CachedFsm, Joint)
-}
+POLICIES: dict[str, type[Adaptive]] = dict(
+    zip(NAMES, (Fixed, Online, CachedFsm, Joint), strict=True)
+)
 
 
 def named(name: str) -> Adaptive:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from .. import arguments
-from .adaptive import Joint, RoundReport, WindowPolicy
+from .adaptive import Joint
+from .base import RoundReport, WindowPolicy
 
 
 @runtime_checkable

@@ -1,5 +1,5 @@
 """Cheaper copies of models, for levels below them: 4-bit (`quantize_w4`, stored by `save_w4` and
-`load_w4`), 8-bit (`quantize_w8`), and with fewer ids (`trim`)."""
+`load_w4`), 8-bit (`quantize_w8`), with fewer ids (`trim`), and with fewer layers (`early_exit`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import zlib
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from .. import arguments, progress
 from ..files import cache_folder
+from ..kv_cache.factory import name_of
+from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
 from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
@@ -36,7 +39,7 @@ from .weights import (
     write_weights,
 )
 
-__all__ = ["load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
+__all__ = ["early_exit", "load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
 
 # Tolerances of a weight between dtypes.
 _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
@@ -232,6 +235,66 @@ def _rows(model: Any, head: Any, drawn: Tensor) -> nn.Module | None:
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear.eval()
+
+
+def early_exit(target: HuggingFaceLevel | Any, layers: int) -> HuggingFaceLevel:
+    """Return a draft level with the first `layers` layers of `target`, its final norm and its head
+    (Zhang et al., ACL 2024; LayerSkip, Elhoushi et al., ACL 2024).
+
+    It shares the target's weights and cache: the first k layers write the same keys and values as
+    the target's, and the target's next pass overwrites them with the same numbers. Acceptance is
+    good for models trained for early exit, poor for others.
+
+    Args:
+        target: a level, or its model.
+        layers: 1 to the target's number of layers - 1.
+
+    Raises:
+        TypeError: the target is no level of a Hugging Face model.
+        ValueError: `layers` is out of range; the model's layers are not in a single list; the level
+            has no cache to share (`HuggingFaceLevel`).
+    """
+    model = target.model if isinstance(target, HuggingFaceLevel) else target
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise TypeError(
+            f"target: expected a level of a Hugging Face model, given {type(target).__name__}"
+        )
+    shortened = _first_layers(model, layers)
+    name = f"{name_of(model)}, {layers} layers"
+    return HuggingFaceLevel(shortened, name=name, shares_cache_with=target)
+
+
+def _first_layers(model: Any, layers: int) -> Any:
+    """Return `model` with only its first `layers` layers, on the same parameters."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    if type(layers) is not int or not 1 <= layers < count:
+        raise ValueError(f"layers: expected 1 to {count - 1}, of {count}, given {layers!r}")
+    lists = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
+    if len(lists) != 1:
+        raise ValueError(
+            f"target: expected a model with one list of its {count} layers, given {name_of(model)} "
+            f"with {len(lists)}"
+        )
+    shortened = shallow(model)
+    shortened.config = deepcopy(model.config)
+    text = shortened.config.get_text_config(decoder=True)
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = text.layer_types[:layers]
+    text.num_hidden_layers = layers
+    module = shortened
+    *path, last = lists[0].split(".")
+    for name in path:
+        inner = shallow(getattr(module, name))
+        if hasattr(inner, "config"):
+            inner.config = text
+        setattr(module, name, inner)
+        module = inner
+    setattr(module, last, torch.nn.ModuleList(list(getattr(module, last))[:layers]))
+    return shortened
 
 
 def save_w4(copy: Any, folder: str | Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import arguments
-from ..policies import RoundReport, StepReport, WindowPolicy
+from ..policies.base import RoundRecorder, RoundReport, StepReport, WindowPolicy
 from ..sampling import LogitsProcessors, RequestProcessors
 from ..stats import LevelStats, Stats, StatsRecorder
 from .engine import Committed, Engine, Observer
@@ -26,7 +26,6 @@ from .rows import Row
 
 if TYPE_CHECKING:
     from ..kv_cache.prefixes import Copies, Prefixes
-    from ..policies.recorder import RoundRecorder
 
 _ENDED = operator.attrgetter("ended")
 
@@ -201,8 +200,6 @@ class Batch:
             self._count(rows)
         self._reports: RoundRecorder | None = None
         if self._policy is not None or reports:
-            from ..policies.recorder import RoundRecorder
-
             # Processes that share a level must choose the same windows.
             timed = not any(member.capabilities.sharded for member in engine.parts)
             self._reports = RoundRecorder(self.stats, timed)

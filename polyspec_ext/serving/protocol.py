@@ -19,7 +19,6 @@ from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..sampling import row_seeds
 from ..stats import Stats, merge
-from ..validate import SEED_MAX
 from .server import Event
 
 T = TypeVar("T")
@@ -352,8 +351,8 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     ends += fields.take("stop_token_ids", arguments.row_integers, [])
     options["eos_token_id"] = ends
     _add_rules(fields, model, options)
-    seed = fields.take("seed", _count(-(2**63), SEED_MAX), None)
-    seeds = [None] * count if seed is None else row_seeds(seed % (SEED_MAX + 1), count)
+    seed = fields.take("seed", _count(-(2**63), arguments.SEED_MAX), None)
+    seeds = [None] * count if seed is None else row_seeds(seed % (arguments.SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)
     wanted.options = [
         {**options, "seed": seeds[choice], "max_new_tokens": limits[choice // n]}

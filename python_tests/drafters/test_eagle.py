@@ -102,7 +102,7 @@ def test_a_level_without_the_layers_tells_nothing(target: Any, tmp_path: Path) -
     """The copy reads what only the early exit between it and the target has read."""
     drafter = Covered.from_pretrained(save(THIRD, weights_of(THIRD, 4), tmp_path), target)
     owner = ps.HuggingFaceLevel(target)
-    early = ps.drafters.early_exit(owner, 2)
+    early = ps.early_exit(owner, 2)
     between = ps.HuggingFaceLevel(rough(target, 0.1), shares_cache_with=owner)
     chain = ps.Chain([owner, early, between, drafter], [8, 4, 2])
     out = chain.generate(PROMPTS[0], 60, temperature=1.0, seed=2, eos_token_id=[])

@@ -1,4 +1,4 @@
-"""Draft models with a part of their ids in the head: which ids, their logits, and exact chains."""
+"""Draft models with a part of their ids in the head, and with the target's first layers alone."""
 
 from __future__ import annotations
 
@@ -97,3 +97,38 @@ def test_what_cannot_be_trimmed_is_refused() -> None:
         ps.trim(model, [[V]], 5)
     with pytest.raises(ValueError, match="only levels below it may"):
         ps.Chain([ps.trim(model, None, 9), rough(model)], [2])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2, sliding window"])
+def test_an_early_exit_has_the_rows_of_the_layers_alone(family: str) -> None:
+    """Logits are the head's behind layer k, whatever the target has read; weights are shared."""
+    model = make(family, layers=3)
+    owner = ps.Level(model)
+    level = ps.early_exit(owner, 2)
+    states: list[torch.Tensor] = []
+    part = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))[1]
+    hook = part.register_forward_hook(
+        lambda _, __, out: states.append(out[0] if isinstance(out, tuple) else out)
+    )
+    with torch.inference_mode():
+        alone = level.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits
+        model(input_ids=torch.tensor([PROMPT]), use_cache=False)
+        assert states[0].equal(states[1])
+        hook.remove()
+        for tokens in (owner, level):
+            tokens.prefill(torch.tensor([PROMPT[:4]]))
+        got = level.forward(torch.tensor([PROMPT[4:]]), 2)
+    torch.testing.assert_close(got, alone[:, 4:], rtol=1e-4, atol=1e-4)
+    own = {parameter.data_ptr() for parameter in level.model.parameters()}
+    assert own < {parameter.data_ptr() for parameter in model.parameters()}
+    assert model.config.num_hidden_layers == 3  # the target is as it was
+
+
+def test_early_exits_that_are_refused() -> None:
+    model = make("llama", layers=3)
+    with pytest.raises(ValueError, match=r"levels\[1\]: layers: expected 1 to 2, of 3, given 9"):
+        ps.Chain([model, "early-exit:9"])
+    with pytest.raises(TypeError, match="target: expected a level of a Hugging Face model"):
+        ps.early_exit(toy.ToyLevel(5, 1), 1)
+    with pytest.raises(ValueError, match=r"levels\[1\]: expected a target that is a Hugging Face"):
+        ps.Chain([toy.ToyLevel(5, 1), "early-exit:1"])

@@ -210,7 +210,7 @@ def test_operators_check_what_memory_safety_needs() -> None:
 
 
 def test_cuda_logits_without_kernels_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyspec_ext import validate as _checks
+    from polyspec_ext.ops import checks as _checks
 
     class OnCuda(torch.Tensor):
         @property

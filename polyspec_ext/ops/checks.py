@@ -1,32 +1,29 @@
-"""Checks on the host of the operators' arguments and of the outputs of a level, which may be a
-user's class; errors name the expected and the actual value.
+"""Checks on the host of the operators' arguments; errors name the expected and the actual value.
 
-Every call of ``sample``, ``verify`` and ``forward`` pays for the checks, so messages are formatted
-only before a raise. TypeError: wrong type or dtype. ValueError: wrong shape, stride, device, range.
+Every call of ``sample`` and ``verify`` pays for the checks, so messages are formatted only before a
+raise. TypeError: wrong type or dtype. ValueError: wrong shape, stride, device or range.
 """
 
 from __future__ import annotations
 
-import numbers
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from polyspec_ext import _C
-from polyspec_ext.errors import PolyspecError
+from .. import _C, arguments
+from ..arguments import (
+    INT64_MAX,
+    INT_DTYPES,
+    LOGITS_DTYPES,
+    ROUND_MAX,
+    SEED_MAX,
+    TEMPERATURE_MAX,
+    kind_of,
+    wrong_kind,
+)
+from ..errors import PolyspecError
 
-TEMPERATURE_MAX = 2.0**120  # see polyspec/sample.hpp
-INT64_MAX = 2**63 - 1
-ROUND_MAX = 2**32 - 1
-SEED_MAX = 2**64 - 1
-LEVEL_MAX = 2**16 - 1
-NODE_MAX = 2**14 - 1
-
-LOGITS_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-INT_DTYPES = frozenset((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8))
-RULES = {"token": 0, "block": 1}
 _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
@@ -59,18 +56,6 @@ class Layout(NamedTuple):
     tokens: tuple[int, ...]
     text: str
     offsets: torch.Tensor | None
-
-
-def kind_of(value: object) -> str:
-    """Return the type or dtype of a value, for a message."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of dtype {value.dtype}"
-    return type(value).__name__
-
-
-def wrong_kind(name: str, expected: str, value: object) -> NoReturn:
-    """Raise a TypeError with the type or dtype of a value."""
-    raise TypeError(f"{name}: expected {expected}, given {kind_of(value)}")
 
 
 def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
@@ -196,28 +181,11 @@ def real(
 ) -> tuple[float, torch.Tensor | None]:
     """Require a number in [0, high], or a floating tensor [B]: (scalar, None) or (unused,
     tensor)."""
-    kind = type(value)
-    if kind is not float and kind is not int:
-        if isinstance(value, torch.Tensor):
-            if not value.dtype.is_floating_point:
-                wrong_kind(name, "a number or a floating-point tensor", value)
-            return 0.0, _per_request(name, value, common, torch.float32)
-        if kind is bool or not isinstance(value, numbers.Real):
+    if isinstance(value, torch.Tensor):
+        if not value.dtype.is_floating_point:
             wrong_kind(name, "a number or a floating-point tensor", value)
-        value = float(value)
-    if not 0.0 <= value <= high:
-        bound = f"a finite number >= 0, at most {high:.4g}" if high > 1.0 else "a number in [0, 1]"
-        raise ValueError(f"{name}: expected {bound}, given {value}")
-    return value, None
-
-
-def _index(name: str, value: Any) -> int:
-    try:
-        if not isinstance(value, (bool, torch.Tensor)):
-            return operator.index(value)
-    except TypeError:  # classes and arrays have an `__index__` that raises
-        pass
-    wrong_kind(name, "an integer or an integer tensor", value)
+        return 0.0, _per_request(name, value, common, torch.float32)
+    return arguments.number(name, value, high), None
 
 
 def integer(
@@ -225,15 +193,11 @@ def integer(
 ) -> tuple[int, torch.Tensor | None]:
     """Require an integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused,
     tensor)."""
-    if type(value) is not int:
-        if isinstance(value, torch.Tensor):
-            if value.dtype not in INT_DTYPES:
-                wrong_kind(name, "an integer or an integer tensor", value)
-            return 0, _per_request(name, value, common, torch.int64)
-        value = _index(name, value)
-    if not low <= value <= high:
-        raise ValueError(f"{name}: expected an integer in [{low}, {high}], given {value}")
-    return value, None
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in INT_DTYPES:
+            wrong_kind(name, "an integer or an integer tensor", value)
+        return 0, _per_request(name, value, common, torch.int64)
+    return arguments.whole(name, value, high, low), None
 
 
 def _seed(value: Any, common: Common) -> tuple[int, torch.Tensor | None]:
@@ -243,23 +207,6 @@ def _seed(value: Any, common: Common) -> tuple[int, torch.Tensor | None]:
         return integer("seed", value, common)
     bits, _ = integer("seed", value, common, SEED_MAX)
     return (bits if bits <= INT64_MAX else bits - 2**64), None
-
-
-def level(value: Any) -> int:
-    """Require a level in [1, 2**16); 1 is the target."""
-    if type(value) is not int:
-        value = _index("level", value)
-    if not 1 <= value <= LEVEL_MAX:
-        raise ValueError(f"level: expected an integer in [1, {LEVEL_MAX}], given {value}")
-    return value  # type: ignore[no-any-return]
-
-
-def rule(value: Any) -> int:
-    """Return the number of a rule in the operators."""
-    number = RULES.get(value) if isinstance(value, str) else None
-    if number is None:
-        raise ValueError(f"rule: expected 'token' or 'block', given {value!r}")
-    return number
 
 
 def table(
@@ -290,7 +237,7 @@ def ids(name: str, value: Any, common: Common) -> torch.Tensor:
     batch, device = common
     if not isinstance(value, torch.Tensor):
         listed = list(value) if isinstance(value, Sequence) else [value]
-        tokens = [_index(name, entry) for entry in listed]
+        tokens = [arguments.index(name, entry) for entry in listed]
         if any(not -1 <= token <= INT64_MAX for token in tokens):
             raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
         return torch.tensor([tokens], dtype=torch.int64, device=device)
@@ -352,76 +299,3 @@ def drafted(
             "target_to_draft", target_to_draft, common, (vocab,), "[V]", torch.int32
         )
     return statistics, target_to_draft
-
-
-# ---- outputs of a level --------------------------------------------------------------------------
-# Errors name the level, the expectation of its contract (`Level`), and the actual value.
-
-
-def require_output(name: str, output: Any) -> None:
-    """Require a `LevelOutput` of ``forward`` of level `name`."""
-    if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
-        wrong_kind(name, "forward to return a LevelOutput", output)
-
-
-def require_logits(
-    name: str, logits: Any, batch: int, keep: int, vocab_size: int, device: torch.device
-) -> None:
-    """Require logits ``[batch, keep, vocab_size]`` of ``forward`` of level `name`."""
-    if not isinstance(logits, torch.Tensor) or logits.dtype not in LOGITS_DTYPES:
-        wrong_kind(name, "forward to return float32, bfloat16 or float16 logits", logits)
-    shape = (batch, keep, vocab_size)
-    if logits.shape != shape:
-        wrong = f"of shape [B, keep, vocab_size] = {list(shape)}, given {list(logits.shape)}"
-    elif logits.device != device and not _same(logits.device, device):
-        wrong = f"on the level's device, {device}, given {logits.device}"
-    elif logits.layout != torch.strided:
-        raise ValueError(
-            f"{name}: expected forward to return dense logits, given layout {logits.layout}"
-        )
-    elif vocab_size > 1 and not logits.is_contiguous() and logits.stride(2) != 1:
-        stride = f"stride {logits.stride(2)}; call .contiguous() on them"
-        wrong = f"of unit stride along the vocabulary, given {stride}"
-    else:
-        return
-    raise ValueError(f"{name}: expected forward to return logits {wrong}")
-
-
-def _same(device: torch.device, other: torch.device) -> bool:
-    return device.type == other.type and None in (device.index, other.index)
-
-
-def require_hidden(name: str, hidden: Any, layers: Sequence[int], shape: Sequence[int]) -> None:
-    """Require hidden states ``[B, T, H]`` by layer of a pass of level `name` over tokens of `shape`
-    [B, T]."""
-    if not isinstance(hidden, Mapping):
-        wrong_kind(name, "hidden states by layer", hidden)
-    for layer in layers:
-        states = hidden.get(layer)
-        if not isinstance(states, torch.Tensor) or not states.is_floating_point():
-            wrong_kind(name, f"hidden states of layer {layer}", states)
-        if states.dim() != 3 or tuple(states.shape[:2]) != tuple(shape):
-            raise ValueError(
-                f"{name}: expected hidden states of shape [B, T, H] = [{shape[0]}, {shape[1]}, H] "
-                f"of layer {layer}, given {list(states.shape)}"
-            )
-
-
-def call(name: str, level: Any, method: str, *arguments: Any) -> None:
-    """Call a method of level `name` that must return None: any other result, such as a coroutine,
-    False or other lengths than asked for, would be ignored."""
-    result = getattr(level, method)(*arguments)
-    if result is not None:
-        wrong_kind(name, f"{method} to return None", result)
-
-
-def require_kept(name: str, kept: Any, asked: Sequence[int]) -> list[int]:
-    """Require the cached lengths after ``rollback`` of level `name`: at most the lengths asked."""
-    left = kept.tolist() if isinstance(kept, torch.Tensor) else kept
-    if not (isinstance(left, Sequence) and all(type(length) is int for length in left)):
-        wrong_kind(name, "rollback to return None or the lengths that are left", kept)
-    if len(left) != len(asked) or any(not 0 <= n <= m for n, m in zip(left, asked, strict=True)):
-        raise ValueError(
-            f"{name}: expected rollback to leave at most {list(asked)} tokens, given {left}"
-        )
-    return list(left)
