@@ -73,19 +73,23 @@ void read_k(BlockType type, const uint8_t* from, Unpacked& block) {
   read_six_bits(from + 4, block);
   const uint8_t* high = from + 16;
   const uint8_t* low = type == BlockType::kQ5_K ? high + 32 : high;
-  for (int i = 0; i < kMost; ++i) {
-    const int group = i / 32, lane = i % 32;
-    block.values[i] = low[group / 2 * 32 + lane] >> group % 2 * 4 & 15;
-    if (type == BlockType::kQ5_K) block.values[i] |= byte((high[lane] >> group & 1) << 4);
+  for (int group = 0; group < kMost / 32; ++group) {
+    uint8_t* const values = block.values.data() + 32 * group;
+    for (int lane = 0; lane < 32; ++lane)
+      values[lane] = low[group / 2 * 32 + lane] >> group % 2 * 4 & 15;
+    if (type != BlockType::kQ5_K) continue;
+    for (int lane = 0; lane < 32; ++lane) values[lane] |= byte((high[lane] >> group & 1) << 4);
   }
 }
 
 void read_q6_k(const uint8_t* from, Unpacked& block) {
   const uint8_t* high = from + 128;
-  for (int i = 0; i < kMost; ++i) {
-    const int half = i / 128, quarter = i % 128 / 32, lane = i % 32;
-    const int low = from[half * 64 + quarter % 2 * 32 + lane] >> quarter / 2 * 4 & 15;
-    block.values[i] = byte(low | (high[half * 32 + lane] >> quarter * 2 & 3) << 4);
+  for (int run = 0; run < kMost / 32; ++run) {
+    const int half = run / 4, quarter = run % 4;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int low = from[half * 64 + quarter % 2 * 32 + lane] >> quarter / 2 * 4 & 15;
+      block.values[32 * run + lane] = byte(low | (high[half * 32 + lane] >> quarter * 2 & 3) << 4);
+    }
   }
   std::memcpy(block.scales.data(), from + 192, 16);
   block.scale = half_at(from + 208);
@@ -103,20 +107,39 @@ void read(BlockType type, const uint8_t* from, Unpacked& block) {
   }
 }
 
+// Four values of 8 bits. No shift below moves a bit to the next value.
+uint32_t four_at(const uint8_t* from) {
+  uint32_t four;
+  std::memcpy(&four, from, 4);
+  return four;
+}
+
 // `values` of an output's group, by steps of four inputs.
 void write_group(int bits, int64_t group, const uint8_t* values, int64_t lane, uint8_t* to) {
   constexpr int64_t kVector = 64;
-  for (int64_t k = 0; k < group; ++k) {
-    const int64_t step = k / 4, at = 4 * lane + k % 4;
-    if (bits == 8) {
-      to[step * kVector + at] = values[k];
-    } else if (bits == 4) {
-      to[step / 2 * kVector + at] |= byte(values[k] << step % 2 * 4);
-    } else {
-      uint8_t* const high = to + step / 4 * 3 * kVector;
-      high[at] |= byte(values[k] >> 4 << step % 4 * 2);
-      high[(1 + step % 4 / 2) * kVector + at] |= byte((values[k] & 15) << step % 2 * 4);
+  const auto put = [&](int64_t vector, uint32_t four) {
+    std::memcpy(to + vector * kVector + 4 * lane, &four, 4);
+  };
+  const int64_t steps = group / 4;
+  if (bits == 8) {
+    for (int64_t step = 0; step < steps; ++step) put(step, four_at(values + 4 * step));
+    return;
+  }
+  if (bits == 4) {
+    for (int64_t step = 0; step < steps; step += 2)
+      put(step / 2, four_at(values + 4 * step) | four_at(values + 4 * step + 4) << 4);
+    return;
+  }
+  for (int64_t step = 0; step < steps; step += 4) {
+    uint32_t high = 0, low[4];
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t four = four_at(values + 4 * (step + i));
+      high |= (four >> 4 & 0x03030303u) << 2 * i;
+      low[i] = four & 0x0f0f0f0fu;
     }
+    put(step / 4 * 3, high);
+    put(step / 4 * 3 + 1, low[0] | low[1] << 4);
+    put(step / 4 * 3 + 2, low[2] | low[3] << 4);
   }
 }
 
