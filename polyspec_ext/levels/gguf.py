@@ -195,6 +195,19 @@ class _OneFile:
     def _string(self) -> bytes:
         return bytes(self._skip(self._take("Q")[0]))
 
+    def _strings(self, count: int) -> list[bytes]:
+        # Inlined: vocabularies and merges are hundreds of thousands.
+        view, at, strings, length = self._view, self._at, list[bytes](), struct.Struct("<Q")
+        for _ in range(count):
+            begin = at + length.size
+            at = begin + length.unpack_from(view, at)[0]
+            if at > len(view):
+                break
+            strings.append(bytes(view[begin:at]))
+        self._at = at
+        self._skip(0)  # raises if a string is cut off
+        return strings
+
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string().decode()
@@ -202,7 +215,7 @@ class _OneFile:
             return self._take(_SCALARS[kind])[0]
         element, count = self._take("IQ")
         if element == _STRING:
-            return [self._string() for _ in range(count)]
+            return self._strings(count)
         form = f"<{_SCALARS[element]}"
         return np.frombuffer(self._skip(count * struct.calcsize(form)), form)
 
