@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from .graphs import Graphs, Passes, Queue
 
 _ENDED = operator.attrgetter("ended")
+# Counts of kept lengths on the host, and on the device.
+_KEPT: tuple[Callable[[Any], RowCounts], ...] = (RowCounts, partial(RowCounts, None))
 # Called with a row's number and the target's processed logits [e, V], of which the e committed
 # tokens were drawn. The logits are valid during the call.
 Observer = Callable[[int, torch.Tensor], None]
@@ -627,7 +629,7 @@ class Engine:
             pending.append(number - 1, logits, result.statistics, report.slots, padding)
         if rows.hidden is not None:
             above = state.read_by(1) if number > 1 and 1 in self._gives_hidden else None
-            lengths = list(map(RowCounts.of, report.kept[:-1]))
+            lengths = list(map(_KEPT[step.host is None], report.kept[:-1]))
             rows.hidden.add_pass(plan, lengths, number, hidden, skipped, above)
         if report.cut is None or report.cut or tree is not None:
             paths = {} if tree is None else {number: path}
@@ -639,10 +641,11 @@ class Engine:
     def _rollback(self, step: Step, report: Report, paths: Mapping[int, torch.Tensor]) -> None:
         """Cut the caches from the step's level downwards; for a tree keep the path, by level."""
         levels = self._plan.asked if report.cut is None else report.cut
+        kept = _KEPT[step.host is None]
         for number in sorted({*levels, *paths}) if paths else levels:
             if number < step.level:
                 continue
-            member, lengths = self.parts[number - 1], RowCounts.of(report.kept[number - 1])
+            member, lengths = self.parts[number - 1], kept(report.kept[number - 1])
             self._at_work = number, None
             path, positions = paths.get(number), step.plan.positions
             if path is not None:
