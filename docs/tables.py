@@ -45,7 +45,7 @@ RESULTS = ROOT / "docs" / "results"
 GENERATE = "cpu-2026-11-22-generate.json"
 KERNELS = "cpu-2026-11-25-kernels.json"
 GPU_RESULTS = "gpu-2026-11-27-h200"
-OVERHEAD = "cpu-2026-11-27-overhead.json"
+OVERHEAD = "cpu-2026-11-28-overhead.json"
 ADAPTATION = "cpu-2026-11-22-adaptation/adaptation.json"
 CHAINS = {
     "1 time, greedy": "cpu-2026-11-22-chains/grown1.json",
