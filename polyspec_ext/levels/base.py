@@ -359,9 +359,11 @@ def forwarded(method: str, returns: bool = True) -> Callable[..., Any]:
     """Return a method that calls the level's `method`; without `returns`, it must return None."""
 
     def call(self: Any, *values: Any) -> Any:
-        if not returns:
-            return _call(self.name, self.level, method, *values)
-        return getattr(self.level, method)(*values)
+        result = getattr(self.level, method)(*values)
+        # A result, such as a coroutine, False or other lengths than asked for, would be ignored.
+        if not returns and result is not None:
+            wrong_kind(self.name, f"{method} to return None", result)
+        return result
 
     return call
 
@@ -372,6 +374,7 @@ class _Wrapper:
     capabilities: Any
     _lacks = ""
     select = forwarded("select", returns=False)
+    _begin = forwarded("prefill", returns=False)
 
     def __init__(self, level: Any, name: str | None = None) -> None:
         self.level = level
@@ -417,7 +420,7 @@ class LevelAdapter(_Wrapper):
         if reserve is not None:
             reserve(prompts.capacity)
         counts = () if prompts.counts is None else (prompts.counts,)
-        _call(self.name, self.level, "prefill", prompts.tokens, *counts)
+        self._begin(prompts.tokens, *counts)
 
     def forward(self, block: InputBlock) -> LevelOutput:
         if block.counts is None and block.first is None:
@@ -480,7 +483,8 @@ class CheckedLevel(_Wrapper):
     def forward(self, block: InputBlock) -> LevelOutput:
         out = self.level.forward(block)
         if type(out) is not LevelOutput:
-            _require_output(self.name, out)
+            if not isinstance(out, tuple) or not 1 <= len(out) <= 3:
+                wrong_kind(self.name, "forward to return a LevelOutput", out)
             out = LevelOutput(*out)
         batch, device = block.tokens.shape[0], self.device
         _require_logits(self.name, out.logits, batch, block.keep, self._width, device)
@@ -497,18 +501,6 @@ class CheckedLevel(_Wrapper):
 # ---- outputs of users' levels --------------------------------------------------------------------
 # Errors name the level, the expectation of its contract (`Level`), and the actual value. Messages
 # are formatted only before a raise: every pass pays for the checks.
-
-
-def _call(name: str, level: Any, method: str, *values: Any) -> None:
-    # A result, such as a coroutine, False or other lengths than asked for, would be ignored.
-    result = getattr(level, method)(*values)
-    if result is not None:
-        wrong_kind(name, f"{method} to return None", result)
-
-
-def _require_output(name: str, output: Any) -> None:
-    if not isinstance(output, tuple) or not 1 <= len(output) <= 3:
-        wrong_kind(name, "forward to return a LevelOutput", output)
 
 
 def _require_logits(

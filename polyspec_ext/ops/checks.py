@@ -12,16 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import _C, arguments
-from ..arguments import (
-    INT64_MAX,
-    INT_DTYPES,
-    LOGITS_DTYPES,
-    ROUND_MAX,
-    SEED_MAX,
-    TEMPERATURE_MAX,
-    kind_of,
-    wrong_kind,
-)
+from ..arguments import kind_of, wrong_kind
 from ..errors import PolyspecError
 
 _CPU = torch.device("cpu")
@@ -65,7 +56,7 @@ def _wrong_shape(name: str, expected: str, tensor: torch.Tensor) -> NoReturn:
 def logits(name: str, value: Any, shape: str, rank: int) -> Common:
     """Require a tensor of `rank` dimensions in fp32, bf16 or fp16, with unit stride along the
     vocabulary; return its batch and device. `shape` is for messages, such as "[B, V]"."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in LOGITS_DTYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype not in arguments.LOGITS_DTYPES:
         wrong_kind(name, "a float32, bfloat16 or float16 tensor", value)
     sizes = value.shape
     if len(sizes) != rank:
@@ -166,13 +157,13 @@ def per_request(
     """Return the sampling parameters in the operators' form: each as a scalar, and None or a tensor
     that overrides the scalar."""
     return (
-        *real("temperature", temperature, common, TEMPERATURE_MAX),
+        *real("temperature", temperature, common, arguments.TEMPERATURE_MAX),
         *integer("top_k", top_k, common),
         *real("top_p", top_p, common),
         *real("min_p", min_p, common),
         *_seed(seed, common),
         *integer("position", position, common),
-        *integer("round", round, common, ROUND_MAX),
+        *integer("round", round, common, arguments.ROUND_MAX),
     )
 
 
@@ -189,12 +180,12 @@ def real(
 
 
 def integer(
-    name: str, value: Any, common: Common, high: int = INT64_MAX, low: int = 0
+    name: str, value: Any, common: Common, high: int = arguments.INT64_MAX, low: int = 0
 ) -> tuple[int, torch.Tensor | None]:
     """Require an integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused,
     tensor)."""
     if isinstance(value, torch.Tensor):
-        if value.dtype not in INT_DTYPES:
+        if value.dtype not in arguments.INT_DTYPES:
             wrong_kind(name, "an integer or an integer tensor", value)
         return 0, _per_request(name, value, common, torch.int64)
     return arguments.whole(name, value, high, low), None
@@ -205,8 +196,8 @@ def _seed(value: Any, common: Common) -> tuple[int, torch.Tensor | None]:
         if value.dtype == torch.uint64:
             value = value.view(torch.int64)
         return integer("seed", value, common)
-    bits, _ = integer("seed", value, common, SEED_MAX)
-    return (bits if bits <= INT64_MAX else bits - 2**64), None
+    bits, _ = integer("seed", value, common, arguments.SEED_MAX)
+    return (bits if bits <= arguments.INT64_MAX else bits - 2**64), None
 
 
 def table(
@@ -214,7 +205,7 @@ def table(
 ) -> torch.Tensor:
     """Require an integer tensor of an exact shape on the logits' device; return it contiguous, of
     `dtype`."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in INT_DTYPES:
+    if not isinstance(value, torch.Tensor) or value.dtype not in arguments.INT_DTYPES:
         wrong_kind(name, "an integer tensor", value)
     if value.shape != shape:
         _wrong_shape(name, f"{text} = {list(shape)}", value)
@@ -238,10 +229,10 @@ def ids(name: str, value: Any, common: Common) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         listed = list(value) if isinstance(value, Sequence) else [value]
         tokens = [arguments.index(name, entry) for entry in listed]
-        if any(not -1 <= token <= INT64_MAX for token in tokens):
+        if any(not -1 <= token <= arguments.INT64_MAX for token in tokens):
             raise ValueError(f"{name}: expected ids >= 0, or -1 for none, given {tokens}")
         return torch.tensor([tokens], dtype=torch.int64, device=device)
-    if value.dtype not in INT_DTYPES:
+    if value.dtype not in arguments.INT_DTYPES:
         wrong_kind(name, "an integer, a sequence of integers or an integer tensor", value)
     if value.dim() == 1:
         value = value.unsqueeze(0)
