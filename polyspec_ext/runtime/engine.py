@@ -173,7 +173,7 @@ class Engine:
         self.caches.join(readings, self.slots, self._rows)
 
     def _follow(self, slots: Sequence[Row]) -> None:
-        self.slots, self._rounds = list(slots), 0
+        self.slots, self._rounds_left = list(slots), 0
         self._recorder.follow([row.stats for row in slots])
 
     @torch.inference_mode()
@@ -218,7 +218,7 @@ class Engine:
 
     def _begin_caches(self) -> None:
         self.caches.begin()
-        self._rounds, self._at_work = 0, None
+        self._rounds_left, self._at_work = 0, None
         self._rows.hidden = self._no_states(self._rows.state.batch)
 
     @torch.inference_mode()
@@ -237,7 +237,7 @@ class Engine:
         for row in self.slots:
             row.paused = any(row is other for other in paused)
         self._rows = self._rows.select(range(len(self.slots)))
-        self._rounds = 0
+        self._rounds_left = 0
 
     @torch.inference_mode()
     def rewind(self, rows: Sequence[Row], texts: Sequence[Sequence[int]]) -> None:
@@ -255,7 +255,7 @@ class Engine:
                 raise ValueError(f"rewind: expected a text of a running request, given {state}")
             lengths[row.slot] = min(common_prefix(row.tokens, text), len(text) - 1)
         self._rows = self._rows.select(range(len(self.slots)))
-        self._rounds = 0
+        self._rounds_left = 0
         try:
             # A step that the host reads also reads the token after accepted drafts.
             self.caches.cut(lengths, self.slots, self._rows.state, int(self._sync_each_step))
@@ -293,14 +293,14 @@ class Engine:
             rounds = tuple(bound and new for bound, new in zip(rounds, fitting, strict=True))
         if (*sizes, *rounds) != self._rows.state.windows[slot]:
             self._rows.state.set_windows(slot, (*sizes, *rounds))
-            self._rounds = 0
+            self._rounds_left = 0
 
     @torch.inference_mode()
     def end(self, row: Row) -> None:
         """End a row of this batch, which then idles in later steps; ignore other rows."""
         if any(other is row for other in self.slots):
             self._rows.state.end(row.slot)
-            self._rounds = 0
+            self._rounds_left = 0
 
     # ---- a round ---------------------------------------------------------------------------------
 
@@ -309,10 +309,11 @@ class Engine:
         try:
             if self.recovers:
                 self._before = self.slots, self._rows.state.round_counts
-            if not self._rounds:
+            if not self._rounds_left:
                 self._prepare_rounds()
-            self._rounds -= 1
-            committed = self._commit(*self._run_steps())
+            self._rounds_left -= 1
+            entries, record, logits = self._run_steps()
+            committed = self._commit(entries, record, logits)
         except Exception as error:
             if self._at_work is not None:
                 level, step = self._at_work
@@ -337,7 +338,7 @@ class Engine:
         rows = planner.rows(plan, on_host or forced, self.slots, rows)
         rows.pending.max_pending = plan.max_pending
         self._plan, self._rows, self._clock = plan, rows, Clock.of(rows.state.device)
-        self._rounds = 1 if forced else planner.lasting(plan, rows, self.slots, active)
+        self._rounds_left = 1 if forced else planner.lasting(plan, rows, self.slots, active)
 
     @cached_property
     def _queue(self) -> Queue:
@@ -384,7 +385,7 @@ class Engine:
         steps: list[Step | PlannedStep] = []
         outputs: Any = ()  # of the latest step
         ticks, level = [tick()], 0
-        while level != 1:
+        while level != 1:  # the target's step ends the round
             step = state.next(None if rows.hidden is None else rows.hidden.begin)
             if step is None:
                 raise self._stuck(next(row for row in self.slots if row.active))
@@ -511,9 +512,8 @@ class Engine:
         assert applied is not None
         for slot, length in enumerate(lengths):
             number = rows.requests[slot]
-            known: list[int] = []
-            if length and applied.forces(number):
-                known = applied.forced(rows.state.text(slot).tolist(), length, number)
+            forces = length and applied.forces(number)
+            known = applied.forced(rows.state.text(slot).tolist(), length, number) if forces else ()
             runs.append(list(itertools.takewhile(vocab_size.__gt__, known)))
         return runs
 
@@ -660,7 +660,7 @@ class Engine:
                 least = [min(int(n), most) for n, most in zip(left, lengths.host, strict=True)]
                 if least != list(lengths.host):
                     self._rows.state.set_cached(number, least)
-                    self._rounds = 0
+                    self._rounds_left = 0
 
     # ---- commit ----------------------------------------------------------------------------------
 
@@ -679,7 +679,7 @@ class Engine:
             if self._observe is not None:
                 self._observe(row.number, logits[slot, :emitted])
             if ended or len(row.logprobs) >= row.max_new_tokens:
-                row.ended, self._rounds = True, 0
+                row.ended, self._rounds_left = True, 0
             committed.append((row.number, new))
         return committed
 

@@ -42,7 +42,7 @@ class Row:
         logprobs: log-probabilities of committed tokens under the target's processed distribution.
         ended: whether the text is complete.
         paused: whether the row idles in the next rounds.
-        origins: origins of the committed tokens (`trace.origins`), if traced.
+        origins: origins of the committed tokens (`origins` below), if traced.
         window_bound: maximum window of the row; None: no bound.
         policy_number: number of the row for the policy; numbers of removed rows are reused.
         num_reported: committed tokens reported to the policy.
@@ -159,8 +159,8 @@ class Report(NamedTuple):
     """The effect of a step on the state rows: `slots`, the index ``[B, W]`` int64 of each emitted
     token among the pending tokens of the level above (None: not requested); `kept`, the remaining
     cached lengths by level, on the host or the device; `entries` by row, empty if the host does
-    not read them (`status` is 0 then); and `cut`, the levels from the step's downwards with a
-    longer cache (None: any level may have it)."""
+    not read them (`status` is 0 then); and `cut`, the levels from the step's downwards whose caches
+    must be truncated (None: unknown, all levels of the round)."""
 
     slots: torch.Tensor | None
     kept: Sequence[Sequence[int] | torch.Tensor]
@@ -260,8 +260,8 @@ class StateRows:
         if device.type == "cpu":  # the same memory
             host = self.words.numpy()
             self.head: npt.NDArray[np.int64] = host[:, : shape.log_at]
-            self._rounds = HostRounds(shape, host, self.eos.numpy())
-            self._table = torch.from_numpy(self._rounds.plan)
+            self._host_rounds = HostRounds(shape, host, self.eos.numpy())
+            self._table = torch.from_numpy(self._host_rounds.plan)
             self._plan = Plan._make(self._table.unbind())
         else:
             self.head = np.zeros((batch, shape.log_at), np.int64)
@@ -355,7 +355,7 @@ class StateRows:
             cached = self.words[:, self._drafted]
             before = cached.clone()
             torch.minimum(before, unread, out=cached)
-        due = self._rounds.next()
+        due = self._host_rounds.next()
         if unread is not None:
             cached.copy_(before)
         if due is None:  # every row is complete
@@ -383,7 +383,7 @@ class StateRows:
                 self.words, self.shape, level, step.table, tokens, counts, status, eos, padding or 0
             )
             return Report(slots, cached.unbind())
-        result = self._rounds.report(
+        result = self._host_rounds.report(
             step.host,
             tokens.cpu().numpy(),
             None if counts is None else counts.cpu().numpy(),
@@ -472,9 +472,9 @@ class PendingRows:
         slots: torch.Tensor,
         padding: int,
     ) -> None:
-        """Append the rows from which the level below drew or accepted its emitted tokens: logits
-        ``[B, W, V]``, their statistics ``[B, W, 2]``, and slots ``[B, W]`` int64, the index of each
-        token among the pending tokens; `padding` for rows without a token."""
+        """Append the rows from which level + 1 drew or accepted its emitted tokens, for `level` to
+        verify: logits ``[B, W, V]``, their statistics ``[B, W, 2]``, and slots ``[B, W]`` int64,
+        the index of each token among the pending tokens; `padding` for rows without a token."""
         (batch, _, vocab), device = logits.shape, logits.device
         old = self.tables.get(level)
         # Windows may change: reuse a large enough table, whose address earlier graphs have.
