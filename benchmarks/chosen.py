@@ -25,7 +25,7 @@ from benchmarks import measuring, output
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
-from polyspec_ext.drafters import Eagle
+from polyspec_ext.drafters.eagle import Eagle
 from polyspec_ext.levels import HuggingFaceLevel, InputBlock, LevelOutput
 from polyspec_ext.ops import unchecked
 from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectation

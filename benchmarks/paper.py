@@ -33,7 +33,7 @@ from benchmarks.record import Turn, TurnWriter
 from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
-from polyspec_ext.drafters import DynamicTree
+from polyspec_ext.drafters.trees import DynamicTree
 from polyspec_ext.planning.planner import plan
 from polyspec_ext.tuning import pass_seconds
 

@@ -22,21 +22,21 @@ from polyspec_ext import policies as policies
 if TYPE_CHECKING:
     from polyspec_ext import tiny as tiny
     from polyspec_ext.chain import Chain as Chain
-    from polyspec_ext.drafters import MTP as MTP
     from polyspec_ext.drafters import Context as Context
-    from polyspec_ext.drafters import DFlash as DFlash
     from polyspec_ext.drafters import Drafter as Drafter
     from polyspec_ext.drafters import DraftModel as DraftModel
-    from polyspec_ext.drafters import DynamicTree as DynamicTree
-    from polyspec_ext.drafters import Eagle as Eagle
-    from polyspec_ext.drafters import Hydra as Hydra
-    from polyspec_ext.drafters import Medusa as Medusa
-    from polyspec_ext.drafters import NGramTable as NGramTable
-    from polyspec_ext.drafters import PromptLookup as PromptLookup
     from polyspec_ext.drafters import Proposal as Proposal
-    from polyspec_ext.drafters import StaticTree as StaticTree
-    from polyspec_ext.drafters import SuffixMatch as SuffixMatch
-    from polyspec_ext.drafters import SwitchingDrafter as SwitchingDrafter
+    from polyspec_ext.drafters.dflash import DFlash as DFlash
+    from polyspec_ext.drafters.eagle import Eagle as Eagle
+    from polyspec_ext.drafters.features import Hydra as Hydra
+    from polyspec_ext.drafters.features import Medusa as Medusa
+    from polyspec_ext.drafters.lookup import NGramTable as NGramTable
+    from polyspec_ext.drafters.lookup import PromptLookup as PromptLookup
+    from polyspec_ext.drafters.lookup import SuffixMatch as SuffixMatch
+    from polyspec_ext.drafters.mtp import MTP as MTP
+    from polyspec_ext.drafters.switching import SwitchingDrafter as SwitchingDrafter
+    from polyspec_ext.drafters.trees import DynamicTree as DynamicTree
+    from polyspec_ext.drafters.trees import StaticTree as StaticTree
     from polyspec_ext.errors import PolyspecError as PolyspecError
     from polyspec_ext.errors import RequestError as RequestError
     from polyspec_ext.errors import Status as Status
@@ -78,11 +78,14 @@ if TYPE_CHECKING:
 # transformers, which the operators do not need.
 _NAMES = {
     "chain": ("Chain",),
-    "drafters": (
-        "Context", "DFlash", "DraftModel", "Drafter", "DynamicTree", "Eagle", "Hydra", "MTP",
-        "Medusa", "NGramTable", "PromptLookup", "Proposal", "StaticTree", "SuffixMatch",
-        "SwitchingDrafter",
-    ),
+    "drafters": ("Context", "DraftModel", "Drafter", "Proposal"),
+    "drafters.dflash": ("DFlash",),
+    "drafters.eagle": ("Eagle",),
+    "drafters.features": ("Hydra", "Medusa"),
+    "drafters.lookup": ("NGramTable", "PromptLookup", "SuffixMatch"),
+    "drafters.mtp": ("MTP",),
+    "drafters.switching": ("SwitchingDrafter",),
+    "drafters.trees": ("DynamicTree", "StaticTree"),
     "errors": ("PolyspecError", "RequestError", "Status", "raise_for_status"),
     "grammar": ("Grammar",),
     "integrations.draft_chain": ("DraftChain",),

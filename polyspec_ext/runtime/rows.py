@@ -159,8 +159,8 @@ class Report(NamedTuple):
     """The effect of a step on the state rows: `slots`, the index ``[B, W]`` int64 of each emitted
     token among the pending tokens of the level above (None: not requested); `kept`, the remaining
     cached lengths by level, on the host or the device; `entries` by row, empty if the host does
-    not read them (`status` is 0 then); and `cut`, the levels from the step's downwards whose caches
-    must be truncated (None: unknown, all levels of the round)."""
+    not read them (`status` is 0 then); and `cut`, the levels from the step's downwards with caches
+    to truncate (None: unknown, all levels of the round)."""
 
     slots: torch.Tensor | None
     kept: Sequence[Sequence[int] | torch.Tensor]

@@ -14,8 +14,9 @@ from toy_trees import StayingTrees
 from transformers import LlamaConfig
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import DraftBlock, DraftInput, FeatureCache, RowBuffer
+from polyspec_ext.drafters import DraftBlock, DraftInput, RowBuffer
 from polyspec_ext.drafters.base import DrafterCapabilities
+from polyspec_ext.drafters.features import FeatureCache
 
 LAYER, SIZE = 1, 6  # of the hidden states
 PROMPTS = [[1, 0, 2], [2], [0, 0, 1, 2, 1]]

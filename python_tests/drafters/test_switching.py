@@ -12,7 +12,7 @@ import toy_rows
 from toy_trees import TreeDrafter
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import DraftModel, PromptLookup, SwitchingDrafter
+from polyspec_ext.drafters import DraftModel
 from polyspec_ext.policies import (
     DrafterChoice,
     Fixed,
@@ -24,7 +24,7 @@ from polyspec_ext.policies import (
 class Random:
     """Switches at random, by the text, and lets the drafter sit out now and then."""
 
-    def __init__(self, drafter: SwitchingDrafter, largest: int = 3) -> None:
+    def __init__(self, drafter: ps.SwitchingDrafter, largest: int = 3) -> None:
         self.drafter, self.largest = drafter, largest
         self.seen: set[int] = set()
 
@@ -39,8 +39,8 @@ def test_members_that_are_the_target_accept_everything() -> None:
     """They could not with a cache that has missed tokens, or kept some that do not stand."""
     levels = [toy.ToyLevel(50, 3) for _ in range(3)]
     other = toy.ToyLevel(50, 9)
-    drafter = SwitchingDrafter(
-        [DraftModel(levels[1]), PromptLookup(), DraftModel(other), DraftModel(levels[2])]
+    drafter = ps.SwitchingDrafter(
+        [DraftModel(levels[1]), ps.PromptLookup(), DraftModel(other), DraftModel(levels[2])]
     )
     policy = Random(drafter)
     chain = ps.Chain([levels[0], drafter], [3], policy=policy)
@@ -66,7 +66,7 @@ def test_members_that_are_the_target_accept_everything() -> None:
 def test_sampled_text_has_the_targets_distribution(rule: str) -> None:
     levels = [toy_rows.Rows(2, 11 + i) for i in range(3)]
     enumerator = toy.Enumerator()
-    drafter = SwitchingDrafter(
+    drafter = ps.SwitchingDrafter(
         [DraftModel(level, draw=enumerator.draw) for level in levels[1:]]
         + [toy.FixedDrafter(lambda tokens, k: [1] * k)]
     )
@@ -112,16 +112,16 @@ def test_bandit_finds_the_better_drafter_and_the_change() -> None:
 
 def test_what_cannot_be_a_member() -> None:
     with pytest.raises(ValueError, match="vocab_size: expected that of the level above"):
-        SwitchingDrafter([PromptLookup(), PromptLookup()])
+        ps.SwitchingDrafter([ps.PromptLookup(), ps.PromptLookup()])
     level, other = toy_rows.make(2)
     with pytest.raises(ValueError, match=r"members\[1\]: .* cache of its own, given toy 11 again"):
-        SwitchingDrafter([DraftModel(level), DraftModel(level)])
+        ps.SwitchingDrafter([DraftModel(level), DraftModel(level)])
     with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
-        ps.Chain([level, SwitchingDrafter([DraftModel(other), DraftModel(level)])])
+        ps.Chain([level, ps.SwitchingDrafter([DraftModel(other), DraftModel(level)])])
     trees = TreeDrafter(toy.ToyLevel(9, 31), [2])
     with pytest.raises(ValueError, match=r"^tree: expected a drafter of chains, given one "):
-        SwitchingDrafter([PromptLookup(), trees])
-    lookup = PromptLookup()
+        ps.SwitchingDrafter([ps.PromptLookup(), trees])
+    lookup = ps.PromptLookup()
     lookup.trees = True  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="expected a drafter of chains, given one of trees"):
-        SwitchingDrafter([PromptLookup(), lookup], vocab_size=9)
+        ps.SwitchingDrafter([ps.PromptLookup(), lookup], vocab_size=9)

@@ -24,7 +24,6 @@ from small_models import V, make
 
 import polyspec_ext as ps
 from polyspec_ext import _C, arguments, inputs, tiny
-from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.levels import load
 from polyspec_ext.levels.encoder_decoder import EncoderDecoderLevel
 from polyspec_ext.policies import RoundReport
@@ -108,9 +107,9 @@ SIZES: list[Any] = [1, 4, np.int64(4), torch.tensor(4), *NO_VALUES, *FRACTIONS, 
                     [True], [2.5], [-1], [None], [[2]], [2**31], [2**64], {2}]  # fmt: skip
 BAD_CHAINS: dict[str, list[Any]] = {
     "levels": [None, "some/model", Path("model"), 3.0, 1, {}, {"a": 1}, {1}, nothing(), object(),
-               toy.ToyLevel(VOCAB, 1), PromptLookup(), toy.ToyLevel, [], (), [None, None], [1, 0],
-               [3.0, 1], [PromptLookup(), toy.ToyLevel(VOCAB, 1)], ["prompt-lookup"] * 2,
-               [toy.ToyLevel(VOCAB, 1), PromptLookup], [toy.ToyLevel, toy.ToyLevel(VOCAB, 1)],
+               toy.ToyLevel(VOCAB, 1), ps.PromptLookup(), toy.ToyLevel, [], (), [None, None],
+               [1, 0], [3.0, 1], [ps.PromptLookup(), toy.ToyLevel(VOCAB, 1)], ["prompt-lookup"] * 2,
+               [toy.ToyLevel(VOCAB, 1), ps.PromptLookup], [toy.ToyLevel, toy.ToyLevel(VOCAB, 1)],
                [torch.nn.Linear(2, 2)] * 2, [[], []], [True, False], ["", ""], torch.ones(2),
                ["a b", "c"], ["/not/there"] * 2, [Path("not-there")] * 2, ["./x"] * 2, ["~/x"] * 2,
                [toy.ToyLevel(VOCAB, 1)] * 2],
@@ -453,8 +452,8 @@ def test_an_error_shows_what_came() -> None:
     made = toy.make_levels(2, VOCAB)
     with pytest.raises(TypeError, match=r"^window: expected 1 integers >= 0 .*, given 4$"):
         ps.Chain(made, 4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class PromptLookup"):
-        ps.Chain([made[0], PromptLookup])
+    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class ps.PromptLookup"):
+        ps.Chain([made[0], ps.PromptLookup])
     with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
         ps.Chain([made[0], made[0]])
 

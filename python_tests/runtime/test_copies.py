@@ -18,7 +18,6 @@ import toy
 import toy_rows
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.policies import RoundReport
 
 PROMPTS = [[3, 4, 5], [6], [7, 8, 9]]
@@ -60,7 +59,7 @@ CHAINS: dict[str, Callable[[], ps.Chain]] = {
     "one model": lambda: ps.Chain(models()[:1]),
     "shared cache": shared,
     "packed": lambda: ps.Chain(models(), [4, 2], pack=True),
-    "prompt lookup": lambda: ps.Chain([*models()[:1], PromptLookup()], [4]),
+    "prompt lookup": lambda: ps.Chain([*models()[:1], ps.PromptLookup()], [4]),
     "streaming": lambda: ps.Chain(
         [*models()[:1], ps.HuggingFaceLevel(models()[2], streaming=16, name="windowed")], [4]
     ),

@@ -13,7 +13,6 @@ from device_rounds import Unseeing, counted, same, same_without_the_host, watche
 from recorder import WatchedGraphs
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.tensors import MemoryKey, RowCounts, RowLengths
 
 
@@ -114,7 +113,7 @@ def test_rounds_that_need_the_host_are_named() -> None:
     with pytest.raises(ValueError, match=start + "rounds are not bounded, given False"):
         of(a, b, c, window=[4, 2], rounds=[0])
     with pytest.raises(ValueError, match=start + ".* keeps its lengths on the host, given False"):
-        of(a, PromptLookup(), window=[4])
+        of(a, ps.PromptLookup(), window=[4])
 
 
 def test_processors_and_ends_of_the_context_are_followed() -> None:

@@ -23,7 +23,6 @@ from captured_chains import PROMPTS, level, make, models
 from recorder import READS, Recorder, WatchedGraphs, traces_of_keys
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import PromptLookup
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities
@@ -191,8 +190,8 @@ def test_rows_that_end_leave_where_steps_are_not_captured() -> None:
     """Graphs are at hand, but no level can have its passes captured."""
     graphs = Graphs(Recorder(), progress=False)
     target = OnHost(level(0, 2, "target").model)
-    chain = ps.Chain([target, PromptLookup()], [4], graphs=graphs)
-    eager = ps.Chain([level(0, 2, "target"), PromptLookup()], [4])
+    chain = ps.Chain([target, ps.PromptLookup()], [4], graphs=graphs)
+    eager = ps.Chain([level(0, 2, "target"), ps.PromptLookup()], [4])
     wanted = eager.generate(PROMPTS, [40, 3, 3], **OPTIONS)
     batch = chain.batch(PROMPTS, [40, 3, 3], **OPTIONS)
     batch.complete()

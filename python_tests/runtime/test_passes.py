@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import NGramTable, PromptLookup, SuffixMatch
 from polyspec_ext.kv_cache.layers import DEVICE_BUCKET
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime import graphs
@@ -43,16 +42,16 @@ def with_copy(device: bool) -> list[Any]:
 
 
 CHAINS: dict[str, tuple[Callable[[bool], list[Any]], list[int], dict[str, Any]]] = {
-    "lookup": (lambda device: [one(0, device), PromptLookup()], [4], {}),
-    "suffix": (lambda device: [one(0, device), SuffixMatch()], [9], {"rule": "block"}),
+    "lookup": (lambda device: [one(0, device), ps.PromptLookup()], [4], {}),
+    "suffix": (lambda device: [one(0, device), ps.SuffixMatch()], [9], {"rule": "block"}),
     "a cache that grows": (
-        lambda device: [one(0, device, capacity=32, bucket=16), PromptLookup()],
+        lambda device: [one(0, device, capacity=32, bucket=16), ps.PromptLookup()],
         [4],
         {},
     ),
-    "ngram": (lambda device: [one(0, device), NGramTable()], [4], {}),
-    "three levels": (lambda device: [one(0, device), one(1, device), PromptLookup()], [5, 3], {}),
-    "a copy": (lambda device: [*with_copy(device), PromptLookup()], [5, 3], {}),
+    "ngram": (lambda device: [one(0, device), ps.NGramTable()], [4], {}),
+    "three levels": (lambda on: [one(0, on), one(1, on), ps.PromptLookup()], [5, 3], {}),
+    "a copy": (lambda device: [*with_copy(device), ps.PromptLookup()], [5, 3], {}),
     "unbounded": (
         lambda device: [one(i, device) for i in range(3)], [5, 3], {"rounds": [0]}
     ),
@@ -328,7 +327,7 @@ def test_a_text_of_900_tokens_has_four_captures_a_level(rows: int) -> None:
     config: dict[str, Any] = {"capacity": 1024, "max_position_embeddings": 2048}
 
     def levels(device: bool) -> list[Any]:
-        return [one(0, device, bucket=DEVICE_BUCKET, **config), PromptLookup()]
+        return [one(0, device, bucket=DEVICE_BUCKET, **config), ps.PromptLookup()]
 
     _, chain, graphs = pair(levels, [4])
     out = chain.generate(REPEATING * rows, 900, 1.0, **OPTIONS)

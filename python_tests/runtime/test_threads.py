@@ -12,7 +12,7 @@ import toy_rows
 from gates import OPTIONS, PROMPTS, Waiting, generate, setting
 
 import polyspec_ext as ps
-from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.drafters import Context, Proposal
 
 BUSY = "this chain is at work in another thread"
 
@@ -111,7 +111,7 @@ def test_chains_that_share_a_level_do_not_work_at_once(shared: int) -> None:
 
 
 def test_a_chain_that_calls_another_with_its_level() -> None:
-    class Calls(PromptLookup):
+    class Calls(ps.PromptLookup):
         def propose(self, context: Context, k: int) -> Proposal:
             other.generate([1], 3)
             return super().propose(context, k)
@@ -125,7 +125,7 @@ def test_a_chain_that_calls_another_with_its_level() -> None:
 
 def test_a_stream_ends_where_another_chain_takes_a_level_of_its_switching_drafter() -> None:
     target, drafts, elsewhere = toy_rows.make(3)
-    switching = ps.SwitchingDrafter([ps.DraftModel(drafts), PromptLookup()])
+    switching = ps.SwitchingDrafter([ps.DraftModel(drafts), ps.PromptLookup()])
     one, other = ps.Chain([target, switching], [3]), ps.Chain([elsewhere, drafts], [3])
     stream = one.stream([1], 30)
     next(stream)
@@ -154,7 +154,7 @@ def test_a_call_from_inside_is_refused() -> None:
 
 
 def test_a_drafter_that_calls_its_chain() -> None:
-    class Calls(PromptLookup):
+    class Calls(ps.PromptLookup):
         def propose(self, context: Context, k: int) -> Proposal:
             if context.round == 1:
                 chain.generate([1], 3)

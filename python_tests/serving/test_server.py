@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
 from polyspec_ext import tiny
-from polyspec_ext.drafters import Context, PromptLookup, Proposal
+from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.levels import HuggingFaceLevel
 from polyspec_ext.runtime.graphs import Graphs
 from polyspec_ext.serving.server import Event
@@ -35,7 +35,7 @@ class Anew(toy_rows.Staying):
     """A toy level that reads all texts anew when a row joins."""
 
 
-class Lookup(PromptLookup):
+class Lookup(ps.PromptLookup):
     """A drafter whose proposals every row has for itself."""
 
 
@@ -547,7 +547,7 @@ def with_lookup(captured: bool) -> tuple[ps.Chain, Graphs | None]:
     """A chain whose steps the host follows."""
     graphs = Graphs(Recorder(), progress=False) if captured else None
     levels = [captured_chains.level(i, 2, f"level {i}", captured) for i in range(2)]
-    return ps.Chain([*levels, PromptLookup()], [4, 2], graphs=graphs), graphs
+    return ps.Chain([*levels, ps.PromptLookup()], [4, 2], graphs=graphs), graphs
 
 
 @pytest.mark.parametrize("made", [partial(captured_chains.make, [4, 2]), with_lookup])

@@ -279,7 +279,7 @@ def test_private_names_are_found(text: str, found: list[str]) -> None:
 REPOSITORY = ROOT.parent
 # The most lines and files of Python in a folder. Lower them with every step, never raise them.
 BUDGETS = {
-    "polyspec_ext": (33_712, 105),
+    "polyspec_ext": (33_687, 105),
     "polyspec_ext/integrations/vllm": (1_000, 7),
     "benchmarks": (5_959, 21),
     "training": (1_497, 7),
@@ -337,10 +337,10 @@ def test_a_chain_imports_no_more_than_it_did() -> None:
     names, lines = loaded("generate", "2 + 2 =", "--max-new-tokens", "2")
     assert "polyspec_ext.chain" in names
     assert not {"polyspec_ext.planning", "polyspec_ext.integrations"} & names
-    assert lines <= 15_158
+    assert lines <= 15_133
     names, lines = loaded(script=_CHAIN)
     assert not {"polyspec_ext.cli", "polyspec_ext.tiny"} & names
-    assert lines <= 13_973
+    assert lines <= 13_948
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "training"])
