@@ -452,7 +452,7 @@ def test_an_error_shows_what_came() -> None:
     made = toy.make_levels(2, VOCAB)
     with pytest.raises(TypeError, match=r"^window: expected 1 integers >= 0 .*, given 4$"):
         ps.Chain(made, 4)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class ps.PromptLookup"):
+    with pytest.raises(TypeError, match=r"levels\[1\]: .*given the class PromptLookup"):
         ps.Chain([made[0], ps.PromptLookup])
     with pytest.raises(ValueError, match=r"levels\[1\]: .*given levels\[0\] again"):
         ps.Chain([made[0], made[0]])
