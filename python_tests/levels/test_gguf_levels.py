@@ -352,6 +352,7 @@ def damaged(whole: bytes) -> dict[str, bytes]:
         "many numbers": value(layers, "IIQ", 9, 4, 2**62),
         "arrays of arrays": value(layers, "IIQ", 9, 9, 1),
         "a long string": value("tokenizer.ggml.model", "Q", 2**63, at=4),
+        "a long string of two": value(layers, "IIQQ", 9, 8, 2, 2**63),
         "many values": whole[:16] + struct.pack("<Q", 2**63) + whole[24:],
         "many tensors": whole[:8] + struct.pack("<Q", 2**63) + whole[16:],
         "an earlier version": whole[:4] + struct.pack("<I", 1) + whole[8:],

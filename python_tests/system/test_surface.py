@@ -40,8 +40,7 @@ def test_help_of_chain_shows_what_a_user_calls() -> None:
 
 
 def test_every_shipped_drafter_is_public() -> None:
-    """The contracts of batched drafters are in `polyspec_ext.drafters` alone, and what a word of a
-    chain makes is in its file."""
+    """Bases of several drafters, and what only a word of a chain makes, are in their files."""
     shipped = set()
     for path in Path(drafters.__file__).parent.glob("*.py"):
         module = importlib.import_module(f"polyspec_ext.drafters.{path.stem}")
