@@ -19,6 +19,8 @@ _CPU = torch.device("cpu")
 _BUILT_WITH_CUDA = bool(_C.build_info()["cuda"])
 
 Common = tuple[int, torch.device]  # batch size and device of all tensors of a call
+Real = tuple[float, torch.Tensor | None]  # a scalar and None, or an unused one and a tensor [B]
+Int = tuple[int, torch.Tensor | None]
 
 
 class Form:
@@ -130,9 +132,7 @@ def on_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
         raise ValueError(f"{name}: expected the logits' device {device}, given {tensor.device}")
 
 
-def _per_request(
-    name: str, tensor: torch.Tensor, common: Common, dtype: torch.dtype
-) -> torch.Tensor:
+def _per_request(name: str, tensor: Any, common: Common, dtype: torch.dtype) -> torch.Tensor:
     batch, device = common
     if tensor.shape != (batch,):
         _wrong_shape(name, f"[{batch}] (a value per request or slot) or a Python scalar", tensor)
@@ -167,11 +167,10 @@ def per_request(
     )
 
 
-def real(
-    name: str, value: Any, common: Common, high: float = 1.0
-) -> tuple[float, torch.Tensor | None]:
-    """Require a number in [0, high], or a floating tensor [B]: (scalar, None) or (unused,
-    tensor)."""
+def real(name: str, value: Any, common: Common, high: float = 1.0) -> Real:
+    """Require a number in [0, high], or a floating tensor [B]."""
+    if type(value) is float and 0.0 <= value <= high:  # the usual case, without another call
+        return value, None
     if isinstance(value, torch.Tensor):
         if not value.dtype.is_floating_point:
             wrong_kind(name, "a number or a floating-point tensor", value)
@@ -181,9 +180,10 @@ def real(
 
 def integer(
     name: str, value: Any, common: Common, high: int = arguments.INT64_MAX, low: int = 0
-) -> tuple[int, torch.Tensor | None]:
-    """Require an integer in [low, high], or an integer tensor [B]: (scalar, None) or (unused,
-    tensor)."""
+) -> Int:
+    """Require an integer in [low, high], or an integer tensor [B]."""
+    if type(value) is int and low <= value <= high:
+        return value, None
     if isinstance(value, torch.Tensor):
         if value.dtype not in arguments.INT_DTYPES:
             wrong_kind(name, "an integer or an integer tensor", value)
@@ -191,7 +191,7 @@ def integer(
     return arguments.whole(name, value, high, low), None
 
 
-def _seed(value: Any, common: Common) -> tuple[int, torch.Tensor | None]:
+def _seed(value: Any, common: Common) -> Int:
     if isinstance(value, torch.Tensor):
         if value.dtype == torch.uint64:
             value = value.view(torch.int64)
