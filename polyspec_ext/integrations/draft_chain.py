@@ -1,5 +1,4 @@
-"""`DraftChain`: the levels below a target that runs in another engine, such as vLLM, SGLang or a
-custom loop.
+"""`DraftChain`: the levels below a target that runs in another engine or a custom loop.
 
 The levels are a chain with the largest level at the top. Its committed tokens follow the top
 level's distribution q and are draft tokens for the target, which verifies them exactly with

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ... import arguments
 from ...policies import Adaptive, named
-from .. import Settings, read_settings
+
+if TYPE_CHECKING:
+    from ..draft_chain import DraftChain
 
 PROPOSER = "polyspec_ext.integrations.vllm.chain.ChainProposer"
 VERSIONS = ("0.32", "0.33")
 
 
 @dataclass(frozen=True)
-class Options(Settings):
+class Options:
     """Settings of the plug-in. The first window is at most `num_speculative_tokens`. By default
     windows are 4 for the drafter and double at every level above, but the first is
     `num_speculative_tokens` minus the second, at least 1.
 
     Args:
+        rule: "token" or "block", the verification rule of sampled drafts.
+        levels: models below the engine's, the largest first, named as on the command line.
+            Empty: the engine drafts.
+        window: per level, maximum number of draft tokens for the next level up.
         policy: "joint", "online", "cached-fsm" or "fixed", which chooses each request's windows, 0
             to `window`, by measured times. None: constant windows.
     """
 
+    rule: str = "token"
+    levels: tuple[str, ...] = ()
+    window: tuple[int, ...] = ()
     policy: Adaptive | None = None
 
     @staticmethod
@@ -37,8 +47,7 @@ class Options(Settings):
         if not isinstance(additional, Mapping) or "polyspec" not in additional:
             return None
         settings, speculative = additional["polyspec"], vllm_config.speculative_config
-        read = read_settings("polyspec", settings, ["policy"])
-        rule, levels, window = read.rule, read.levels, read.window
+        rule, levels, window = _read(settings)
         chain = getattr(speculative, "method", None) == "custom_class"
         chain = chain and speculative.model == PROPOSER
         if chain != bool(levels):
@@ -65,6 +74,42 @@ class Options(Settings):
                     f"policy: expected none with tensor parallelism of {ranks}, given one"
                 )
         return Options(rule, levels, window, policy)
+
+    def load(self, device: Any, **options: Any) -> DraftChain:
+        """Load the levels below an engine's target. `options`: arguments of `DraftChain`.
+
+        Raises:
+            TypeError, ValueError: a level cannot be loaded, or does not fit the target.
+        """
+        from ...chain import Chain
+        from ..draft_chain import DraftChain
+
+        chain = Chain(list(self.levels), list(self.window[1:]), rule=self.rule, device=device)
+        return DraftChain(chain, **options)
+
+
+def _read(settings: Any) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
+    """Check an engine's settings; return rule, levels and windows. No windows: the default."""
+    names = ["rule", "levels", "window", "policy"]
+    shown = ", ".join(names)
+    if not isinstance(settings, Mapping):
+        raise TypeError(
+            f"polyspec: expected a mapping with any of {shown}, given {arguments.shown(settings)}"
+        )
+    for key in settings:
+        if key not in names:
+            raise ValueError(f"polyspec: expected any of {shown}, given {key!r}")
+    rule = settings.get("rule", "token")
+    if rule not in ("token", "block"):
+        raise ValueError(f'rule: expected "token" or "block", given {arguments.shown(rule)}')
+    levels = tuple(arguments.strings("levels", settings.get("levels")))
+    for key in names[2:]:
+        if key in settings and not levels:
+            raise ValueError(f"{key}: expected none without levels")
+    window: Sequence[int] = ()
+    if "window" in settings:
+        window = arguments.sizes("window", settings["window"], len(levels), len(levels) + 1)
+    return rule, levels, tuple(window)
 
 
 def refuse(vllm_config: Any) -> None:
