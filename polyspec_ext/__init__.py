@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import early_exit as early_exit
     from polyspec_ext.quantization import load_w4 as load_w4
     from polyspec_ext.quantization import quantize_w4 as quantize_w4
-    from polyspec_ext.quantization import quantize_w8 as quantize_w8
     from polyspec_ext.quantization import save_w4 as save_w4
     from polyspec_ext.quantization import trim as trim
     from polyspec_ext.rules import LogitsRules as LogitsRules
@@ -98,7 +97,7 @@ _NAMES = {
     ),
     "outputs": ("Output", "Stream"),
     "planning.planner": ("Plan", "plan"),
-    "quantization": ("early_exit", "load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"),
+    "quantization": ("early_exit", "load_w4", "quantize_w4", "save_w4", "trim"),
     "rules": ("LogitsRules",),
     "sampling": ("row_seeds",),
     "scheduler": ("Scheduler",),

@@ -193,10 +193,9 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
         ("--chain", "FILE", {}, "a chain that `plan --save FILE` wrote, instead of the options "
          "below but --threads"),
         ("--target", "MODEL", {}, "model directory or id; here and below 'w4:MODEL' is its 4-bit "
-         "copy, made once and kept in polyspec_ext/w4 of the user's cache folder, 'w8:MODEL' its "
-         "8-bit one"),
-        ("--middle", "MODEL", several, "level between target and draft, or 'w4' or 'w8', the "
-         "target's 4-bit or 8-bit copy over the target's cache; may be repeated"),
+         "copy, made once and kept in polyspec_ext/w4 of the user's cache folder"),
+        ("--middle", "MODEL", several, "level between target and draft, or 'w4', the target's "
+         "4-bit copy over the target's cache; may be repeated"),
         ("--draft", "MODEL", {}, "model directory or id, or 'prompt-lookup', 'suffix', 'ngram', "
          "'mtp' or 'early-exit:K'"),
         ("--window", "MU,K", {"type": COUNTS_OR_NONE}, "tokens that each level but the last waits "

@@ -16,7 +16,7 @@ from ..arguments import listed, shown
 from ..levels import ELEMENTS, HuggingFaceLevel, Kind, Level, Options, load_model
 from ..levels.fused import can_pack
 from ..levels.models import ModelLevel
-from ..levels.sources import COPIES, is_copy, original
+from ..levels.sources import W4, is_copy, original
 from .base import BatchedDrafter, Drafter
 from .checkpoint import HEADS, head_of, serves_heads
 from .model import BEAM, DraftModel
@@ -48,18 +48,18 @@ def _named(options: Options) -> Iterator[None]:
 
 
 def _load_copy(word: str, options: Options) -> Any:
-    """Load a copy of a model with 4-bit or 8-bit weights; "w4" or "w8" without a model copies the
-    target and shares its cache."""
-    from ..quantization import copy_of  # most chains have no copy
+    """Load a copy of a model with 4-bit weights; "w4" without a model copies the target and shares
+    its cache."""
+    from ..quantization import stored_w4  # most chains have no copy
 
     name = options.name
     if is_copy(word):
         # With the checkpoint's data type, unless the caller names another.
         dtype = options.dtype or "auto"
         whole = load_model(original(word), dtype, options.device, blocks=False, name=name)
-        return _resolve(copy_of(word.partition(":")[0], whole, name), options)
+        return _resolve(stored_w4(whole, name), options)
     target = options.target(f"{word!r} below a Hugging Face model as the target")
-    copy = copy_of(word, target.model, name)
+    copy = stored_w4(target.model, name)
     pack = target.pack and can_pack(copy)
     return HuggingFaceLevel(copy, shares_cache_with=target, pack=pack, name=word)
 
@@ -189,9 +189,9 @@ for _kind in (
         ("'early-exit:K' with K layers, as 'early-exit:2'",),
     ),
     Kind(
-        "'w4:' or 'w8:' in front of an id or path, or 'w4' or 'w8' below the target",
+        "'w4:' in front of an id or path, or 'w4' below the target",
         (ModelLevel,),
-        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing in COPIES),
+        lambda thing: is_copy(thing) or (isinstance(thing, str) and thing == W4),
         _load_copy,
     ),
     Kind(

@@ -39,12 +39,12 @@ _FILES = dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".json"), _BESIDE
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 _CONFIGS = ("config.json", "adapter_config.json")
 _POINTER = b"version https://git-lfs"
-COPIES = ("w4", "w8")  # words of 4-bit and 8-bit copies, of the target or of a model after a colon
+W4 = "w4"  # word of a 4-bit copy, of the target or of a model after a colon
 
 
 def is_copy(location: object) -> bool:
     """Return whether a chain's element is the quantised copy of a named model, as ``w4:DIR``."""
-    return isinstance(location, str) and location.startswith(tuple(f"{word}:" for word in COPIES))
+    return isinstance(location, str) and location.startswith(f"{W4}:")
 
 
 def original(location: str | Path) -> str | Path:
@@ -53,8 +53,8 @@ def original(location: str | Path) -> str | Path:
 
 
 def copy_prefix(location: object) -> str:
-    """Return ``w4:`` or ``w8:`` if `location` names a copy, else an empty string."""
-    return str(location).partition(":")[0] + ":" if is_copy(location) else ""
+    """Return ``w4:`` if `location` names a copy, else an empty string."""
+    return f"{W4}:" if is_copy(location) else ""
 
 
 @dataclass(frozen=True)

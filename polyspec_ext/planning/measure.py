@@ -42,7 +42,7 @@ _WARMING = 0.25  # share of the time for untimed calls
 _TIMED = 0.6  # share of the time for timed calls; the rest is for texts of further prompts
 _ALIKE = 64  # rounds at which a chain's trial weighs as much as the mean of all trials
 # Prefixes, then a path, an id or a word.
-_WORDS = r"w[48]:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
+_WORDS = r"w4:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
 _SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
 _WIDTHS = (1, 4, 6)  # tokens of a row in a pass, to choose packing before windows are known
 _MANY_IDS = 32000  # vocabulary size from which a draft with a trimmed vocabulary is tried

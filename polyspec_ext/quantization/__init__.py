@@ -1,5 +1,5 @@
 """Cheaper copies of models, for levels below them: 4-bit (`quantize_w4`, stored by `save_w4` and
-`load_w4`), 8-bit (`quantize_w8`), with fewer ids (`trim`), and with fewer layers (`early_exit`)."""
+`load_w4`), with fewer ids (`trim`), and with fewer layers (`early_exit`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from ..kv_cache.factory import name_of
 from ..levels import HuggingFaceLevel
 from ..levels.gguf import BlockLinear, head_rows
 from ..levels.models import eos_ids
-from ..levels.products import TrimmedHead, replaced, shallow, stacked_bias, with_adapters
+from ..levels.products import TrimmedHead, shallow, with_adapters
 from ..ops.int4 import GROUPS
 from .calibration import Hessians, token_ids, with_feedback
 from .weights import (
     FILE,
-    INPUTS_8_BITS,
     Int4Linear,
     Int4Weights,
     head_of,
@@ -33,19 +32,17 @@ from .weights import (
     read_weights,
     round_to_nearest,
     sample_of,
-    to_8_bits,
     weights_of,
     with_weights,
     write_weights,
 )
 
-__all__ = ["early_exit", "load_w4", "quantize_w4", "quantize_w8", "save_w4", "trim"]
+__all__ = ["early_exit", "load_w4", "quantize_w4", "save_w4", "trim"]
 
 # Tolerances of a weight between dtypes.
 _ROUNDING, _TINY = 2**-8, 2**-24  # relative, absolute
 # Minimum share of a head in the bytes that a pass of the copy reads, to quantise it by default.
 _HEAD = 0.1
-_Q8_0 = 8  # the type's number in GGUF files
 _STORED = (128, 64, 32)  # of copies by `stored_w4`
 
 
@@ -84,7 +81,7 @@ def quantize_w4(
     arguments.model("model", model)
     if arguments.integer("group_size", group_size) not in GROUPS:
         raise ValueError(f"group_size: expected 32, 64, 128 or 256, given {group_size}")
-    layers = _layers(model, group_size, head, 4)
+    layers = _layers(model, group_size, head)
     hessians: Hessians | None = None
     if calibration is not None:
         hessians = Hessians(model, layers, token_ids(model, calibration))
@@ -100,40 +97,8 @@ def quantize_w4(
         return with_weights(model, layers, rounded)
 
 
-@torch.inference_mode()
-def quantize_w8(model: Any, head: bool | None = None) -> Any:
-    """Copy a causal language model on the CPU with 8-bit weights in its linear layers, each rounded
-    to the nearest in groups of 32 inputs with a float16 scale: blocks of GGUF's type Q8_0, which
-    `ops.blocks.product` multiplies.
-
-    The copy shares all else with `model`, as embeddings, and reads 8.5 bits a weight: about half
-    the bytes of bfloat16 and twice the bytes of `quantize_w4`, with about a tenth of its error.
-
-    Args:
-        model: a Hugging Face model in eval mode on the CPU; it is not changed.
-        head: as in `quantize_w4`.
-
-    Returns:
-        The copy. It takes seconds, and is not stored.
-
-    Raises:
-        TypeError, ValueError: an argument of another type or out of range, or nothing can be
-            quantised; the message names the argument.
-    """
-    arguments.model("model", model)
-    if model.device.type != "cpu":
-        raise ValueError(f"model: expected one on the CPU, given one on {model.device}")
-    chosen = {id(layer) for layer in _layers(model, INPUTS_8_BITS, head, 8).values()}
-
-    def make(siblings: Sequence[nn.Linear]) -> nn.Module:
-        parts = [(to_8_bits(layer.weight), _Q8_0) for layer in siblings]
-        return BlockLinear(parts, siblings[0].in_features, stacked_bias(siblings))
-
-    return replaced(model, lambda module: id(module) in chosen, make)
-
-
-def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, nn.Linear]:
-    """Return the layers to quantise to `bits` bits, by name (see `quantize_w4`)."""
+def _layers(model: Any, group: int, head: bool | None) -> dict[str, nn.Linear]:
+    """Return the layers to quantise, by name (see `quantize_w4`)."""
     if head is not None and not isinstance(head, bool):
         raise TypeError(f"head: expected True, False or None, given {arguments.shown(head)}")
     layers = quantisable(model, group, head=True)
@@ -151,9 +116,8 @@ def _layers(model: Any, group: int, head: bool | None, bits: int) -> dict[str, n
     if head_name in layers and not head:
         weight = layers[head_name].weight
         body = sum(layer.weight.numel() for name, layer in layers.items() if name != head_name)
-        rest = body * bits / 8
         size = weight.numel() * weight.element_size()
-        if head is False or size < _HEAD * (rest + size):
+        if head is False or size < _HEAD * (body / 2 + size):
             del layers[head_name]
     if not layers:
         raise ValueError(
@@ -368,16 +332,6 @@ def load_w4(model: Any, folder: str | Path) -> Any:
                 f"in {name}"
             )
     return with_weights(model, layers, stored.take)
-
-
-def copy_of(word: str, model: Any, name: str = "model") -> Any:
-    """Create or load the copy for a word of `levels.sources.COPIES`; see `stored_w4`."""
-    if word == "w4":
-        return stored_w4(model, name)
-    try:
-        return quantize_w8(model)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def stored_w4(model: Any, name: str = "model") -> Any:

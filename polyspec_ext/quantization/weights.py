@@ -176,30 +176,12 @@ def weights_of(model: Any) -> Iterator[tuple[str, Int4Weights]]:
 # ---- rounding ------------------------------------------------------------------------------------
 
 
-INPUTS_8_BITS = 32  # inputs with a common scale
 _ROWS = 1 << 14  # rows with errors in memory at once
 
 
 def round_to_nearest(weight: Tensor, group: int) -> Int4Weights:
     """Round ``weight [N, K]``, each number independently."""
     return Int4Weights(*int4.round_to_nearest(weight.detach().cpu(), group))
-
-
-def to_8_bits(weight: Tensor) -> Tensor:
-    """Return ``weight [N, K]`` as blocks of GGUF's type Q8_0, ``[N, K / 32 * 34]`` uint8: of 32
-    inputs a float16 scale, the largest magnitude over 127, and the nearest integer multiples of it.
-    """
-    pieces = []
-    for rows in weight.detach().cpu().split(_ROWS):
-        groups = rows.float().unflatten(1, (-1, INPUTS_8_BITS))
-        scales = groups.abs().amax(-1, keepdim=True) / 127
-        scales = scales.clamp_max(torch.finfo(torch.float16).max).half()
-        # A scale that is too small for float16 is 0, and so are its weights.
-        wide = torch.where(scales == 0, torch.inf, scales.float())
-        numbers = (groups / wide).round_().clamp_(-127, 127).to(torch.int8)
-        blocks = [scales.view(torch.uint8), numbers.view(torch.uint8)]
-        pieces.append(torch.cat(blocks, -1).flatten(1))
-    return torch.cat(pieces)
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -486,6 +486,8 @@ def test_what_has_nothing_to_quantise_is_named() -> None:
         ps.quantize_w4(llama(), 128)
     with pytest.raises(ValueError, match="head: expected an output head"):
         ps.quantize_w4(llama(), 256, head=True)
+    with pytest.raises(TypeError, match="head: expected True, False or None"):
+        ps.quantize_w4(llama(), head=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
