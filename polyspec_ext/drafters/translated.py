@@ -1,10 +1,8 @@
-"""A model with another tokenizer than the target's, as a level of a chain, or as a drafter of text.
+"""A model with another tokenizer than the target's, as a level of a chain.
 
-A level draws and verifies ids with equal text in both vocabularies (token-level intersection: Timor
-et al. 2025, arXiv 2502.05202), with the distribution renormalised over them. Its input text is
-encoded anew if a token has no equal id.
-
-A drafter writes text, which the target's tokenizer tokenises (string-level drafts, same paper).
+The level draws and verifies ids with equal text in both vocabularies (token-level intersection:
+Timor et al. 2025, arXiv 2502.05202), with the distribution renormalised over them. Its input text
+is encoded anew if a token has no equal id.
 """
 
 from __future__ import annotations
@@ -20,16 +18,12 @@ from torch import Tensor
 
 from .. import arguments
 from ..levels.base import InputBlock, Level, LevelCapabilities, LevelOutput, PromptBatch, batched
-from ..tensors import IdMap, RowCounts, common_prefix, on_device, padded
-from .base import DraftBlock, DrafterCapabilities, DraftInput
-from .model import forwarded
-from .proposals import cut_at_eos
+from ..tensors import IdMap, RowCounts, common_prefix, padded
 
 SPECIAL = b"\xff"  # first byte of special tokens; invalid in UTF-8 text
 _WORD = "\u2581"  # a space in SentencePiece
 _UNFINISHED = "\ufffd"  # decoded from an incomplete character
 _LONGEST = 4  # maximum bytes of a character, and so tokens of an incomplete character
-_WINDOW = 16  # tokens of the context that are tokenised together with a draft
 
 
 @dataclass(slots=True)
@@ -39,14 +33,12 @@ class Text:
     Attributes:
         tokens: ids of the target.
         ids: the model's ids of the first `known` tokens; invalid if `known` is 0.
-        lacks: bytes of an incomplete character at the end of `tokens` that are missing in `ids`.
         cached: ids in the model's cache.
     """
 
     tokens: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     known: int = 0
-    lacks: bytes = b""
     cached: list[int] = field(default_factory=list)
 
     def cut(self, length: int) -> None:
@@ -70,10 +62,6 @@ class Vocabulary:
             token: text for token, text in sorted(_texts(tokenizer).items()) if token < size
         }
         self.ids = {text: token for token, text in self.bytes_of.items()}
-
-    def is_text(self, token: int) -> bool:
-        """Return whether an id is of text: known and not special."""
-        return not self.bytes_of.get(token, SPECIAL).startswith(SPECIAL)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens around it."""
@@ -246,15 +234,15 @@ class TranslatedLevel:
     def _encode(self, text: Text) -> None:
         words = self.vocabulary.tokenizer.decode(text.tokens, skip_special_tokens=False)
         bytes_of = self.vocabulary.bytes_of
-        text.lacks = unfinished(bytes_of.get(token, b"") for token in text.tokens[-_LONGEST:])
-        begun = [self.model_vocabulary.ids.get(bytes([byte])) for byte in text.lacks]
-        ids = self.model_vocabulary.encode(words.rstrip(_UNFINISHED) if text.lacks else words)
+        rest = unfinished(bytes_of.get(token, b"") for token in text.tokens[-_LONGEST:])
+        begun = [self.model_vocabulary.ids.get(bytes([byte])) for byte in rest]
+        ids = self.model_vocabulary.encode(words.rstrip(_UNFINISHED) if rest else words)
         if ids[: len(self._begin)] != self._begin:
             ids = [*self._begin, *ids]
         text.known = 0
         if None not in begun:
             ids += [token for token in begun if token is not None]
-            text.known, text.lacks = len(text.tokens), b""
+            text.known = len(text.tokens)
         text.ids = ids or [0]
 
     def _piece(self, token: int) -> list[int]:
@@ -335,139 +323,3 @@ def _byte_alphabet() -> dict[str, int]:
     unprintable = [byte for byte in range(256) if byte not in set(printable)]
     letters = {chr(byte): byte for byte in printable}
     return letters | {chr(256 + number): byte for number, byte in enumerate(unprintable)}
-
-
-# ---- drafts of a text ----------------------------------------------------------------------------
-
-
-class RetokenizedDrafter:
-    """A drafter that writes a model's likeliest text, token by token, and proposes the target's
-    tokens of this text. A proposal is deterministic at every temperature. It may have tokens
-    without an equal id in the model, and is at most as long as the model's draft.
-
-    Args:
-        level: the model, with a tokenizer.
-        target: a level with the chain's tokenizer.
-    """
-
-    max_length = None
-
-    def __init__(self, level: Any, target: Any) -> None:
-        self._level = TranslatedLevel(level, target)
-        self.level, self.device = level, self._level.device
-        self.name = f"{self._level.name}, retokenized"
-        self.vocab_size = self._level.vocab_size
-        self.num_forward_passes = 0
-        self._above = {below: token for token, below in self._level.common.items()}
-
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        can = self._level.capabilities
-        return DrafterCapabilities(can.batches, reads_apart=can.reads_apart)
-
-    @property
-    def one_at_a_time(self) -> Any:
-        """Reason why the model takes no batches, or None."""
-        return self._level.one_at_a_time
-
-    prefill = forwarded("prefill")
-    read = forwarded("read")
-    rollback = forwarded("rollback")
-    select = forwarded("select")
-
-    def draft(self, inputs: DraftInput) -> DraftBlock:
-        """Draft as `BatchedDrafter.draft`."""
-        assert inputs.eos is not None
-        self.read(inputs.tokens, list(inputs.counts))
-        lengths, texts = list(inputs.lengths), self._level.texts
-        written = self._write(lengths)
-        size = min(self.vocab_size, inputs.vocab_size)
-        proposals = []
-        for text, ids, length, eos in zip(texts, written, lengths, inputs.eos, strict=True):
-            tokens = self._tokens(text, ids)[:length] if length else []
-            most = next((n for n, token in enumerate(tokens) if token >= size), length)
-            tokens = cut_at_eos(tokens[:most], eos)
-            if length:
-                # The last token of a text comes again with the next draft.
-                text.tokens += tokens
-                text.cut(len(text.tokens) - 1)
-            proposals.append(tokens)
-        counts = [len(tokens) for tokens in proposals]
-        width = max(1, *counts)
-        rows = [[*tokens, *[-1] * (width - len(tokens))] for tokens in proposals]
-        return DraftBlock(
-            on_device(rows, torch.int64, self.device), on_device(counts, torch.int64, self.device)
-        )
-
-    def _write(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the likeliest ids of the model after each text: ``lengths[b]``, or up to a special
-        token."""
-        reader = self._level
-        contexts = [
-            reader.translate(text) if length else None
-            for text, length in zip(reader.texts, lengths, strict=True)
-        ]
-        written: list[list[int]] = [[] for _ in lengths]
-        while any(context is not None for context in contexts):
-            logits = reader.logits_behind(contexts, [[] for _ in lengths], 1)
-            self.num_forward_passes += 1
-            for b, token in enumerate(logits[:, 0].argmax(1).tolist()):
-                context = contexts[b]
-                if context is None:
-                    continue
-                written[b].append(token)
-                context.append(token)
-                if len(written[b]) == lengths[b] or not reader.model_vocabulary.is_text(token):
-                    contexts[b] = None
-        return written
-
-    def _tokens(self, text: Text, ids: Sequence[int]) -> list[int]:
-        """Return the target's tokens of the model's `ids` after a text: tokens that continue its
-        bytes exactly."""
-        model, target = self._level.model_vocabulary, self._level.vocabulary
-        new = b"".join(model.bytes_of[token] for token in ids if model.is_text(token))
-        if not new.startswith(text.lacks):
-            return []
-        before = self._window(text)
-        whole = before + new[len(text.lacks) :]
-        end = len(whole) - len(unfinished([whole]))
-        try:
-            words = whole[:end].decode()
-        except UnicodeDecodeError as error:
-            words, end = whole[: error.start].decode(), error.start
-        tokens = target.encode(words)
-        pieces = [target.bytes_of.get(token, SPECIAL) for token in tokens]
-        if not b"".join(pieces).endswith(whole[:end]):  # the encoding changes the text
-            return []
-        continued: list[int] = []
-        # SentencePiece begins with a space that is not in the text.
-        left = len(before) + sum(map(len, pieces)) - end
-        for token, piece in zip(tokens, pieces, strict=True):
-            if left <= 0:
-                continued.append(token)
-            elif left < len(piece):  # the context ends within this token
-                continued = self._spelled(piece[left:])
-                if not continued:
-                    return []
-            left -= len(piece)
-        if end == len(whole) and not model.is_text(ids[-1]) and ids[-1] in self._above:
-            continued.append(self._above[ids[-1]])
-        return continued
-
-    def _window(self, text: Text) -> bytes:
-        # Bytes after the last special token, from the first byte of a character.
-        target = self._level.vocabulary
-        last = itertools.takewhile(target.is_text, reversed(text.tokens[-_WINDOW:]))
-        window = b"".join(target.bytes_of[token] for token in reversed(list(last)))
-        return window.lstrip(bytes(range(0x80, 0xC0)))
-
-    def _spelled(self, rest: bytes) -> list[int]:
-        """Return tokens of some bytes, greedily the longest; empty if a byte is no token."""
-        ids, tokens = self._level.vocabulary.ids, []
-        while rest:
-            end = next((n for n in range(len(rest), 0, -1) if rest[:n] in ids), 0)
-            if not end:
-                return []
-            tokens.append(ids[rest[:end]])
-            rest = rest[end:]
-        return tokens

@@ -78,15 +78,13 @@ def _load_trimmed(word: str, options: Options) -> Any:
 
 
 def _load_translated(text: str, options: Options) -> Any:
-    from .translated import RetokenizedDrafter, TranslatedLevel
+    from .translated import TranslatedLevel
 
     if not options.above:
         raise ValueError(f"{options.name}: expected {text!r} below a target, given none above it")
-    word, _, source = text.partition(":")
-    level = ELEMENTS.resolve(source, options)
+    level = ELEMENTS.resolve(text.partition(":")[2], options)
     with _named(options):
-        kind: Any = TranslatedLevel if word == "translated" else RetokenizedDrafter
-        return kind(level, options.above[0])
+        return TranslatedLevel(level, options.above[0])
 
 
 def _load_paths(word: str, options: Options) -> Any:
@@ -202,11 +200,11 @@ for _kind in (
         ("'trim:N:MODEL' with N ids, as 'trim:32000:DIR'",),
     ),
     Kind(
-        "'translated:' or 'retokenized:' in front of an id or path",
-        (Level, BatchedDrafter),
-        _matcher(r"(translated|retokenized):.+"),
+        "'translated:' in front of an id or path",
+        (Level,),
+        _matcher(r"translated:.+"),
         _load_translated,
-        ("'translated:MODEL'", "'retokenized:MODEL', a draft model with another tokenizer"),
+        ("'translated:MODEL', a draft model with another tokenizer",),
     ),
     *(
         Kind(repr(word), (Drafter,), _matcher(word), _make_lookup, (repr(word),))

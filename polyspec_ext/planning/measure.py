@@ -42,7 +42,7 @@ _WARMING = 0.25  # share of the time for untimed calls
 _TIMED = 0.6  # share of the time for timed calls; the rest is for texts of further prompts
 _ALIKE = 64  # rounds at which a chain's trial weighs as much as the mean of all trials
 # Prefixes, then a path, an id or a word.
-_WORDS = r"w4:|eagle:|dflash:|mtp:|translated:|retokenized:|(?:trim|paths):\d+:"
+_WORDS = r"w4:|eagle:|dflash:|mtp:|translated:|(?:trim|paths):\d+:"
 _SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
 _WIDTHS = (1, 4, 6)  # tokens of a row in a pass, to choose packing before windows are known
 _MANY_IDS = 32000  # vocabulary size from which a draft with a trimmed vocabulary is tried
@@ -118,7 +118,6 @@ class Part:
         match = _SOURCE.fullmatch(str(self.word))
         assert match is not None
         drafts = self.reads_states or isinstance(self.thing, DraftModel)
-        drafts = drafts or match[1].endswith("retokenized:")
         loads = (self.model and self.reads_apart) or drafts  # else a drafter's word
         path = Path(match[2])
         return match[1] + str(path.absolute() if loads and path.exists() else match[2])

@@ -40,7 +40,7 @@ def test_help_of_chain_shows_what_a_user_calls() -> None:
 
 
 def test_every_shipped_drafter_is_public() -> None:
-    """Bases of several drafters, and what only a word of a chain makes, are in their files."""
+    """Bases of several drafters are in their files."""
     shipped = set()
     for path in Path(drafters.__file__).parent.glob("*.py"):
         module = importlib.import_module(f"polyspec_ext.drafters.{path.stem}")
@@ -48,7 +48,7 @@ def test_every_shipped_drafter_is_public() -> None:
     public = {kind for kind in shipped if getattr(ps, kind.__name__, None) is kind}
     assert {ps.DraftModel, ps.PromptLookup, ps.Eagle} <= public
     bases = {"HeadDrafter", "LastStateDrafter", "ProposalDrafter"}
-    assert {kind.__name__ for kind in shipped - public} == {*bases, "RetokenizedDrafter"}
+    assert {kind.__name__ for kind in shipped - public} == bases
 
 
 def is_drafter(kind: type) -> bool:
