@@ -1,4 +1,4 @@
-"""Layers of `RollbackCache` with fewer bytes: in 8 bits, or of a window of the text."""
+"""Layers of `RollbackCache` that keep a window of the text."""
 
 from __future__ import annotations
 
@@ -9,44 +9,6 @@ from torch import Tensor
 
 from ..tensors import RowLengths
 from .layers import RollbackLayer, ring_positions, visible_slots
-
-
-class Int8Layer(RollbackLayer):
-    """Keys and values in 8 bits: int8 numbers, followed by the bfloat16 scales of groups of
-    neighbours in a vector, ``[B, H, C, D + 2 * D / group]`` int8.
-
-    A vector's bits depend on that vector alone, and the pass that appends a vector reads the
-    rounded vector. So a token has the same logits in a block, alone and after a rollback.
-    """
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        stored = super().update(_rounded(key_states, _KEYS), _rounded(value_states, _VALUES))
-        return _read(stored[0], key_states), _read(stored[1], value_states)
-
-
-# Numbers per scale, of keys and values. Keys of some models are large in a few features (Qwen2.5:
-# 145 next to 6), and the large scale costs the precision of their neighbours.
-_KEYS, _VALUES = 8, 32
-_LARGEST = 127
-
-
-def _rounded(states: Tensor, group: int) -> Tensor:
-    size = states.shape[-1]  # a single scale if not a multiple of the group
-    groups = states.unflatten(-1, (1 if size % group else size // group, -1)).float()
-    scales = (groups.abs().amax(-1) / _LARGEST).bfloat16()
-    steps = torch.where(scales == 0, 1.0, scales.float())[..., None]
-    numbers = (groups / steps).round_().clamp_(-_LARGEST, _LARGEST).to(torch.int8)
-    return torch.cat([numbers.flatten(-2), scales.view(torch.int8)], -1)
-
-
-def _read(stored: Tensor, like: Tensor) -> Tensor:
-    size = like.shape[-1]
-    numbers, scales = stored[..., :size], stored[..., size:].clone().view(torch.bfloat16)
-    groups = numbers.unflatten(-1, (scales.shape[-1], -1)).to(like.dtype)
-    vectors: Tensor = (groups * scales[..., None].to(like.dtype)).flatten(-2)
-    return vectors
 
 
 class RingLayer(RollbackLayer):

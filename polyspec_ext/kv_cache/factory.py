@@ -196,7 +196,7 @@ def factory(
     return states(lambda *_: DynamicCache()), False
 
 
-_OPTIONS = ("capacity", "step", "bucket", "kv_bits")  # of the default cache
+_OPTIONS = ("capacity", "step", "bucket")  # of the default cache
 _WINDOW = ("window", "sinks", "slack")  # of a streaming cache
 
 

@@ -167,9 +167,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         slack: None keeps every key of a sliding-window layer and masks old keys, so any rollback is
             exact. A number keeps window + slack keys, and at most `slack` tokens can be rolled
             back: if the host knows the lengths, longer rollbacks are refused.
-        kv_bits: 8 keeps keys and values in 8 bits and a scale for each 32 numbers, about half the
-            memory of bfloat16. Logits are computed from the rounded keys and values, the same for
-            any split of a text into passes. None: unrounded.
 
     Raises:
         TypeError, ValueError: an argument has another type or is out of range, or the model keeps
@@ -191,19 +188,12 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         step: int = 256,
         bucket: int = 1,
         slack: int | None = None,
-        kv_bits: int | None = None,
     ) -> None:
         batch_size, capacity, step, bucket = _numbers(
             1, batch_size=batch_size, capacity=capacity, step=step, bucket=bucket
         )
         if slack is not None:
             slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
-        if kv_bits is not None and (
-            arguments.integer("kv_bits", kv_bits) != 8 or slack is not None
-        ):
-            raise ValueError(
-                f"kv_bits: expected 8 in a cache without slack, or None, given {kv_bits}"
-            )
         if not callable(getattr(config, "get_text_config", None)):
             raise TypeError(
                 "config: expected the configuration of a model of transformers, given "
@@ -219,15 +209,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows = RowLengths(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
         windows = [None if kind == _FULL else window for kind in self.types]
-        if kv_bits is None and slack is None:
+        if slack is None:
             layers = [RollbackLayer(self.rows, i, seen) for i, seen in enumerate(windows)]
         else:
-            from .compressed import Int8Layer, RingLayer
+            from .compressed import RingLayer
 
             layers = [
-                Int8Layer(self.rows, i, seen)
-                if slack is None
-                else RingLayer(self.rows, i, seen, slack)
+                RingLayer(self.rows, i, seen, slack)
                 if seen is not None
                 else RollbackLayer(self.rows, i)
                 for i, seen in enumerate(windows)
@@ -658,8 +646,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         same = len(kinds) == 1 and self.takes_rows
         if not same or mine.host is None or theirs.host is None:
             raise ValueError(
-                "expected two caches of RollbackLayer or of Int8Layer, whose lengths the host "
-                f"knows, given layers of {', '.join(sorted(kind.__name__ for kind in kinds))}"
+                "expected two caches of RollbackLayer, whose lengths the host knows, "
+                f"given layers of {', '.join(sorted(kind.__name__ for kind in kinds))}"
             )
         lengths = list(mine.host)
         for row, length in zip(rows, theirs.host, strict=True):

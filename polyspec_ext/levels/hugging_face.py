@@ -91,8 +91,7 @@ class HuggingFaceLevel(ModelLevel):
             a later change of the model's weights is an error, and logits may round differently. On
             CUDA, fused layers of known families in float32 or bfloat16: at most 10 launches each;
             the weights of projections of the same input become views of a common matrix.
-        cache_options: of the default cache: capacity, step, bucket, kv_bits (`RollbackCache`). With
-            ``kv_bits=8`` decoder layers are not fused, and rounds are not captured.
+        cache_options: of the default cache: capacity, step, bucket (`RollbackCache`).
 
     Attributes:
         supports_batches: whether it accepts several rows: it meets the requirements, and a few

@@ -92,7 +92,6 @@ def test_no_program_stands_in_two_places() -> None:
 # The last line that each prints, or what it begins with.
 PRINTED = {
     "fits_in_memory": "passes of the target: ",
-    "int8_cache": "the most likely token is the same for ",
     "in_generate": "as without a chain: True",
     "mixed_batch": "row 1 alone has the same tokens: True",
     "one_screen": "as ps.Chain: True",
