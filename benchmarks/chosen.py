@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 import polyspec_ext as ps
-from benchmarks import measuring, output
+from benchmarks import measuring, output, replays
 from benchmarks.shapes import SHAPES, Shape, random_head, random_model, require_memory, weight_bytes
 from polyspec_ext import progress
 from polyspec_ext.cli import options
@@ -32,43 +33,49 @@ from polyspec_ext.planning.theory import Acceptance, ConstantSeconds, expectatio
 from polyspec_ext.quantization import quantize_w4
 
 PLAIN, EAGER = "plain decoding", "plain decoding, no graphs"
+SYNC = ", followed by the host"
 FUSED = "fused layers: "  # of the target and its head; the W4 copy always has them
 W4, HEAD, DRAFT = "W4 copy", "EAGLE head", "draft"
 DRAFT_SHAPE = SHAPES["qwen2.5-0.5b"]
-PROMPT = 32  # tokens
 LARGE = 1.0e4  # logit of the table's token
 WARM_UP = 2  # calls as long as the run: the first is eager, the second captures
-# Windows by the levels below the target.
-WINDOWS: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
-    (HEAD,): ((4,), (6,)),
-    (DRAFT,): ((3,),),
-    (W4,): ((6,),),
-    (W4, HEAD): ((8, 4), (12, 4)),
-    (W4, DRAFT): ((8, 3),),
+# By the words of ``--chains``: the levels below the target, and their windows.
+CHAINS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "eagle": ((HEAD,), (6,)),
+    "draft": ((DRAFT,), (3,)),
+    "w4": ((W4,), (6,)),
+    "w4+eagle": ((W4, HEAD), (10, 5)),
+    "w4+draft": ((W4, DRAFT), (8, 3)),
 }
 
 
 class ChosenLevel(HuggingFaceLevel):
-    """A level with the largest logit at the token of a table."""
+    """A level with the largest logit at the token of a table: three operators in a pass."""
 
-    # [P], the token at each position; None: the model's logits, for the checks of a new level.
-    table: torch.Tensor | None = None
+    # Set after the checks of a new level, which need the model's logits.
+    tables: Tables | None = None
+    table: torch.Tensor  # [P], the token at each position
+
+    def choose(self, tables: Tables, table: torch.Tensor) -> None:
+        """Answer with the tokens of `table`, which is one of `tables`."""
+        self.tables, self.table = tables, table
 
     def run(self, block: InputBlock) -> LevelOutput:
         result = super().run(block)
-        if self.table is None:
+        if self.tables is None:
             return result
-        width, keep = block.tokens.shape[1], result.logits.shape[1]
-        first = width - keep if block.first is None else block.first.on(self.device)
-        begin = self.cache.rows.base + first  # `base`: cached lengths before the pass
-        positions = begin[:, None] + torch.arange(1, keep + 1, device=self.device)
+        keep = result.logits.shape[1]
+        begin, skipped = self.cache.rows.base, block.tokens.shape[1] - keep
+        if block.first is not None:
+            begin, skipped = begin + block.first.on(self.device), 0
+        # `base`: cached lengths before the pass
+        positions = begin[:, None] + self.tables.numbers[skipped + 1 : skipped + keep + 1]
         return result._replace(logits=chosen(result.logits, self.table, positions))
 
 
 def chosen(logits: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return logits ``[B, n, V]`` with `LARGE` at the table's tokens of positions ``[B, n]``."""
-    tokens = table[positions.clamp(0, len(table) - 1)]
-    return logits.scatter(2, tokens.expand(logits.shape[:2])[..., None], LARGE)
+    """Write `LARGE` into logits ``[B, n, V]`` at the table's tokens of positions ``[B, n]``."""
+    return logits.scatter_(2, table[positions].expand(logits.shape[:2])[..., None], LARGE)
 
 
 def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
@@ -78,7 +85,7 @@ def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
         logits: torch.Tensor, parameters: Any, positions: torch.Tensor, rounds: torch.Tensor,
         level: int, column: int, *outputs: Any,
     ) -> torch.Tensor:  # fmt: skip
-        logits = chosen(logits, table, (positions + column)[:, None])
+        logits = chosen(logits, table[column:], positions[:, None])
         return unchecked.draw(logits, parameters, positions, rounds, level, column, *outputs)
 
     return draw
@@ -86,10 +93,18 @@ def choosing_draw(table: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 class Tables:
     """Tokens by position of the target and the levels below. Ids of the text are in
-    ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses."""
+    ``[2, vocab)``; 1 and 0 are rejected. The tensors keep their addresses.
+
+    Args:
+        length: positions, with those after the longest text that a level can be asked for.
+
+    Attributes:
+        numbers: 0, 1, 2, ..., from which positions are added without another operator.
+    """
 
     def __init__(self, length: int, vocab: int, device: torch.device) -> None:
         self._random = torch.Generator().manual_seed(0)
+        self.numbers = torch.arange(length, device=device)
         text = torch.randint(2, vocab, (length,), generator=self._random)
         self.target = text.to(device)
         self.second, self.third, self.below = (self.target.clone() for _ in range(3))
@@ -108,12 +123,15 @@ class Tables:
 
 @dataclass
 class Row:
-    """A chain at a pair of acceptances, with `tokens` new tokens of a call."""
+    """A chain at a pair of acceptances, with `tokens` new tokens after `prompt` for each
+    of `batch` texts."""
 
     label: str
     outer: float
     inner: float
     tokens: int
+    prompt: int
+    batch: int
     chain: ps.Chain
     acceptance: tuple[float, ...] = ()
     output: Any = None
@@ -121,15 +139,17 @@ class Row:
     def __post_init__(self) -> None:
         self.timed = measuring.Contender(self.label, self.call)
 
-    def call(self) -> float:
+    def call(self, tokens: int | None = None) -> float:
         """Generate, keep the result and return the seconds of decoding."""
         options: dict[str, Any] = {"temperature": 0.0, "eos_token_id": []}
-        self.output = self.chain.generate([[3] * PROMPT], self.tokens, **options)
+        prompts = [[3] * self.prompt] * self.batch
+        self.output = self.chain.generate(prompts, tokens or self.tokens, **options)
         return float(self.output.stats.decode_seconds)
 
     def report(self, plain: Row) -> dict[str, Any]:
         """Return the row of the JSON report."""
-        row: dict[str, Any] = {name: getattr(self, name) for name in ("label", "outer", "inner")}
+        keys = ("label", "outer", "inner", "batch")
+        row: dict[str, Any] = {name: getattr(self, name) for name in keys}
         row |= {"window": list(self.chain.window), "error": self.timed.error}
         seconds, length, expected = self.timed.seconds, 1.0, 1.0
         if not seconds or self.timed.error is not None:
@@ -157,63 +177,89 @@ class ChosenChains:
     """The models of a shape, a small model, and their chains with a chosen acceptance.
 
     Args:
-        tokens: new tokens of a call.
+        prompt: tokens of a prompt.
+        tokens: new tokens of a text.
+        words: of `CHAINS`, the chains to time.
+        fused: on CUDA, leave out the chains whose layers are not fused.
+        sync: add each chain with rounds that the host follows.
     """
 
-    def __init__(self, shape: Shape, draft: Shape, device: str, tokens: int) -> None:
-        self.tokens, self.device = tokens, torch.device(device)
+    def __init__(
+        self, shape: Shape, draft: Shape, device: str, prompt: int, tokens: int,
+        words: Sequence[str] = tuple(CHAINS), fused: bool = False, sync: bool = False,
+    ) -> None:  # fmt: skip
+        self.prompt, self.tokens, self.sync = prompt, tokens, sync
+        self.device = torch.device(device)
+        self.latest: list[Row] = []
+        self.chains = [CHAINS[word] for word in words]
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         model = random_model(shape, dtype, device)
         group = next(g for g in (128, 64, 32) if shape.hidden % g == 0 and shape.inner % g == 0)
         small = random_model(replace(draft, vocab=shape.vocab), dtype, device)
-        self.tables = tables = Tables(PROMPT + tokens + 256, shape.vocab, self.device)
-        lowest = (tables.below, tables.third)  # of chains of two levels, and of three
-        self.drafts = [ChosenLevel(small, name=DRAFT) for _ in lowest]
-        self.drafts[0].table, self.drafts[1].table = lowest
+        positions = model.config.max_position_embeddings + 256
+        self.tables = tables = Tables(positions, shape.vocab, self.device)
         quantised = quantize_w4(model, group)
-        self.targets, self.copies, self.heads = [], [], []
-        for pack in (False, True) if device == "cuda" else (False,):
-            target = ChosenLevel(model, name="target", pack=pack)
-            copy = ChosenLevel(quantised, name=W4, shares_cache_with=target)
-            target.table, copy.table = tables.target, tables.second
-            head = random_head(shape, target)
-            self.targets.append(target)
-            self.copies.append(copy)
-            self.heads.append([Eagle(head, name=HEAD, draw=choosing_draw(t)) for t in lowest])
+        packs = (False, True)[fused:] if device == "cuda" else (False,)
+        self.parts = [_Levels(pack, shape, model, quantised, small, tables) for pack in packs]
 
-    def rows(self, outer: float, inner: float) -> list[Row]:
+    def rows(self, outer: float, inner: float, batch: int = 1) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
+        lengths = {"prompt": self.prompt, "tokens": self.tokens, "batch": batch}
+        add = partial(Row, outer=outer, inner=inner, **lengths)
         rows = []
-        add = partial(Row, outer=outer, inner=inner, tokens=self.tokens)
-        for prefix, target, copy, heads in zip(
-            ("", FUSED), self.targets, self.copies, self.heads, strict=False
-        ):
-            rows.append(add(prefix + PLAIN, chain=ps.Chain([target])))
-            if self.device.type == "cuda" and not prefix:
-                rows.append(add(EAGER, chain=ps.Chain([target], graphs=False)))
-            for below, windows in WINDOWS.items():
+        for levels in self.parts:
+            prefix = FUSED if levels.pack else ""
+            rows.append(add(prefix + PLAIN, chain=ps.Chain([levels.target])))
+            if self.device.type == "cuda" and not levels.pack:
+                rows.append(add(EAGER, chain=ps.Chain([levels.target], graphs=False)))
+            for below, window in self.chains:
                 three = len(below) > 1
-                parts = {W4: copy, HEAD: heads[three], DRAFT: self.drafts[three]}
                 acceptance = (outer, inner) if three else (outer if below == (W4,) else inner,)
                 label = prefix + " <- ".join(("target", *below))
-                for window in windows:
-                    chain = ps.Chain([target, *(parts[name] for name in below)], list(window))
-                    rows.append(add(label, chain=chain, acceptance=acceptance))
+                members = [levels.target, *(levels.by_name[name][three] for name in below)]
+                for sync in (None, True)[: 1 + self.sync]:
+                    chain = ps.Chain(members, list(window), sync_each_step=sync)
+                    rows.append(add(label + SYNC * bool(sync), chain=chain, acceptance=acceptance))
         return rows
 
 
+class _Levels:
+    """The levels of a shape with fused layers, or without: each below the target twice, for chains
+    of two levels and of three."""
+
+    def __init__(
+        self, pack: bool, shape: Shape, model: Any, quantised: Any, small: Any, tables: Tables
+    ) -> None:
+        self.pack = pack
+        self.target = ChosenLevel(model, name="target", pack=pack)
+        copy = ChosenLevel(quantised, name=W4, shares_cache_with=self.target)
+        drafts = [ChosenLevel(small, name=DRAFT, pack=pack) for _ in range(2)]
+        lowest = (tables.below, tables.third)
+        self.target.choose(tables, tables.target)
+        copy.choose(tables, tables.second)
+        for draft, table in zip(drafts, lowest, strict=True):
+            draft.choose(tables, table)
+        network = random_head(shape, self.target)
+        heads = [Eagle(network, name=HEAD, draw=choosing_draw(table)) for table in lowest]
+        self.by_name: dict[str, list[Any]] = {W4: [copy, copy], DRAFT: drafts, HEAD: heads}
+
+
 def measure(
-    chains: ChosenChains, acceptances: Sequence[tuple[float, float]], repeats: int
+    chains: ChosenChains,
+    acceptances: Sequence[tuple[float, float]],
+    repeats: int,
+    batches: Sequence[int] = (1,),
 ) -> Iterator[list[dict[str, Any]]]:
-    """Measure every chain at every pair of acceptances, in turns; yield the report's rows so far
-    after every call. A chain that fails is a row with its error."""
+    """Measure every chain at every pair of acceptances and batch size, in turns; yield the report's
+    rows so far after every call. A chain that fails is a row with its error."""
     done, latest = list[dict[str, Any]](), list[dict[str, Any]]()
-    for outer, inner in acceptances:
-        rows = chains.rows(outer, inner)
+    for (outer, inner), batch in itertools.product(acceptances, batches):
+        chains.latest = rows = chains.rows(outer, inner, batch)
         timed, clock = [row.timed for row in rows], measuring.Clock(None)
         calls = measuring.turns(timed, repeats, clock, warm_up=WARM_UP)
-        for _ in progress.bar(calls, total=repeats * len(rows), desc=f"{outer:g}, {inner:g}"):
+        desc = f"{outer:g}, {inner:g}, batch {batch}"
+        for _ in progress.bar(calls, total=repeats * len(rows), desc=desc):
             latest = [row.report(rows[0]) for row in rows]
             yield [*done, *latest]
         done += latest
@@ -230,35 +276,62 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
     reduced = replace(shape, layers=layers)
     draft = replace(DRAFT_SHAPE, layers=min(layers, DRAFT_SHAPE.layers))
     require_memory(reduced, args.device, "; --layers N makes fewer")
-    settings = {name: getattr(args, name) for name in ("shape", "max_new_tokens", "repeats")}
+    settings = {
+        name: getattr(args, name) for name in ("shape", "prompt", "max_new_tokens", "repeats")
+    }
     report = {
         **output.header("shapes", 3, args.device),
         "settings": {**settings, "layers": layers, "of_layers": shape.layers, "warm_up": WARM_UP},
         "copy_gbs": measuring.copy_bandwidth(args.device),
     }
-    chains = ChosenChains(reduced, draft, args.device, args.max_new_tokens)
-    report["weight_bytes"] = weight_bytes(chains.targets[0].model)
+    chains = ChosenChains(
+        reduced, draft, args.device, args.prompt, args.max_new_tokens,
+        args.chains, args.fused, args.sync_each_step,
+    )  # fmt: skip
+    report["weight_bytes"] = weight_bytes(chains.parts[0].target.model)
     report["rows"] = []
-    for report["rows"] in measure(chains, args.acceptance, args.repeats):
+    for report["rows"] in measure(chains, args.acceptance, args.repeats, args.batch):
         output.save(args, report)
         if time.perf_counter() > end:
             break
+    if args.profile:
+        # All sizes are captured: the rows of the last pair of acceptances have run.
+        report["replays"] = [
+            {"label": row.label, "graphs": replays.replays(replays.trace_of(partial(row.call, 32)))}
+            for row in chains.latest
+        ]
+        output.save(args, report)
     return report
+
+
+def at_expected_length(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its time for a token, and its ratio to plain decoding, had its rounds been
+    of the expected length: a text of some hundred tokens is one draw of the tables."""
+    if "x_plain" not in row:
+        return row
+    luck = row["length"] / row["expected_length"]
+    return row | {"expected_ms": row["ms_per_token"] * luck, "expected_x": row["x_plain"] / luck}
 
 
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as a table."""
     settings = report["settings"]
-    numbers = {"ms_per_token": ".3f", "x_plain": ".2f", "length": ".2f", "expected_length": ".2f"}
+    numbers = {
+        "ms_per_token": ".3f", "length": ".2f", "expected_length": ".2f",
+        "expected_ms": ".3f", "expected_x": ".2f",
+    }  # fmt: skip
+    batched = any(row.get("batch", 1) > 1 for row in report["rows"])
     cells = []
-    for row in report["rows"]:
+    for row in map(at_expected_length, report["rows"]):
         window = ", ".join(map(str, row["window"]))
         name = f"{row['label']} ({window})" if window else row["label"]
         measured = [output.number(row.get(key), form) for key, form in numbers.items()]
         text = row["error"] or {True: "yes", False: "**NO**", None: "-"}[row.get("same_text")]
-        cells.append([name, f"{row['outer']:g}", f"{row['inner']:g}", *measured, text])
-    heads = ["chain (windows)", "outer", "inner", "ms per token", "x plain", "tokens per round"]
-    heads += ["expected", "text as plain decoding"]
+        batch = [str(row.get("batch", 1))] * batched
+        cells.append([name, *batch, f"{row['outer']:g}", f"{row['inner']:g}", *measured, text])
+    heads = ["chain (windows)", *["batch"] * batched, "outer", "inner", "ms per token"]
+    heads += ["tokens per round", "expected", "ms per token, expected", "x plain, expected"]
+    heads += ["same text as plain decoding"]
     floor = 1e-6 * report["weight_bytes"] / report["copy_gbs"]
     return "\n".join(
         [
@@ -269,9 +342,11 @@ def markdown(report: dict[str, Any]) -> str:
             f"{settings['max_new_tokens']} new tokens at temperature 0, medians of "
             f"{settings['repeats']} turns after {settings['warm_up']} calls of warm-up. Floor of a "
             f"pass of the target: {floor:.3f} ms, its weights over the copy bandwidth of "
-            f"{report['copy_gbs']:.1f} GB/s, which counts bytes read and written.",
+            f"{report['copy_gbs']:.1f} GB/s, which counts bytes read and written. Expected: the "
+            "time of a round over the expected number of its tokens, since one draw of the tables "
+            "can be a lucky one.",
             "",
-            *output.table(heads, cells, range(1, 7)),
+            *output.table(heads, cells, range(1, len(heads) - 1)),
         ]
     )
 
@@ -285,13 +360,25 @@ def _pair(text: str) -> tuple[float, float]:
     raise argparse.ArgumentTypeError(f"{expected}, given {text!r}")
 
 
+def _chain(text: str) -> str:
+    if text not in CHAINS:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(CHAINS)}, given {text!r}")
+    return text
+
+
 OPTIONS = (
     ("--shape", tuple(SHAPES), "llama2-7b", None, "of the target"),
     "--device",
     ("--layers", options.COUNT, None, "N", "make so many of the layers"),
     ("--acceptance", options.listed(_pair), [(0.93, 0.7), (0.97, 0.8)], "A:B,...",
      "of the W4 copy's tokens by the target, and of the drafter's by the level above it"),
-    ("--max-new-tokens", options.COUNT, 128, "N", "of a call"),
+    ("--chains", options.listed(_chain), list(CHAINS), "WORD,...", f"of {', '.join(CHAINS)}"),
+    ("--batch", options.COUNTS, [1], "N,...", "texts of a call"),
+    ("--fused", "on CUDA, leave out the chains whose layers are not fused"),
+    ("--sync-each-step", "add every chain with rounds that the host follows"),
+    ("--profile", "take the replays of every chain's graphs apart, into the JSON"),
+    ("--prompt", options.COUNT, 32, "N", "tokens of a prompt"),
+    ("--max-new-tokens", options.COUNT, 512, "N", "of a text"),
     ("--repeats", options.COUNT, 7, "N", "turns"),
     ("--seconds", options.COUNT, None, "S", "after which no turn begins, with making models"),
 )  # fmt: skip

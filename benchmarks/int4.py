@@ -18,12 +18,13 @@ from polyspec_ext.ops import int4
 from polyspec_ext.quantization.weights import CudaInt4Linear, Int4Weights
 
 GROUP = 128
-COLD = 96 << 20  # bytes of different weights in a turn, more than caches store
+COLD = 96 << 20  # bytes of different 4-bit weights in a turn, more than caches store
 Product = Callable[[torch.Tensor], object]
 
 
 def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product]]:
-    """Return products by name, as many with separate weights as fill `COLD`."""
+    """Return products by name, of each as many with separate weights as fill `COLD` in 4 bits, so
+    that the start of a turn has the same share in all of their times."""
     random = torch.Generator().manual_seed(0)
     values = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, generator=random)
     form = (outputs, inputs // GROUP)
@@ -54,8 +55,8 @@ def contenders(outputs: int, inputs: int, device: str) -> dict[str, list[Product
             kinds["oneDNN bfloat16, packed"] = partial(OneDnnLinear, [layer])
         kinds["polyspec bfloat16"] = partial(DenseLinear, [layer])
     kinds["torch bfloat16"] = lambda: partial(torch.nn.functional.linear, weight=weight.clone())
-    counts = {n: int(COLD / (weight.numel() * (2 if "bfloat16" in n else 0.5))) for n in kinds}
-    return {name: [make() for _ in range(max(1, counts[name]))] for name, make in kinds.items()}
+    count = max(1, 2 * COLD // weight.numel())
+    return {name: [make() for _ in range(count)] for name, make in kinds.items()}
 
 
 def torch_form(weights: Int4Weights) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,6 +107,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         **output.header("int4", 1, args.device),
         "settings": {"repeats": args.repeats, "group": GROUP, "tokens": args.tokens},
         "copy_gbs": measuring.copy_bandwidth(args.device),
+        "launch_us": 1e6 * measuring.launch_seconds(args.device),
         "shapes": {
             f"{outputs} outputs, {inputs} inputs": measure(
                 outputs, inputs, args.tokens, args.repeats, args.device
@@ -118,12 +120,15 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 def markdown(report: dict[str, Any]) -> str:
     """Return the report as tables."""
     settings = report["settings"]
+    launch = (
+        f"; a turn of one addition {report['launch_us']:.1f} us" if "launch_us" in report else ""
+    )
     lines = [
         f"# 4-bit product, {report['machine']['device_name']}",
         "",
-        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s. "
-        "Microseconds per product (GB/s of its weights), bfloat16 activations, groups of "
-        f"{settings['group']}, weights that no cache holds: medians of {settings['repeats']} "
+        f"{output.conditions(report)}; copy bandwidth {report['copy_gbs']:.1f} GB/s"
+        f"{launch}. Microseconds per product (GB/s of its weights), bfloat16 activations, groups "
+        f"of {settings['group']}, weights that no cache holds: medians of {settings['repeats']} "
         "turns.",
     ]
     heads = ["", *map(output.token_count, settings["tokens"])]

@@ -86,9 +86,9 @@ class Clock:
         self._flush: torch.Tensor | None = None
         if device == "cuda":
             properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-            # Long enough that the next call is queued before the overwriting ends.
-            size = max(4 * getattr(properties, "L2_cache_size", 64 * MIB), 256 * MIB)
-            self._flush = torch.zeros(size, dtype=torch.int8, device="cuda")
+            # Long enough that the next call is queued before the reading ends.
+            size = max(8 * getattr(properties, "L2_cache_size", 64 * MIB), 512 * MIB)
+            self._flush = torch.zeros(size // 4, device="cuda")
 
     def prepare(self, contender: Contender) -> Call:
         """Return the replay of a captured call, or the call if it cannot be captured."""
@@ -119,7 +119,8 @@ class Clock:
             run()
             return time.perf_counter() - began
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._flush.add_(1)
+        # Read, not written: a timed call would also wait for modified lines that it evicts.
+        self._flush.amax()
         started.record()
         run()
         ended.record()
@@ -165,6 +166,13 @@ def copy_bandwidth(device: str) -> float:
     call = partial(torch.neg, out=target) if device == "cuda" else target.copy_
     (copy, *_) = turns([Contender("copy", partial(call, source))], 9, Clock(device))
     return 2 * size / statistics.median(copy.seconds) * 1e-9
+
+
+def launch_seconds(device: str) -> float:
+    """Return the median seconds of a call that adds one number: on CUDA, of a graph's start."""
+    number = torch.zeros(1, device=device)
+    (launch, *_) = turns([Contender("launch", partial(number.add_, 1))], 31, Clock(device))
+    return statistics.median(launch.seconds)
 
 
 # ---- generations ---------------------------------------------------------------------------------

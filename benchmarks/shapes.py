@@ -68,7 +68,7 @@ def config_of(shape: Shape) -> Any:
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
         vocab_size=shape.vocab,
-        max_position_embeddings=4096,
+        max_position_embeddings=32768,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=False,
     )

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import polyspec_ext as ps
-from benchmarks import chosen, shapes
+from benchmarks import chosen, replays, shapes
 from benchmarks.__main__ import main
 from benchmarks.shapes import SHAPES, Shape, config_of
 
@@ -66,7 +66,7 @@ def test_the_command(
     assert "1 of 4 layers; acceptance is chosen, not measured" in text
     report = json.loads(file.read_text())
     assert f"{1e-6 * report['weight_bytes'] / report['copy_gbs']:.3f} ms, its weights" in text
-    assert len(report["rows"]) == 8
+    assert len(report["rows"]) == 6
 
 
 SMALL, DRAFT = (
@@ -88,14 +88,14 @@ def test_chains_accept_what_was_chosen() -> None:
     """Texts are the target's table. Chains of two levels have the rounds that their tables give;
     those of three the expected number of tokens for each."""
     tokens = 96
-    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", tokens)
+    begin = 32
+    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", begin, tokens, sync=True)
     *before, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert [row["error"] for row in rows] == [None] * len(rows)
     assert {len(some) for some in before} == {len(rows)} == {1 + len(before)}
     assert all(row["same_text"] for row in rows)
-    tables, begin = chains.tables, chosen.PROMPT
-    end = begin + tokens
-    chain = ps.Chain([chains.targets[0]])
+    tables, end = chains.tables, begin + tokens
+    chain = ps.Chain([chains.parts[0].target])
     (plain,) = chain.generate([[3] * begin], tokens, eos_token_id=[]).sequences
     assert torch.equal(plain[begin:], tables.target[begin:end])
     for row in rows[1:]:
@@ -103,17 +103,55 @@ def test_chains_accept_what_was_chosen() -> None:
             table = tables.second if row["levels"][1]["name"] == chosen.W4 else tables.below
             expected = rounds_of(tables.target, table, row["window"][0], begin, end)
             assert row["levels"][0]["passes"] == expected
+            # One draw of the tables: its rounds' time is divided by the tokens that are expected.
+            luck = chosen.at_expected_length(row)
+            spent = row["ms_per_token"] * tokens / expected
+            assert luck["expected_ms"] * row["expected_length"] == pytest.approx(spent, rel=0.05)
         else:
             assert row["length"] == pytest.approx(row["expected_length"], rel=0.3)
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_text_of_a_batch_follows_the_table(batch: int) -> None:
+    """Texts of a batch have the table's tokens after a prompt of any length, and each chain of
+    ``--chains`` alone."""
+    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", 5, 24, ["w4+eagle"])
+    *_, rows = chosen.measure(chains, [(0.9, 0.6)], 1, [batch])
+    assert [row["label"] for row in rows] == [
+        chosen.PLAIN, f"target <- {chosen.W4} <- {chosen.HEAD}"
+    ]  # fmt: skip
+    assert all(row["same_text"] and row["batch"] == batch for row in rows)
+    for text in chains.latest[-1].output.sequences:
+        assert torch.equal(text[5:], chains.tables.target[5:29])
+
+
+def test_replays_of_a_trace() -> None:
+    """Nodes of one launch are a replay; the same nodes are one row; single kernels are none."""
+
+    def node(name: str, launch: int, begin: float, time: float) -> dict[str, Any]:
+        arguments = {"correlation": launch}
+        return {"cat": "kernel", "name": name, "ts": begin, "dur": time, "args": arguments}
+
+    events = [{"cat": "cpu_op", "name": "aten::add", "ts": 0.0, "dur": 9.0}]
+    for launch, begin in enumerate((0.0, 100.0, 200.0)):
+        # The profiler exports nodes in any order.
+        events += [node("b", launch, begin + 7, 2.0 + launch), node("a", launch, begin + 1, 4.0)]
+    events += [node("a", 9, 300.0, 1.0), node("c", 10, 310.0, 50.0), node("c", 10, 360.0, 50.0)]
+    longest, other = replays.replays(events)
+    assert longest["by_name"] == {"c": [2, 100.0]}
+    assert longest["gaps_us"] == 0
+    assert other.pop("by_name") == {"a": [1, 4.0], "b": [1, 3.0]}
+    assert other == {"replays": 3, "nodes": 2, "us": 9.0, "gaps_us": 2.0}
+    assert replays.replays(replays.trace_of(lambda: torch.ones(8).add(1))) == []
+
+
 def test_a_chain_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", 8)
+    chains = chosen.ChosenChains(SMALL, DRAFT, "cpu", 32, 8)
 
     def failing(*arguments: object) -> None:
         raise RuntimeError("no head today\nand more")
 
-    monkeypatch.setattr(type(chains.heads[0][0]), "draft", failing)
+    monkeypatch.setattr(type(chains.parts[0].by_name[chosen.HEAD][0]), "draft", failing)
     *_, rows = chosen.measure(chains, [(0.9, 0.6)], 1)
     assert {row["error"] for row in rows if chosen.HEAD in row["label"]} == {
         "RuntimeError: no head today"

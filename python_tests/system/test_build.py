@@ -233,8 +233,9 @@ def test_readme_and_cmake_ask_for_the_same_nvcc() -> None:
 
 GPU_STEPS = (
     "configure", "configure without Python", "build", "install", "imports", "preflight",
-    "cuda_test", "graph_life_test", "pytest gpu", "chains, chosen acceptance", "bench kernels",
-    "bench int4", "verify_shapes", "rounds of the target", "bench paper",
+    "chosen 7b", "bench int4", "counters 256x256", "chosen 0.5b", "chosen 7b-batch", "cuda_test",
+    "graph_life_test", "chosen llama3-8b", "pytest gpu", "verify_shapes", "chosen context-4k",
+    "chosen context-16k", "bench kernels", "rounds of the target", "bench paper",
     "sanitizer memcheck", "sanitizer racecheck", "sanitizer synccheck", "sanitizer initcheck",
 )  # fmt: skip
 # What a build leaves: a module, and programs that end as `code` says.
