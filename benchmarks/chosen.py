@@ -205,8 +205,9 @@ class ChosenChains:
     def rows(self, outer: float, inner: float, batch: int = 1) -> list[Row]:
         """Draw the tables of a pair of acceptances; return its chains, plain decoding first."""
         self.tables.draw(outer, inner)
-        lengths = {"prompt": self.prompt, "tokens": self.tokens, "batch": batch}
-        add = partial(Row, outer=outer, inner=inner, **lengths)
+        add = partial(
+            Row, outer=outer, inner=inner, prompt=self.prompt, tokens=self.tokens, batch=batch
+        )
         rows = []
         for levels in self.parts:
             prefix = FUSED if levels.pack else ""

@@ -310,7 +310,7 @@ def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers)
     assert code == 1
     results = dict(rows)
     assert results["preflight"] == "timed out"
-    behind = GPU_STEPS[GPU_STEPS.index("cuda_test") :]
+    behind = GPU_STEPS[GPU_STEPS.index("preflight") + 1 :]
     assert {results[name] for name in behind} == {"passed" if answers else "not run"}
     assert ("synccheck after a hang" in results) is not answers
     if answers:
@@ -318,7 +318,7 @@ def test_gpu_script_asks_the_device_after_a_step_that_is_late(tmp_path, answers)
     else:
         log = log_of(out, "synccheck after a hang")
         assert log.split() == ["python_tests/support/sanitized.py", "cpu", "tiny"]
-        assert "preflight|cuda_test|" in below
+        assert "preflight|chosen 7b|" in below
 
 
 def test_gpu_script_names_what_needs_a_build_that_failed(tmp_path: Path) -> None:
