@@ -11,66 +11,6 @@ from ..tensors import RowLengths
 from .layers import RollbackLayer, ring_positions, visible_slots
 
 
-class RingLayer(RollbackLayer):
-    """A sliding window in ``window + slack`` slots, for any length: position p is in slot p mod
-    (window + slack).
-
-    At most `slack` tokens can be rolled back, counted from the maximum length of a row so far,
-    because tokens overwrite older keys. A pass of more than ``slack + 1`` tokens attends to the
-    ring and the new tokens, concatenated, before it appends."""
-
-    ring, bounds_rollback, takes_rows = True, True, False
-
-    def __init__(
-        self, rows: RowLengths, index: int, window: int, slack: int, sinks: int = 0
-    ) -> None:
-        super().__init__(rows, index, window)
-        self.slack, self.sinks = slack, sinks
-        self.size = sinks + window + slack
-
-    def _slots(self) -> int:
-        return self.size
-
-    def _begin_prepared(self, key_states: Tensor, value_states: Tensor) -> None:
-        if not self._prepared():
-            raise ValueError(
-                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
-                "for every forward pass"
-            )
-        self._begin(key_states, value_states)
-
-    def _wide(self) -> bool:
-        return self.rows.new is not None and self.rows.new > self.slack + 1
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        self._begin_prepared(key_states, value_states)
-        read = self.keys, self.values
-        if self._wide():
-            read = torch.cat([self.keys, key_states], 2), torch.cat([self.values, value_states], 2)
-        self.append(key_states, value_states)
-        return read
-
-    def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
-        if tree is not None:
-            raise ValueError(
-                "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
-            )
-        rows = self.rows
-        if not self._wide():
-            slots = ring_positions(rows.lengths, self.size, self.sinks)
-            return visible_slots(queries, slots, self.window, self.sinks)
-        assert rows.new is not None
-        fresh = rows.base[:, None] + torch.arange(rows.new, device=queries.device)
-        fresh = torch.where(fresh < rows.lengths[:, None], fresh, -1)
-        slots = torch.cat([ring_positions(rows.base, self.size, self.sinks), fresh], 1)
-        return visible_slots(queries, slots, self.window, self.sinks)
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.size + (query_length if query_length > self.slack + 1 else 0), 0
-
-
 # Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 # Types of rotary positions with frequencies that do not depend on the length.
@@ -102,7 +42,7 @@ def turn(keys: Tensor, shift: Tensor, frequencies: Tensor) -> Tensor:
     return torch.cat([turned, keys[..., 2 * half :]], -1)
 
 
-class StreamingLayer(RingLayer):
+class StreamingLayer(RollbackLayer):
     """Attention sinks and a window, for draft levels: `sinks` first tokens and a ring of ``window +
     slack`` latest tokens; a query sees the sinks and `window` tokens (Xiao et al. 2024, arXiv
     2309.17453). The cost of a draft level is then independent of the context length; the target
@@ -113,19 +53,21 @@ class StreamingLayer(RingLayer):
     vectors per pass.
 
     Distances to the sinks are exact for a pass's first query, and i too long for query i. A pass
-    has at most ``slack + 1`` tokens (split a prompt), and a rollback at most `slack`."""
+    has at most ``slack + 1`` tokens (split a prompt), and a rollback at most `slack`: later tokens
+    overwrite older keys."""
 
-    bounds_rollback = False  # drafts may have any known distribution
+    ring = True
 
     def __init__(
         self, rows: RowLengths, index: int, window: int, slack: int, sinks: int, frequencies: Tensor
     ) -> None:
-        super().__init__(rows, index, window, slack, sinks)
+        super().__init__(rows, index, window)
+        self.slack, self.sinks = slack, sinks
+        self.size = sinks + window + slack
         self.frequencies = frequencies
 
-    @property
-    def longest_pass(self) -> int:  # type: ignore[override]
-        return self.slack + 1
+    def _slots(self) -> int:
+        return self.size
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.frequencies = self.frequencies.to(key_states.device)
@@ -135,7 +77,12 @@ class StreamingLayer(RingLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        self._begin_prepared(key_states, value_states)
+        if not self._prepared():
+            raise ValueError(
+                "a ring of keys needs its own mask: pass the model **cache.inputs(tokens) "
+                "for every forward pass"
+            )
+        self._begin(key_states, value_states)
         sinks = self.keys[:, :, : self.sinks]
         sinks.copy_(self.sink_keys)
         self.append(key_states, value_states)
@@ -146,12 +93,21 @@ class StreamingLayer(RingLayer):
         return self.keys, self.values
 
     def visible(self, queries: Tensor, tree: Tensor | None) -> Tensor:
-        if self._wide():
+        rows = self.rows
+        if tree is not None:
+            raise ValueError(
+                "a tree's path cannot be moved in a ring of keys: expected a cache that keeps all"
+            )
+        if rows.new is not None and rows.new > self.slack + 1:
             raise ValueError(
                 f"tokens: expected at most {self.slack + 1} in one pass over a streaming cache, "
-                f"given {self.rows.new}"
+                f"given {rows.new}"
             )
-        return super().visible(queries, tree)
+        slots = ring_positions(rows.lengths, self.size, self.sinks)
+        return visible_slots(queries, slots, self.window, self.sinks)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.size, 0
 
     def reset(self) -> None:
         super().reset()

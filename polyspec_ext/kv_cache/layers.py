@@ -36,10 +36,7 @@ class RollbackLayer(CacheLayerMixin):  # type: ignore[misc]
 
     keys: Tensor
     values: Tensor
-    longest_pass = sys.maxsize  # tokens of a row
     ring, sinks = False, 0  # how the operator appends
-    bounds_rollback = False  # whether later tokens overwrite tokens of a longer rollback
-    takes_rows = True  # consecutive slots per row, with movable bytes
     is_croppable = True
     supports_early_init = False
     takes_blocks = False

@@ -10,14 +10,14 @@ C7). Nothing here waits for the device.
     cache.rollback([4, 3])
 
 ``inputs`` returns the mask and the positions of a forward pass. While all rows have the same length
-it is optional, as in ``generate``, except with layers that keep a ring of keys.
+it is optional, as in ``generate``, except in a streaming cache.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from .. import arguments
 from ..ops import kv as cache_ops
 from ..tensors import MemoryKey, RowCounts, RowLengths
 from .layers import RollbackLayer, additive, ancestors, query_positions
-
-if TYPE_CHECKING:
-    from .compressed import RingLayer
 
 
 class SequenceState:
@@ -164,9 +161,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         bucket: attention reads `bucket` slots, or twice as many, and so on
             (`RowLengths.span_of`). 1 reads no unused slot; larger values give captured graphs few
             shapes.
-        slack: None keeps every key of a sliding-window layer and masks old keys, so any rollback is
-            exact. A number keeps window + slack keys, and at most `slack` tokens can be rolled
-            back: if the host knows the lengths, longer rollbacks are refused.
 
     Raises:
         TypeError, ValueError: an argument has another type or is out of range, or the model keeps
@@ -187,13 +181,10 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         capacity: int = 256,
         step: int = 256,
         bucket: int = 1,
-        slack: int | None = None,
     ) -> None:
         batch_size, capacity, step, bucket = _numbers(
             1, batch_size=batch_size, capacity=capacity, step=step, bucket=bucket
         )
-        if slack is not None:
-            slack = arguments.integer("slack", slack, arguments.SIZE_MAX)
         if not callable(getattr(config, "get_text_config", None)):
             raise TypeError(
                 "config: expected the configuration of a model of transformers, given "
@@ -209,17 +200,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self.rows = RowLengths(batch_size, capacity, step, bucket, device)
         window = getattr(text, "sliding_window", None)
         windows = [None if kind == _FULL else window for kind in self.types]
-        if slack is None:
-            layers = [RollbackLayer(self.rows, i, seen) for i, seen in enumerate(windows)]
-        else:
-            from .compressed import RingLayer
-
-            layers = [
-                RingLayer(self.rows, i, seen, slack)
-                if seen is not None
-                else RollbackLayer(self.rows, i)
-                for i, seen in enumerate(windows)
-            ]
+        layers = [RollbackLayer(self.rows, i, seen) for i, seen in enumerate(windows)]
         super().__init__(layers=layers)
         self._moved: dict[tuple[int, ...], Tensor] = {}
         # Both by `RowLengths.moves`: layers of one launch; slots by layer numbers (`begin_layers`).
@@ -276,6 +257,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             StreamingLayer(cache.rows, i, window, slack, sinks, frequencies)
             for i in range(len(cache.types))
         ]
+        cache.longest_pass = slack + 1
         cache.only_drafts = "a streaming cache places its first tokens anew with every pass"
         cache._survey()
         return cache
@@ -286,15 +268,8 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         self._of_type: dict[str, RollbackLayer] = dict(zip(self.types, self.layers, strict=True))
         # Rows of at most `_near` tokens see all earlier tokens, in every layer.
         self._near = min(0 if layer.ring else layer.window or sys.maxsize for layer in self.layers)
-        # The layer with the shortest rollback; None: unlimited. (Streaming layers only draft, from
-        # the same logits that the level above verifies with, so lost keys cost no exactness.)
-        rings = [layer for layer in self.layers if layer.bounds_rollback]
-        self._ring: RingLayer | None = min(rings, key=lambda layer: layer.slack, default=None)
-        self._longest = [0] * self.rows.batch  # maximum length so far, by row
         self._grown = 0  # capacity of all layers
-        self.keeps_all = not any(layer.ring for layer in self.layers)
-        self.takes_rows = all(layer.takes_rows for layer in self.layers)
-        self.longest_pass = min(layer.longest_pass for layer in self.layers)
+        self.keeps_all = self.takes_rows = not any(layer.ring for layer in self.layers)
         self.is_sliding = [layer.is_sliding for layer in self.layers]
         self.is_linear = self.is_dummy = [False] * len(self.layers)
 
@@ -327,8 +302,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         if counts is not None and type(counts) is not RowCounts:
             counts = self._of_rows("counts", counts)
         self.rows.begin(tokens, counts)
-        if self._ring is not None and self.rows.host is not None:
-            self._longest = list(map(max, self._longest, self.rows.host))
         if self.rows.capacity != self._grown:
             for layer in self.layers:
                 if layer.is_initialized:
@@ -501,26 +474,13 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
                 assumes that nothing was cut, and attention reads more slots than necessary.
 
         Raises:
-            TypeError, ValueError: invalid lengths, or a rollback needs keys that later tokens have
-                overwritten (`slack`).
+            TypeError, ValueError: invalid lengths.
         """
         counts = lengths if type(lengths) is RowCounts else self._of_rows("lengths", lengths)
         if bound is not None:
             bound = arguments.integer("bound", bound)
-        if self._ring is not None and counts.host is not None:
-            self._require_kept(self._ring, counts.host)
         self.rows.cut(counts, bound)
         return counts
-
-    def _require_kept(self, ring: RingLayer, lengths: Sequence[int]) -> None:
-        for row, (longest, length) in enumerate(zip(self._longest, lengths, strict=True)):
-            now = longest if self.rows.host is None else self.rows.host[row]
-            if length < now and longest > ring.size and longest - length > ring.slack:
-                raise ValueError(
-                    f"lengths: expected at least {longest - ring.slack} tokens of row {row}, which "
-                    f"has had {longest}, in a cache that can roll back {ring.slack} (slack), given "
-                    f"{length}"
-                )
 
     def keep_path(
         self, begin: Sequence[int] | Tensor, path: Tensor, lengths: Sequence[int] | Tensor
@@ -579,7 +539,7 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             capacity: maximum tokens of a row; None: any capacity is accepted.
         """
         # Rings do not grow with the text.
-        if capacity is not None and not all(layer.ring for layer in self.layers):
+        if capacity is not None and self.keeps_all:
             has = self.rows.capacity
             if has < capacity or has > max(4 * capacity, _SMALL):
                 return False
@@ -600,12 +560,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         new = sum(row >= batch for row in rows)
         if new:
             self.rows.select(torch.tensor([*range(batch), *[0] * new], dtype=torch.int64))
-            self._longest += [0] * new
         self.rows.clear(rows)
         for layer in self.layers:
             layer.admit(rows, new)
-        for row in rows:
-            self._longest[row] = 0
 
     def save(self, row: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """Return copies of the keys and values of the tokens [begin, end) of a row, ``[H, N, D]``
@@ -642,9 +599,9 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
             ValueError: a cache has other layers or no lengths on the host.
         """
         mine, theirs = self.rows, other.rows
-        kinds = {type(layer) for layer in (*self.layers, *other.layers)}
-        same = len(kinds) == 1 and self.takes_rows
+        same = self.takes_rows and other.takes_rows
         if not same or mine.host is None or theirs.host is None:
+            kinds = {type(layer) for layer in (*self.layers, *other.layers)}
             raise ValueError(
                 "expected two caches of RollbackLayer, whose lengths the host knows, "
                 f"given layers of {', '.join(sorted(kind.__name__ for kind in kinds))}"
@@ -669,8 +626,6 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, in that order; rows may leave, move and repeat."""
         self.rows.select(indices)
-        if self._ring is not None:
-            self._longest = [self._longest[row] for row in indices.tolist()]
         for layer in self.layers:
             layer.select(indices)
 
@@ -738,4 +693,3 @@ class RollbackCache(Cache, SequenceState):  # type: ignore[misc]
         """Empty all rows; memory stays allocated."""
         super().reset()
         self.rows.reset()
-        self._longest = [0] * self.rows.batch

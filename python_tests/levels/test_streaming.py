@@ -95,21 +95,3 @@ def test_a_target_sees_its_whole_text() -> None:
         ps.Chain([ps.Level(target, streaming=16), rough(target)], [4])
     alone = ps.Chain([ps.Level(target, streaming=16)]).generate(PROMPT, 4, eos_token_id=[])
     assert alone.sequences.shape == (1, len(PROMPT) + 4)
-
-
-def test_a_target_in_a_ring_rolls_back_what_the_ring_has() -> None:
-    target = make("mistral, sliding window")
-    drafts = rough(target, 0.3)
-
-    def text(slack: int) -> list[list[int]]:
-        made = ps.Level(
-            target, new_cache=lambda rows: RollbackCache.for_model(target, rows, slack=slack)
-        )
-        found: list[list[int]] = (
-            ps.Chain([made, drafts], [6]).generate(PROMPT, 40, eos_token_id=[]).sequences.tolist()
-        )
-        return found
-
-    assert text(7) == [plain_greedy(target, PROMPT, 40)]
-    with pytest.raises(ValueError, match=r"lengths: expected at least .*roll back 2 \(slack\)"):
-        text(2)

@@ -297,8 +297,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("RollbackCache",
      lambda **own: ps.RollbackCache(**{"config": model().config, "batch_size": 1, **own}),
      {"config": [None, *NO_OBJECT], "batch_size": FROM_1, "dtype": [None, *DTYPE],
-      "device": DEVICE, "capacity": FROM_1, "step": FROM_1, "bucket": FROM_1,
-      "slack": without_none(FROM_0)}),
+      "device": DEVICE, "capacity": FROM_1, "step": FROM_1, "bucket": FROM_1}),
     ("RollbackCache.for_model", lambda model: ps.RollbackCache.for_model(model, 1),
      {"model": MODEL}),
     ("RollbackCache.streaming",
@@ -388,7 +387,7 @@ def test_good_values() -> None:
     made.set_windows(torch.tensor([3, 3]))
     assert (made.windows, made.pending(two), ps.Scheduler([1]).rounds) == ([3, 3], 2, [0])
     assert ps.policies.Joint(max_windows=(two, 4), forgetting=one).max_windows == [2, 4]
-    cached = ps.RollbackCache.for_model(model(), 2, slack=None)
+    cached = ps.RollbackCache.for_model(model(), 2)
     parents = torch.tensor([-1, 0, 0])
     assert cached.inputs(3, (3, two), parents=parents, depth=2)["position_ids"].shape == (2, 3)
     cached.rollback(torch.tensor([1, 2]), bound=two)
