@@ -29,11 +29,22 @@ MOST_TEXTS = 64  # stop strings, or bad words
 _LEAST = -9999.0  # instead of -inf, which JSON cannot express
 _NOTHING: dict[str, Any] = {}
 _UNBOUNDED = 4096  # new tokens of a chat answer without a limit by request or context
-# Accepted fields without an effect.
-_IGNORED = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "tool_choice", "parallel_tool_calls",
-)  # fmt: skip
+_EVERY = object()  # in `_NEUTRAL`: every value
+# Fields of OpenAI's API and other servers that are not read, each with the values that ask for
+# nothing. Another value, and any other field, is refused.
+_NEUTRAL: dict[str, Sequence[Any]] = {
+    "user": [_EVERY], "safety_identifier": [_EVERY], "prompt_cache_key": [_EVERY],
+    "metadata": [_EVERY], "service_tier": ["auto", "default"], "store": [False],
+    "modalities": [["text"]], "tools": [[]], "tool_choice": ["none", "auto"],
+    "parallel_tool_calls": [True], "functions": [[]], "function_call": ["none", "auto"],
+    "best_of": [1], "suffix": [""], "verbosity": ["medium"], "echo": [False],
+    "add_generation_prompt": [True], "continue_final_message": [False], "documents": [[]],
+    "cache_prompt": [True], "return_tokens_as_token_ids": [False], "return_token_ids": [False],
+    "skip_special_tokens": [True], "spaces_between_special_tokens": [True],
+    "include_stop_str_in_output": [False], "use_beam_search": [False], "num_beams": [1],
+    "length_penalty": [1], "typical_p": [1], "mirostat": [0],
+}  # fmt: skip
+_NEUTRAL_OF_STREAMS = {"include_obfuscation": [False], "continuous_usage_stats": [False]}
 # Options of `Server.add` whose fields have other names.
 _FIELDS = {
     "max_new_tokens": "max_tokens",
@@ -64,8 +75,9 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message = message.encode("utf-8", "backslashreplace").decode()  # half of a character
         super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
-        field_name = re.match(r"([a-z_]+)(\[\d+\])?: ", message)
+        field_name = re.match(r"([^\s:.\[]+)(\[\d+\])?(\.\S+)?: ", message)
         self.status, self.code, self.retry_after = status, code, retry_after
         self.param = field_name[1] if param is None and field_name else param
 
@@ -161,26 +173,38 @@ def _no_number(text: str) -> float:
 
 
 class _Body:
-    """Unread fields of a body. A null field counts as absent."""
+    """Unread fields of a body, or of the object in its field `name`. A null field counts as
+    absent."""
 
-    def __init__(self, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], name: str = "") -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
         self._names: list[str] = []
+        self._prefix = f"{name}." if name else ""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
 
     def take(self, name: str, read: Callable[[str, Any], T], default: T) -> T:
         self._names.append(name)
-        return read(name, self._left.pop(name)) if name in self._left else default
+        if name not in self._left:
+            return default
+        return read(self._prefix + name, self._left.pop(name))
 
-    def end(self) -> None:
-        """Refuse unread fields."""
+    def end(self, neutral: Mapping[str, Sequence[Any]] = _NOTHING) -> None:
+        """Refuse unread fields, except for the values of `neutral`, which ask for nothing."""
         for name, value in self._left.items():
-            if name in _IGNORED or value in ([], {}, "") or value is False:  # without an effect
+            if any(other is _EVERY or _same(value, other) for other in neutral.get(name, ())):
                 continue
+            expected = " or ".join([*map(json.dumps, neutral.get(name, ())), "no such field"])
             near = difflib.get_close_matches(name, self._names, 1, 0.8)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(
-                f"{name}: expected no such field, given {arguments.shown(value)}{hint}"
-            )
+            shown = arguments.shown(value)
+            raise Refusal(400, f"{self._prefix}{name}: expected {expected}, given {shown}{hint}")
+
+
+def _same(value: Any, other: Any) -> bool:
+    # In Python, True equals 1.
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _any(name: str, value: Any) -> Any:
@@ -250,7 +274,7 @@ def read(body: Mapping[str, Any], model: Model, chat: bool) -> Wanted:
             )
         wanted = (_read_chat if chat else _read_text)(fields, model)
         _read_options(fields, model, wanted)
-        fields.end()
+        fields.end(_NEUTRAL)
     except RecursionError:
         raise Refusal(400, "body: expected JSON that is nested less deeply") from None
     except (TypeError, ValueError) as error:
@@ -328,9 +352,9 @@ def _prompt(prompt: Any, model: Model) -> list[int]:
 def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     """Read the options of both endpoints."""
     wanted.stream = fields.take("stream", arguments.flag, False)
-    extras = _Body(fields.take("stream_options", _object, _NOTHING))
+    extras = _Body(fields.take("stream_options", _object, _NOTHING), "stream_options")
     wanted.include_usage = extras.take("include_usage", arguments.flag, False)
-    extras.end()
+    extras.end(_NEUTRAL_OF_STREAMS)
     wanted.levels = fields.take("polyspec", arguments.flag, False)
     wanted.stop = fields.take("stop", _texts, [])
     n = fields.take("n", _count(1, model.choices), 1)
@@ -338,7 +362,12 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     if count > model.choices:
         raise ValueError(f"n: expected at most {model.choices} choices in all, given {count}")
     options: dict[str, Any] = {}
-    for name, usual in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0)):
+    hot = fields.take("temperature", _number, None)
+    samples = fields.take("do_sample", arguments.flag, hot != 0)
+    if hot is not None and samples != (hot != 0):
+        raise ValueError(f"do_sample: expected {hot != 0} beside temperature {hot}: remove one")
+    options["temperature"] = (1.0 if hot is None else hot) if samples else 0.0
+    for name, usual in (("top_p", 1.0), ("min_p", 0.0)):
         options[name] = fields.take(name, _number, usual)
     options["priority"] = fields.take("priority", _count(-(2**31), 2**31 - 1), 0)
     options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
@@ -427,37 +456,60 @@ GRAMMARS = ("json", "regex", "choice", "grammar")
 
 def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
     """Return the grammar of a request; None: no grammar."""
-    grammars: list[tuple[str, str, Any]] = []
-    form = fields.take("response_format", _object, _NOTHING)
-    kind = form.get("type", "text")
-    if kind == "json_object":
-        grammars.append(("response_format", "json", {"type": "object"}))
-    elif kind == "json_schema":
-        schema = _object("response_format", form.get("json_schema")).get("schema")
-        grammars.append(("response_format", "json", schema))
-    elif kind != "text":
-        raise ValueError(
-            "response_format: expected the type text, json_object or json_schema, given "
-            f"{arguments.shown(kind)}"
-        )
-    inner = _Body(fields.take("structured_outputs", _object, _NOTHING))
+    grammars = [_form(fields)]
+    structured = "structured_outputs" in fields
+    inner = _Body(fields.take("structured_outputs", _object, _NOTHING), "structured_outputs")
     for name in GRAMMARS:
-        grammars.append(("structured_outputs", name, inner.take(name, _any, None)))
+        grammars.append((f"structured_outputs.{name}", name, inner.take(name, _any, None)))
         grammars.append((f"guided_{name}", name, fields.take(f"guided_{name}", _any, None)))
     if inner.take("json_object", arguments.flag, False):
-        grammars.append(("structured_outputs", "json", {"type": "object"}))
-    inner.end()
+        grammars.append(("structured_outputs.json_object", "json", {"type": "object"}))
+    inner.end({"disable_any_whitespace": [False]})
     grammars = [row for row in grammars if row[2] is not None]
+    if structured and not any(name.startswith("structured") for name, _, _ in grammars):
+        raise ValueError(f"structured_outputs: expected one of {', '.join(GRAMMARS)}, given none")
     if len(grammars) > 1:
         raise ValueError(f"{grammars[1][0]}: expected one grammar, given {grammars[0][0]} as well")
     return _grammar(*grammars[0], model.tokenizer) if grammars else None
 
 
+def _form(fields: _Body) -> tuple[str, str, Any]:
+    """Return the name, the kind and the source of the grammar of "response_format"; the source is
+    None for plain text."""
+    name = "response_format"
+    if name not in fields:
+        return fields.take(name, _any, (name, "json", None))
+    form = _Body(fields.take(name, _object, _NOTHING), name)
+    kind = form.take("type", _any, None)
+    source: dict[str, Any] | None = None
+    if kind == "json_schema":
+        inner = _Body(form.take(kind, _object, _NOTHING), f"{name}.{kind}")
+        for about in ("name", "description"):
+            inner.take(about, _text, "")
+        inner.take("strict", arguments.flag, True)  # the grammar holds either way
+        source = inner.take("schema", _object, None)
+        inner.end()
+        if source is None:
+            raise ValueError(f"{name}.{kind}: expected an object with the field schema, given none")
+    elif kind == "json_object":
+        source = {"type": "object"}
+    elif kind != "text":
+        raise ValueError(
+            f"{name}: expected the type text, json_object or json_schema, given "
+            f"{arguments.shown(kind)}"
+        )
+    form.end()
+    return name, "json", source
+
+
 def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
     if kind == "choice":
-        kind, source = "regex", "|".join(map(re.escape, _texts(name, source)))
+        texts = _texts(name, source)
+        if not texts:
+            raise ValueError(f"{name}: expected at least 1 string, given none")
+        kind, source = "regex", "|".join(map(re.escape, texts))
     if kind == "json":
-        source = parse(source.encode()) if isinstance(source, str) else _object(name, source)
+        source = _schema(name, source) if isinstance(source, str) else _object(name, source)
     else:
         source = _text(name, source)
     try:
@@ -468,6 +520,13 @@ def _grammar(name: str, kind: str, source: Any, tokenizer: Any) -> Grammar:
         raise Refusal(400, f"{name}: {error}") from error
     except (TypeError, ValueError) as error:
         raise Refusal(422, f"{name}: {error}") from error
+
+
+def _schema(name: str, text: str) -> dict[str, Any]:
+    try:
+        return parse(_text(name, text).encode())
+    except Refusal as error:
+        raise ValueError(f"{name}: {str(error).removeprefix('body: ')}") from None
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -395,6 +395,7 @@ def test_the_table_of_the_page_has_every_field() -> None:
     source = Path(protocol.__file__).read_text(encoding="utf-8")
     taken = set(re.findall(r'take\(\s*"(\w+)"', source)) | set(protocol.RULES)
     taken |= {f"guided_{name}" for name in protocol.GRAMMARS} | {"temperature", "top_p", "min_p"}
-    taken |= {"max_tokens"}
-    taken -= {"stream_options", "include_usage", "json_object"}
+    taken |= {"max_tokens", "response_format"}
+    inner = {"include_usage", "json_object", "type", "schema", "strict"}
+    taken -= {"stream_options", *inner}
     assert {name.strip("`") for name in shown} == taken | {"stream_options.include_usage"}

@@ -30,6 +30,7 @@ httpx = pytest.importorskip("httpx")
 from endpoint import Served, connection, head, post, wait_for  # noqa: E402
 from resident import allocated  # noqa: E402
 
+from polyspec_ext.serving import protocol  # noqa: E402
 from polyspec_ext.serving.api import Limits  # noqa: E402
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -71,11 +72,25 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "stop": [""]}, 400, "stop: expected at most 64 strings, none empty, given"),
     (TEXT, {**PROMPT, "stop": 3}, 400, "stop: expected a string or a list of strings, given 3"),
     (TEXT, {**PROMPT, "stream": "yes"}, 400, "stream: expected True or False, given 'yes'"),
-    (TEXT, {**PROMPT, "stream_options": {"x": 1}}, 400, "x: expected no such field, given 1"),
+    (TEXT, {**PROMPT, "stream_options": {"x": 1}}, 400, "stream_options.x: expected no such field"),
+    (TEXT, b'{"prompt": "x", "\\ud800": 1}', 400, "\\ud800: expected no such field, given 1"),
+    (
+        TEXT,
+        b'{"prompt": "x", "stream_options": {"\\ud800": 1}}',
+        400,
+        "stream_options.\\ud800: exp",
+    ),
+    (TEXT, {**PROMPT, "max_new_tokens": 4}, 400, "max_new_tokens: expected no such field"),
+    (
+        TEXT,
+        {**PROMPT, "temperature": 0.5, "do_sample": False},
+        400,
+        "do_sample: expected True besi",
+    ),
     (TEXT, {**PROMPT, "logprobs": 21}, 400, "logprobs: expected an integer in [0, 20], given 21"),
     (TEXT, {**PROMPT, "echo": True, "logprobs": 1}, 400, "echo: expected no logprobs beside it"),
     (TEXT, {**PROMPT, "stop_token_ids": [-1]}, 400, "stop_token_ids: expected token ids in"),
-    (TEXT, {**PROMPT, "suffix": "y"}, 400, "suffix: expected no such field, given 'y'"),
+    (TEXT, {**PROMPT, "suffix": "y"}, 400, 'suffix: expected "" or no such field'),
     (TEXT, {**PROMPT, "messages": [1]}, 400, "messages: expected no such field"),
     (TEXT, {**PROMPT, "presence_penalty": 3}, 400, "presence_penalty: expected a number in ["),
     (TEXT, {**PROMPT, "logit_bias": {"x": 1}}, 400, "logit_bias: expected token ids as names"),
@@ -83,6 +98,31 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "min_tokens": -1}, 400, "min_tokens: expected an integer"),
     (TEXT, {**PROMPT, "speculation": "x"}, 400, "speculation: expected a bool or"),
     (TEXT, {**PROMPT, "response_format": {"type": "x"}}, 400, "response_format: expected the type"),
+    *[
+        (TEXT, {**PROMPT, "response_format": form}, 400, f"response_format{message}")
+        for form, message in (
+            ({}, ": expected the type text, json_object or json_schema, given None"),
+            ({"json_schema": {"name": "x", "schema": {}}}, ": expected the type text"),
+            ({"type": "text", "schema": {}}, ".schema: expected no such field"),
+            ({"type": "json_object", "schema": {}}, ".schema: expected no such field"),
+            ({"type": "json_schema"}, ".json_schema: expected an object with the field schema"),
+            (
+                {"type": "json_schema", "json_schema": {"name": "x"}},
+                ".json_schema: expected an obj",
+            ),
+            ({"type": "json_schema", "json_schema": {"type": "object"}}, ".json_schema.type: exp"),
+        )
+    ],
+    (TEXT, {**PROMPT, "structured_outputs": {}}, 400, "structured_outputs: expected one of json"),
+    (
+        TEXT,
+        {**PROMPT, "structured_outputs": {"x": 1}},
+        400,
+        "structured_outputs.x: expected no suc",
+    ),
+    (TEXT, {**PROMPT, "guided_choice": []}, 400, "guided_choice: expected at least 1 string, giv"),
+    (TEXT, {**PROMPT, "guided_json": "[1]"}, 400, "guided_json: expected a JSON object in UTF-8"),
+    (TEXT, {**PROMPT, "guided_json": "{"}, 400, "guided_json: expected a JSON object in UTF-8"),
     (TEXT, {**PROMPT, "guided_regex": "a", "guided_json": {}}, 400, "expected one grammar, given"),
     (TEXT, {**PROMPT, "guided_regex": "("}, 422, "guided_regex: pattern: expected a valid grammar"),
     (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
@@ -93,7 +133,7 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
     (CHAT, {"messages": [{"role": "system", "content": "x"}]}, 422, "messages: expected a conv"),
     (CHAT, {**ASKED, "top_logprobs": 2}, 400, "top_logprobs: expected logprobs beside it"),
-    (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: expected no such field"),
+    (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: expected [] or no such field"),
     (CHAT, {**ASKED, "prompt": "x"}, 400, "prompt: expected no such field"),
 ]
 
@@ -113,7 +153,7 @@ def test_errors_name_the_field_what_was_expected_and_what_came(narrow: Served) -
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
             answer = client.post(path, content=data, headers={"Content-Type": "application/json"})
             error = answer.json().get("error", {"message": "answered", "param": None, "type": ""})
-            field = re.match(r"\w+", error["message"])
+            field = re.match(r"[\w\\]+", error["message"])
             named = error["param"] is None or (field is not None and error["param"] == field[0])
             usual = error["type"] == "invalid_request_error"
             if answer.status_code != status or message not in error["message"] or not named & usual:
@@ -122,18 +162,34 @@ def test_errors_name_the_field_what_was_expected_and_what_came(narrow: Served) -
     assert narrow.counts()["active"] == narrow.server.running == narrow.server.waiting == 0
 
 
-def test_fields_that_change_nothing_are_taken(served: Served) -> None:
-    ignored = {
-        "user": "u",
-        "store": False,
-        "tools": [],
-        "suffix": None,
-        "logit_bias": {},
-        "top_k": -1,
+# For fields that the endpoint does not read, values of their types.
+VALUES = (True, False, 0, 1, 2, "", "x", "auto", [], ["text"], {}, {"x": 1})
+
+
+def test_a_field_that_is_not_read_is_neutral_or_refused(served: Served) -> None:
+    """For any name and any value."""
+    model = served.endpoint.model
+    neutral = {
+        **{"best_of": 1, "modalities": ["text"], "typical_p": 1, "suffix": "", "store": False},
+        **{"tools": [], "tool_choice": "auto", "skip_special_tokens": True, "cache_prompt": True},
     }
-    body = {**PROMPT, **ignored, "temperature": 0}
-    answer = httpx.post(f"{served.url}{TEXT}", json=body)
-    assert answer.json()["choices"][0]["text"] == served.text_alone("x", max_new_tokens=4)
+    for name in (*neutral, "do_nothing", "use_speculation", "add_special_tokens", "web_search"):
+        for value in VALUES:
+            same = name in neutral and json.dumps(value) == json.dumps(neutral[name])
+            if same or (name, value) == ("tool_choice", "none"):
+                protocol.read({**PROMPT, name: value}, model, False)
+                continue
+            said = f"{name}: expected .*no such field, given"
+            with pytest.raises(protocol.Refusal, match=said) as error:
+                protocol.read({**PROMPT, name: value}, model, False)
+            assert (error.value.status, error.value.param) == (400, name)
+
+
+def test_fields_that_change_nothing_are_taken(served: Served) -> None:
+    ignored = {"user": "u", "store": False, "suffix": None, "logit_bias": {}, "top_k": -1}
+    for greedy in ({"temperature": 0}, {"do_sample": False}):
+        answer = httpx.post(f"{served.url}{TEXT}", json={**PROMPT, **ignored, **greedy})
+        assert answer.json()["choices"][0]["text"] == served.text_alone("x", max_new_tokens=4)
 
 
 def test_other_paths_methods_types_and_hosts_are_refused(narrow: Served) -> None:
