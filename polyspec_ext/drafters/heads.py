@@ -371,9 +371,9 @@ class HeadPasses:
         """Append pairs with this head's `states`, ``[B, W, H]``, as `extend` does."""
         return self._append(False, tokens, states, counts)
 
-    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        """Append, until the next `keep`, pairs with the draft tokens ``[B, 1]`` of the step before;
-        `step` is 1 for the first pass of a draft."""
+    def next(self, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
+        """Append, until the next `keep`, pairs with the draft tokens ``[B, 1]`` of the step
+        before."""
         return self._append(False, tokens, states, counts, stays=False)
 
     def _append(
@@ -392,10 +392,8 @@ class HeadPasses:
             self.features.appended(counts)
         return out
 
-    def _behind(
-        self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts, head: int = 0
-    ) -> Tensor:
-        """Append pairs of `head`; return the state after each row's last pair, ``[B, 1, H]``."""
+    def _behind(self, fuses: bool, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
+        """Append pairs; return the state after each row's last pair, ``[B, 1, H]``."""
         if fuses:
             tokens, states = tokens.clamp(0, self.vocab_size - 1), self._runs.fuse(states)
         else:
@@ -403,7 +401,7 @@ class HeadPasses:
         width, even = tokens.shape[1], counts.all(tokens.shape[1])
         masked = width > self._runs.longest
         inputs = self.features.inputs(width, None if even else counts, masked)
-        out = self._pass(tokens, states, inputs, head)
+        out = self._pass(tokens, states, inputs)
         if even or width == 1:
             return out[:, -1:]
         last = counts.less(1).on(self.device)
@@ -421,13 +419,11 @@ class HeadPasses:
         logits: Tensor = self._head(self._runs.before_head(states).to(self._head_dtype))
         return logits
 
-    def _pass(self, tokens: Tensor, states: Tensor, where: Where, head: int = 0) -> Tensor:
+    def _pass(self, tokens: Tensor, states: Tensor, where: Where) -> Tensor:
         cache = self.features.cache
         self._runs.reach(cache.rows.capacity)
         embeds = self._embed(tokens).to(states.dtype)
-        runs: Any = self._runs
-        out: Tensor = (runs.heads[head] if head else runs).read(embeds, states, where, cache)
-        return out
+        return self._runs.read(embeds, states, where, cache)
 
 
 class HeadDrafter:
@@ -445,7 +441,7 @@ class HeadDrafter:
 
     kind = "head"
     one_pass = False  # whether a pass drafts all tokens
-    in_target = False  # whether the target's checkpoint has the heads, which may be several
+    in_target = False  # whether the target's checkpoint has the head
     _load: Callable[..., HeadPasses]
 
     def __init__(
@@ -489,7 +485,7 @@ class HeadDrafter:
                 packed copies too, in additional memory, except for a shared output head.
             tree: `DynamicTree()`, a `StaticTree`, or None for a chain. DFlash: None.
             dtype: dtype of the head; None: the target's.
-            name: for messages; None: the directory's name, of MTP heads "mtp".
+            name: for messages; None: the directory's name, of an MTP head "mtp".
 
         Raises:
             TypeError: an argument is of another type.
@@ -500,9 +496,8 @@ class HeadDrafter:
         arguments.instance("tree", tree, Tree)
         arguments.dtype("dtype", dtype)
         arguments.label("name", name)
-        most = {"most": 1} if cls.in_target and tree is not None else {}
         label = name or (cls.kind if cls.in_target else Path(str(location)).name)
-        return cls(cls._load(location, target, dtype, **most), tree, label)
+        return cls(cls._load(location, target, dtype), tree, label)
 
     @property
     def capabilities(self) -> DrafterCapabilities:
@@ -596,18 +591,18 @@ class HeadDrafter:
         return self._head.follow(tokens.clamp(0, self.vocab_size - 1), states, counts)
 
     def _draft_chain(self, inputs: DraftInput, states: Tensor) -> DraftBlock:
-        head, step = self._head, 0
+        head, first = self._head, True
         if inputs.counts.host is None:  # the first pass is done: only active rows matter
             single = inputs.counts.less(0, 1)
             inputs = dataclasses.replace(inputs, tokens=inputs.tokens[:, :1], counts=single)
 
         def forward(block: InputBlock) -> LevelOutput:
             # The first pass is done, and each later pass reads a drawn token.
-            nonlocal states, step
-            if step:
+            nonlocal states, first
+            if not first:
                 counts = block.counts or RowCounts([1] * len(block.tokens))
-                states = head.next(step, block.tokens, states, counts)
-            step += 1
+                states = head.next(block.tokens, states, counts)
+            first = False
             return LevelOutput(head.logits(states))
 
         block = draw_chain(inputs, forward, head.id_map, self.vocab_size, self._draw)

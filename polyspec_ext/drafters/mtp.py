@@ -2,7 +2,7 @@
 the model's class, which reads the embedding of a token and the target's last hidden state, after
 its final norm, of the token before. It shares embeddings and output head with the target, and
 drafts as EAGLE heads do (`heads`): each later step of a draft reads the state of the step before.
-With several heads, each step has a separate head.
+Of several heads in a checkpoint the first is read.
 
 Checkpoints name the tensors in four ways (`_LAYOUTS`).
 """
@@ -24,10 +24,9 @@ from ..kv_cache import RollbackCache
 from ..levels.fused import layer_operators
 from ..levels.models import ModelLevel, cache_name, decoder_layers
 from ..ops.decoder import LayerOperators
-from ..tensors import RowCounts
 from . import checkpoint
 from .checkpoint import Target
-from .features import LAST, FeatureCache
+from .features import LAST
 from .heads import HeadConfig, HeadDrafter, HeadNetwork, HeadPasses, Where
 
 if TYPE_CHECKING:
@@ -46,12 +45,11 @@ class _Layout:
 
     Attributes:
         family: families of models with this layout, for messages.
-        begin: prefix of every name; {k} is the number of heads before, {n} this number plus the
-            number of the target's layers.
-        parts: names of the modules `_PARTS`, after `begin`; {last} is the index of a head's last
+        begin: prefix of every name; {n} is the number of the target's layers.
+        parts: names of the modules `_PARTS`, after `begin`; {last} is the index of the head's last
             layer.
-        numbered: names of layers have an index, else there is a single layer. Indices continue
-            from head to head; heads share tensors without an index.
+        numbered: names of layers have an index, else there is a single layer. Indices after the
+            head's are of further heads.
         states_first: `fc` reads the state before the embedding.
         unused: names, after `begin`, of copies of the target's tensors.
         kinds: prefixes of the models' `model_type`.
@@ -65,18 +63,16 @@ class _Layout:
     unused: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
 
-    def prefix(self, count: int, head: int = 0) -> str:
-        """Return the prefix of the names of a head for a target of `count` layers."""
-        return self.begin.format(n=count + head, k=head)
+    def prefix(self, count: int) -> str:
+        """Return the prefix of the names of the head for a target of `count` layers."""
+        return self.begin.format(n=count)
 
-    def named(self, rest: str, head: int, blocks: int) -> str | None:
-        """Return the network's name of the tensor ``{begin}{rest}``; None: the tensor is of a head
-        other than number `head`, each of `blocks` layers, or not read."""
-        if self.numbered and (match := _NUMBERED.match(rest)):
-            number = int(match[1]) - head * blocks
-            if not 0 <= number < blocks:
-                return None
-            rest = f"layers.{number}.{rest[match.end() :]}"
+    def named(self, rest: str, blocks: int) -> str | None:
+        """Return the network's name of the tensor ``{begin}{rest}``; None: the tensor is not read,
+        or of a head after the first, of `blocks` layers."""
+        match = _NUMBERED.match(rest)
+        if self.numbered and match and int(match[1]) >= blocks:
+            return None
         if rest.removesuffix(_SCALE) in self.unused or rest.endswith(".rotary_emb.inv_freq"):
             return None
         for pattern, name in zip(self.parts, _PARTS, strict=True):
@@ -94,7 +90,7 @@ class _Layout:
         return self.prefix(count) + (name if self.numbered else name.removeprefix("layers.0."))
 
     def first(self, count: int) -> str:
-        """Return the name of a tensor that every head for a target of `count` layers has."""
+        """Return the name of a tensor that the head for a target of `count` layers has."""
         return f"{self.prefix(count)}{self.parts[2]}.weight"
 
 
@@ -115,7 +111,7 @@ _LAYOUTS = (
     ),
     _Layout(
         "MiMo",
-        "model.mtp_layers.{k}.",
+        "model.mtp_layers.0.",
         ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
         states_first=True,
     ),
@@ -131,13 +127,12 @@ _LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class MTPConfig(HeadConfig):
-    """Configuration of multi-token prediction heads."""
+    """Configuration of a multi-token prediction head."""
 
     layer: Any  # configuration of the layers of the cache
-    blocks: Any  # configuration of the decoder layers of all heads
+    blocks: Any  # configuration of the decoder layers
     states_first: bool  # `fc` reads the state before the embedding
     target_hidden_size: int  # width of the target's states and the head's
-    heads: int = 1  # number of heads, each for a step of a draft
     hidden_layers: tuple[int, ...] = (LAST,)  # the target's last states, after its final norm
     draft_vocab_size: None = None
 
@@ -160,11 +155,11 @@ class _Indexed:
 
 
 class MTPNetwork(HeadNetwork):
-    """Head `number`, with layers of the target's class and the target's rotary positions."""
+    """A head, with layers of the target's class and the target's rotary positions."""
 
     config: MTPConfig
 
-    def __init__(self, config: MTPConfig, target: Target, number: int = 0) -> None:
+    def __init__(self, config: MTPConfig, target: Target) -> None:
         super().__init__()
         self.config, width = config, config.hidden_size
         body, layers = decoder_layers(target.model, target.text.num_hidden_layers)
@@ -172,8 +167,7 @@ class MTPNetwork(HeadNetwork):
         self.embed_norm, self.state_norm, self.norm = (copy.deepcopy(norm) for _ in range(3))
         self.fc = nn.Linear(2 * width, width, bias=False)
         kind: Any = type(layers[-1])
-        count = config.blocks.num_hidden_layers // config.heads
-        numbers = range(number * count, (number + 1) * count)
+        numbers = range(config.blocks.num_hidden_layers)
         self.layers = nn.ModuleList(kind(config.blocks, layer) for layer in numbers)
         # In a list, so that it is no submodule: its tensors are not the checkpoint's.
         self._rotary: list[Any] = [getattr(body, "rotary_emb", None)]
@@ -242,9 +236,8 @@ def load_mtp(
     location: str | Path,
     target: ModelLevel | PreTrainedModel,
     dtype: torch.dtype | None = None,
-    most: int | None = None,
 ) -> HeadPasses:
-    """Load the heads in the target's checkpoint, at most `most`."""
+    """Load the first head in the target's checkpoint."""
     model = Target(target)
     folder = checkpoint.folder_of(location)
     name, count = str(folder), model.text.num_hidden_layers
@@ -255,36 +248,28 @@ def load_mtp(
     types = getattr(model.text, "layer_types", None) or ()
     if layout.kinds and "sliding_attention" in types:
         raise ValueError(
-            f"{name}: expected a target without sliding windows, which are not followed in MTP "
-            f"heads, given layers of {', '.join(sorted(set(types)))}"
+            f"{name}: expected a target without sliding windows, which are not followed in an MTP "
+            f"head, given layers of {', '.join(sorted(set(types)))}"
         )
-    heads = _heads(layout, plain, count, len(kinds))[:most]
-    known = set[str]().union(*heads)
-    saved = checkpoint.read_folder(folder, lambda key: _plain(key).removesuffix(_SCALE) in known)
+    begin = layout.prefix(count)
+    keys = [key for key in plain if key.startswith(begin)]
+    known = {key: layout.named(key.removeprefix(begin), len(kinds)) for key in keys}
+    saved = checkpoint.read_folder(
+        folder, lambda key: known.get(_plain(key).removesuffix(_SCALE)) is not None
+    )
     saved = {_plain(key): value for key, value in saved.items()}
     settings = checkpoint.read_config(folder).get("quantization_config") or {}
     saved = _scaled(saved, settings.get("weight_block_size"), name)
-    tensors = [_stacked({head[key]: saved[key] for key in head if key in saved}) for head in heads]
-    width = tensors[0]["fc.weight"].shape[0]
+    tensors = _stacked({str(known[key]): tensor for key, tensor in saved.items()})
+    width = tensors["fc.weight"].shape[0]
     if width != model.hidden_size:
         raise ValueError(
             f"{name}: expected a target with hidden states of {width} numbers, given one with "
             f"{model.hidden_size}"
         )
-    config = _config(model, layout, kinds, tensors[0], len(heads))
-    networks = [
-        model.load(
-            functools.partial(MTPNetwork, config, model, number),
-            tensors[number],
-            dtype,
-            f"{name}: {layout.prefix(count, number)}",
-            _exact(model),
-        )
-        for number in range(len(heads))
-    ]
-    if len(heads) == 1:
-        return HeadPasses(networks[0], target)
-    return SeveralPasses(SeveralNetwork(config, networks), target)
+    config = _config(model, layout, kinds, tensors)
+    make = functools.partial(MTPNetwork, config, model)
+    return HeadPasses(model.load(make, tensors, dtype, f"{name}: {begin}", _exact(model)), target)
 
 
 def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
@@ -301,7 +286,7 @@ def new_mtp(target: PreTrainedModel) -> tuple[MTPNetwork, dict[str, str]]:
     known = (layout for layout in _LAYOUTS if layout.kinds and family.startswith(layout.kinds))
     layout = next(known, next(layout for layout in _LAYOUTS if not layout.kinds))
     last = decoder_layers(model.model, count)[1][-1].state_dict()
-    config = _config(model, layout, kinds, last, 1)
+    config = _config(model, layout, kinds, last)
     attention = getattr(config.blocks, "_attn_implementation", None)
     if attention != "sdpa":
         raise ValueError(
@@ -325,34 +310,18 @@ def _kinds(model: Target) -> list[str]:
 
 
 def _config(
-    model: Target, layout: _Layout, kinds: Sequence[str], names: Iterable[str], heads: int
+    model: Target, layout: _Layout, kinds: Sequence[str], names: Iterable[str]
 ) -> MTPConfig:
-    """Return the configuration of `heads` heads, each with layers of these kinds, by the `names` of
-    the first head's tensors."""
+    """Return the configuration of a head with layers of these kinds, by the `names` of its
+    tensors."""
     sparse = any(".experts." in name for name in names)
-    blocks = list(kinds) * heads
-    layers = len(blocks) * (1 + _is_indexed(model.text)) + heads - 1  # states last
+    layers = len(kinds) * (1 + _is_indexed(model.text))
     return MTPConfig(
         _layer_config(model.text, [_ATTENDS] * layers, sparse),
-        _layer_config(model.text, blocks, sparse),
+        _layer_config(model.text, kinds, sparse),
         layout.states_first,
         model.hidden_size,
-        heads,
     )
-
-
-def _heads(layout: _Layout, names: Sequence[str], count: int, blocks: int) -> list[dict[str, str]]:
-    """Return for each head the network's names of its tensors by the checkpoint's names."""
-    heads: list[dict[str, str]] = []
-    while True:
-        begin, read = layout.prefix(count, len(heads)), dict[str, str]()
-        for key in names:
-            if key.startswith(begin):
-                name = layout.named(key.removeprefix(begin), len(heads), blocks)
-                read |= {} if name is None else {key: name}
-        if heads and not {name.partition(".")[0] for name in read.values()} >= {"fc", "layers"}:
-            return heads
-        heads.append(read)
 
 
 def _plain(key: str) -> str:
@@ -433,169 +402,13 @@ def _exact(model: Target) -> set[str]:
 
 
 class MTP(HeadDrafter):
-    """Multi-token prediction heads as the drafter of a chain. Each step but the first reads the
-    state of the step before. Head k drafts token k, and the last head all later tokens, so that a
-    single head drafts any number. Arguments: as for `HeadDrafter`.
+    """A multi-token prediction head as the drafter of a chain. Each step but the first reads the
+    state of the step before. Arguments: as for `HeadDrafter`.
 
-    `from_pretrained` loads only the heads from the target's checkpoint, for trees only the first
-    head; the target is also used for rotary positions.
+    `from_pretrained` loads only the first head from the target's checkpoint; the target is also
+    used for rotary positions.
     """
 
     kind, in_target = "mtp", True
     _load = staticmethod(load_mtp)
     config: MTPConfig
-
-
-# ---- several heads -------------------------------------------------------------------------------
-
-
-_DIGITS = (65536, 256, 1)  # digits of an id to base 256: every dtype of a cache represents them
-
-
-class SeveralNetwork(HeadNetwork):
-    """Several heads in order; `read` runs the first."""
-
-    def __init__(self, config: HeadConfig, heads: Sequence[HeadNetwork]) -> None:
-        super().__init__()
-        self.config, self.heads = config, nn.ModuleList(heads)
-        first, self.new_cache = heads[0], functools.partial(SeveralCache, len(heads))
-        self.key_shape, self.longest = first.key_shape, first.longest
-
-    def packed(self) -> SeveralNetwork:
-        heads: Any = self.heads
-        return type(self)(self.config, [head.packed() for head in heads])
-
-    def read(self, embeds: Tensor, states: Tensor, where: Where, cache: RollbackCache) -> Tensor:
-        first: Any = self.heads[0]
-        out: Tensor = first.read(embeds, states, where, cache)
-        return out
-
-
-class SeveralCache(FeatureCache):
-    """Key-value cache of several heads, and the inputs of later heads: for each head but the last a
-    layer with its states, the first of these layers also with the tokens.
-
-    The pairs of the first head are as in `FeatureCache`. A row has the same number of slots for
-    every head; a later head may not have read the latest pairs.
-
-    Arguments: the number of heads, then as for `FeatureCache`. The layers of states are the last of
-    the configuration.
-    """
-
-    def __init__(self, heads: int, config: Any, *args: Any) -> None:
-        super().__init__(config, *args)
-        self._later, self._first = heads - 1, config.num_hidden_layers - heads + 1
-        # By head after the first: number of pairs of each row that the head has read.
-        self._known: list[list[int]] = []
-
-    @property
-    def in_one_place(self) -> bool:
-        """False: the host counts the pairs that each head has read."""
-        return False
-
-    def begin(self, batch: int, capacity: int) -> None:
-        super().begin(batch, capacity)
-        self._known = [[0] * batch for _ in range(self._later)]
-
-    def allocate(self, groups: int, width: int) -> None:
-        for number, layer in enumerate(self.cache.layers[self._first :]):
-            self._hold(layer, 1, self._size, 1 if number else len(_DIGITS))
-        super().allocate(groups, width)
-
-    def admit(self, rows: Sequence[int]) -> None:
-        super().admit(rows)
-        zeros = [0] * (len(self._states) - len(self._known[0]))
-        self._known = [
-            [0 if row in rows else n for row, n in enumerate((*known, *zeros))]
-            for known in self._known
-        ]
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._known = [[known[row] for row in rows] for known in self._known]
-
-    def keep(self, pairs: Sequence[int] | Tensor) -> None:
-        super().keep(pairs)
-        counts = self._on_host()
-        # The last `head` pairs of a head have tokens after the kept pairs.
-        self._known = [
-            [min(n, max(count - head, 0)) for n, count in zip(known, counts, strict=True)]
-            for head, known in enumerate(self._known, 1)
-        ]
-        if self.cache.rows.host != list(counts):  # after an interrupted pass
-            self.cache.rows.assign(self._pairs)
-
-    def note(self, head: int, states: Tensor, tokens: Tensor | None = None) -> None:
-        """Append the states ``[B, W, H]`` of a head's pass; for the first head also its tokens
-        ``[B, W]``."""
-        if head == self._later:
-            return
-        digits = states[..., :1]
-        if tokens is not None:
-            digits = torch.stack([tokens // size % 256 for size in _DIGITS], -1).to(states.dtype)
-        self.cache.update(states[:, None], digits[:, None], self._first + head)
-
-    def later(
-        self, head: int, some: RowCounts, drafted: Tensor
-    ) -> tuple[Tensor, Tensor, RowCounts]:
-        """Begin a pass of a head after the first over its unread pairs.
-
-        Args:
-            some: ``[B]``, 1 for active rows, else 0.
-            drafted: ``[B, head]`` int64, the latest draft tokens.
-
-        Returns:
-            Tokens ``[B, W]`` int64, states ``[B, W, H]``, and the number of each row's pairs. Call
-            `note` and `has_read` after the pass.
-        """
-        rows = self.cache.rows
-        assert rows.host is not None
-        ends, known = list(rows.host), self._known[head - 1]
-        begins = [n if on else end for n, on, end in zip(known, some, ends, strict=True)]
-        counts = RowCounts(list(map(int.__sub__, ends, begins)))
-        rows.assign(RowCounts(begins))
-        first = self.cache.layers[self._first]
-        before = self.cache.layers[self._first + head - 1]
-        pairs = RowCounts(begins).on(self.device)[:, None]
-        pairs = pairs + torch.arange(max(counts), device=self.device)
-        behind = RowCounts(ends).on(self.device)[:, None]
-        slots = pairs.minimum(behind - 1).clamp_min(0)[:, None, :, None]
-        states = before.keys.gather(2, slots.expand(-1, -1, -1, before.keys.shape[3]))[:, 0]
-        slots = (pairs + head).minimum(behind - 1).clamp_min(0)[:, None, :, None]
-        digits = first.values.gather(2, slots.expand(-1, -1, -1, len(_DIGITS)))[:, 0].long()
-        tokens = (digits * torch.tensor(_DIGITS, device=self.device)).sum(-1)
-        new = pairs + head - behind
-        tokens = tokens.where(new < 0, drafted.gather(1, new.clamp(0, head - 1)))
-        return tokens, states, counts
-
-    def has_read(self, head: int, some: RowCounts) -> None:
-        """Record the pairs of the pass of `later` as read."""
-        assert self.cache.rows.host is not None
-        read = zip(self._known[head - 1], some, self.cache.rows.host, strict=True)
-        self._known[head - 1] = [end if on else n for n, on, end in read]
-
-
-class SeveralPasses(HeadPasses):
-    """Passes of several heads, and the cache of a batch. Only the first head drafts trees.
-    Arguments: as for `HeadPasses`."""
-
-    network: SeveralNetwork
-    features: SeveralCache
-
-    def __init__(self, network: SeveralNetwork, *args: Any) -> None:
-        super().__init__(network, *args)
-        self._drafted = torch.empty(0, 0)
-
-    def _pass(self, tokens: Tensor, states: Tensor, where: Where, head: int = 0) -> Tensor:
-        out = super()._pass(tokens, states, where, head)
-        self.features.note(head, out, None if head else tokens)
-        return out
-
-    def next(self, step: int, tokens: Tensor, states: Tensor, counts: RowCounts) -> Tensor:
-        head = min(step, len(self.network.heads) - 1)
-        if step > head:
-            return self._behind(False, tokens, states, counts, head)
-        self._drafted = tokens if step == 1 else torch.cat([self._drafted, tokens], 1)
-        out = self._behind(False, *self.features.later(head, counts, self._drafted), head)
-        self.features.has_read(head, counts)
-        return out

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..tensors import RowLengths
 from .layers import RollbackLayer, ring_positions, visible_slots
 
-
 # Models that rotate the two halves of a key's rotary dimensions, the layout of `turn`.
 _ROTATE_HALVES = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 # Types of rotary positions with frequencies that do not depend on the length.

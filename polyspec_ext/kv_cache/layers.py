@@ -6,7 +6,6 @@ that a dropped cache is freed at once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch

@@ -42,9 +42,6 @@ def distance(
 CASES: list[tuple[str, list[int], bool | None, dict[str, Any]]] = [
     *((kind, window, sync, {}) for kind in any_head.KINDS for window in ([2], [2, 1])
       for sync in (None, False)),
-    # Several heads of a token each: the host knows what each has read.
-    *((kind, window, None, {"length": 1 + max(window[0], 2)}) for kind in ("mtp 2", "mtp 3")
-      for window in ([2], [2, 1], [3])),
     *(("eagle", [1, 1], sync, {"rule": rule, "tail": 1}) for rule in ("token", "block")
       for sync in (None, False)),
 ]  # fmt: skip

@@ -155,7 +155,7 @@ class Level(StayingTrees):
 
 
 TREES = {"dynamic": ps.DynamicTree(2, 5), "static": ps.StaticTree([[0], [1], [2], [0, 0], [0, 1]])}
-HEADS = [*any_head.KINDS, "eagle static", "mtp 3"]
+HEADS = [*any_head.KINDS, "eagle static"]
 
 
 class Forgetful(NamedTuple):
@@ -230,8 +230,6 @@ def test_heads(kind: str, tmp_path: Path, shape: Shape, batch: list[Row]) -> Non
     """Hidden states name the level that gives them; trees are dynamic, or of fixed shape."""
     head, other = (any_head.head_of(kind, VOCAB, tmp_path, TREES, 5) for _ in range(2))
     shape = shape._replace(tail=0 if head.capabilities.trees else shape.tail)
-    if kind == "mtp 3":  # whose host knows what each head has read
-        shape = shape._replace(sync_each_step=None)
     without_host = compare(shape, batch, head, lambda *own: Forgetful(other, *own))
     event(f"{len(shape.window) + 1} levels, without the host: {without_host}")
 

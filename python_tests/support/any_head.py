@@ -61,10 +61,10 @@ def head_of(
         weights = last_state_heads.hydra(2, hidden=SIZE, vocab=vocab)
         place = last_state_heads.save_hydra(weights, place)
         return ps.Hydra.from_pretrained(place, target, tree=trees["static"])
-    if kind.startswith("mtp"):
+    if kind == "mtp":
         few = {"vocab_size": vocab, "hidden_size": SIZE, "num_attention_heads": 2}
         model = mtp_heads.target_of("mimo", **few)
-        tensors = mtp_heads.Reference("mimo", model, int(kind[3:] or 1), **few).tensors()
+        tensors = mtp_heads.Reference("mimo", model, **few).tensors()
         return ps.MTP(load_mtp(mtp_heads.save(model, tensors, place), model), **draw)
     if kind in ("dflash", "dspark"):
         spark = kind == "dspark"

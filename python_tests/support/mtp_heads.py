@@ -116,7 +116,7 @@ class Reference:
     Args:
         family: of `FAMILIES`.
         target: of which they read embeddings and output head.
-        heads: how many; head k drafts token k, and the last one all tokens behind.
+        heads: how many; the first drafts.
     """
 
     def __init__(self, family: str, target: Any, heads: int = 1, **sizes: int) -> None:
@@ -148,9 +148,9 @@ class Reference:
                 self.heads[number] = replace(self.heads[0], layers=body.layers)
 
     @torch.no_grad()
-    def behind(self, tokens: Sequence[int], states: torch.Tensor, number: int = 0) -> torch.Tensor:
-        """Return a head's states ``[n, H]`` behind pairs of tokens and the states before them."""
-        head = self.heads[number]
+    def behind(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
+        """Return the first head's states ``[n, H]`` behind pairs of tokens and states."""
+        head = self.heads[0]
         embeds = self.target.get_input_embeddings()(torch.tensor(tokens))[None]
         pair = [head.embed_norm(embeds), head.state_norm(states[None])]
         if self.family.layout == "mimo":
@@ -170,14 +170,10 @@ class Reference:
         self, text: Sequence[int], states: torch.Tensor, drafted: Sequence[int]
     ) -> torch.Tensor:
         """Return the logits ``[n, V]`` that the `drafted` tokens behind a text are drawn from."""
-        tokens, rows, behind = [*text, *drafted], [], states
-        for step in range(len(drafted)):
-            head = min(step, len(self.heads) - 1)
-            if step == head > 0:  # all pairs, with what the head before says and the next tokens
-                states = behind
-            elif step:  # a pair more of the last head
-                states = torch.cat([states, behind[-1:]])
-            behind = self.behind(tokens[head + 1 :][: len(states)], states, head)
+        tokens, rows = [*text, *drafted], []
+        for _ in drafted:
+            behind = self.behind(tokens[1:][: len(states)], states)
+            states = torch.cat([states, behind[-1:]])
             rows.append(self.target.get_output_embeddings()(behind[-1]))
         return torch.stack(rows)
 
