@@ -98,7 +98,6 @@ def sample(
     node: Int = 0,
     draws: torch.Tensor | None = None,
     allowed: torch.Tensor | None = None,
-    validate: bool = False,
 ) -> SampleResult:
     """Draw one token per request from the processed distribution of its logits.
 
@@ -123,8 +122,6 @@ def sample(
         allowed: [B, ceil(V / 32)] int32, allowed ids: bit i % 32 of word i // 32, the layout of
             llguidance and xgrammar. A forbidden id has probability 0, as if its logit were -inf; a
             row without allowed ids has the status ``EMPTY_ROW``. None: all ids are allowed.
-        validate: raise where the logits are probabilities. It reads the logits on the host, so it
-            waits for the device and is not for graphs or ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -132,8 +129,6 @@ def sample(
         PolyspecError: CUDA logits in a build without CUDA kernels.
     """
     batch = checks.logits("logits", logits, "[B, V]", 2)
-    if validate is not False and arguments.flag("validate", validate):
-        check_logits("logits", logits)
     return SampleResult._make(
         _sample(
             logits,
@@ -167,7 +162,6 @@ class _Options(TypedDict, total=False):
     draft_len: int | None
     draws: torch.Tensor | None
     allowed: torch.Tensor | None
-    validate: bool
 
 
 @overload
@@ -219,7 +213,6 @@ def verify(
     allowed: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
-    validate: bool = False,
 ) -> VerifyResult | CutVerifyResult:
     """Verify draft tokens against the target's logits, and emit tokens of the target's
     distribution.
@@ -277,10 +270,6 @@ def verify(
         room: >= 0, maximum emitted tokens; scalar or [B]. A request with room 0 is not read. With
             ``eos`` or ``room`` the emitted tokens are cut, and the result is a
             ``CutVerifyResult``; without both nothing is cut.
-        validate: raise where logits are probabilities, or ``draft_statistics`` differ from the
-            statistics of the draft rows, computed again with the call's parameters. It reads
-            tensors on the host, so it waits for the device and is not for graphs or
-            ``torch.compile``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -308,13 +297,6 @@ def verify(
     slots, holders = checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    if validate is not False and arguments.flag("validate", validate):
-        check_logits("target_logits", target_logits)
-        check_logits("draft_logits", draft_logits)
-        if draft_logits is not None and draft_statistics is not None:
-            indices = _draft_rows(rows - 1, draft_tokens, None, draft_rows, draft_lengths, offsets)
-            parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(draft_logits, draft_statistics, *indices, slots, parameters)
     cuts = eos is not None or room is not None
     *outputs, ends = _verify(
         target_logits,
@@ -366,7 +348,6 @@ def verify_tree(
     allowed: torch.Tensor | None = None,
     eos: Ids | None = None,
     room: Int | None = None,
-    validate: bool = False,
 ) -> TreeVerifyResult:
     """Verify a tree of draft tokens against the target's logits, and emit the accepted path and a
     token.
@@ -413,7 +394,6 @@ def verify_tree(
         allowed: [B, N+1, ceil(V / 32)] int32, or [M, ceil(V / 32)] with ``offsets``: allowed ids of
             each row of the target, as for ``verify``.
         eos, room: the ends of texts, as for ``verify``.
-        validate: check for errors in tensor values, as for ``verify``.
 
     Raises:
         TypeError: an argument or dtype is of the wrong kind.
@@ -448,13 +428,6 @@ def verify_tree(
     slots, holders = checks.holders(
         slots, batch, temperature, top_k, top_p, min_p, seed, position, round, room
     )
-    if validate is not False and arguments.flag("validate", validate):
-        check_logits("target_logits", target_logits)
-        check_logits("draft_logits", draft_logits)
-        if draft_logits is not None and draft_statistics is not None:
-            indices = _draft_rows(rows - 1, draft_tokens, parents, draft_rows, counts, offsets)
-            parameters = (temperature, top_k, top_p, min_p)
-            check_draft_statistics(draft_logits, draft_statistics, *indices, slots, parameters)
     tokens, accepted, logprobs, status, statistics, path, path_rows, ends = _verify_tree(
         target_logits,
         draft_tokens,
@@ -480,103 +453,3 @@ def verify_tree(
     return TreeVerifyResult(
         tokens, accepted, path, path_rows, logprobs, status, statistics, *ends.unbind(0)
     )
-
-
-# ---- checks of tensor values ---------------------------------------------------------------------
-
-
-def check_logits(name: str, rows: torch.Tensor | None) -> None:
-    """Refuse `rows` [.., V] that are probabilities: each row in [0, 1] with a sum of 1.
-
-    Rows of zeros or with values that are not finite, such as padding, are ignored, and so is a
-    vocabulary of one token."""
-    if rows is None or rows.shape[-1] < 2 or rows.numel() == 0:
-        return
-    values = rows.detach().float()
-    low, high = values.aminmax(dim=-1)
-    tolerance = 1e-3 if rows.dtype == torch.float32 else 2e-2  # each rounded to 8 bits or more
-    adds_up = (values.sum(-1) - 1).abs() <= tolerance
-    probabilities = (low >= 0) & (high <= 1 + tolerance) & adds_up
-    padding = ~low.isfinite() | ~high.isfinite() | ((low == 0) & (high == 0))
-    if bool(probabilities.any()) and bool((probabilities | padding).all()):
-        raise ValueError(
-            f"{name}: expected logits, given probabilities (each row is in [0, 1] and adds up to "
-            "1): pass their logarithms, or what they are the softmax of"
-        )
-
-
-def _draft_rows(
-    most: int,
-    draft_tokens: torch.Tensor,
-    parents: torch.Tensor | None,
-    draft_rows: torch.Tensor | None,
-    lengths: torch.Tensor | None,
-    offsets: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the request of each draft token of blocks, or of each node of trees (`parents`), and
-    its draft row in the pool, -1: a deterministic proposal. A request has at most `most` draft
-    tokens; other arguments as of `verify` and `verify_tree`."""
-    device = draft_tokens.device
-    if offsets is not None:
-        first, rows = offsets[:-1], offsets.diff()
-        # (Impossible lengths are errors in the status.)
-        count = rows - 1 if lengths is None else lengths.where(lengths <= rows, 0)
-        count = count.where((first >= 0) & (offsets[1:] <= draft_tokens.numel()), 0)
-    else:
-        first = torch.arange(len(draft_tokens), device=device) * most
-        count = torch.full_like(first, most) if lengths is None else lengths
-    index = torch.arange(most, device=device).expand(len(first), most)
-    live = (index < count[:, None]) & (count <= most)[:, None]
-    request, index = live.nonzero(as_tuple=True)
-    entry = first[request] + index
-    if draft_rows is None:
-        return request, request * most + index
-    if parents is None:
-        return request, draft_rows.reshape(-1)[entry]
-    parent = parents.reshape(-1)[entry]
-    # Without offsets a request has one more draft row than nodes.
-    root = entry - index if offsets is not None else request * (most + 1)
-    sound = (parent >= -1) & (parent < index)
-    row = draft_rows.reshape(-1)[(root + parent + 1).where(sound, root)]
-    return request, row.where(sound, -1)
-
-
-def check_draft_statistics(
-    draft_logits: torch.Tensor,
-    draft_statistics: torch.Tensor,
-    request: torch.Tensor,
-    row: torch.Tensor,
-    slots: torch.Tensor | None,
-    parameters: Sequence[Real | Int],
-) -> None:
-    """Recompute the statistics of the draft tokens' rows, and refuse any different bit.
-
-    Args:
-        draft_logits: [.., Vd]; draft_statistics: [.., 2] of the same rows.
-        request, row: of each draft token, see `_draft_rows`.
-        slots: [B], as in `verify`.
-        parameters: temperature, top_k, top_p, min_p, each a number or a value per request or slot.
-
-    Raises:
-        ValueError: the statistics are of another temperature, filter or row.
-    """
-    logits, actual = draft_logits.flatten(0, -2), draft_statistics.reshape(-1, 2)
-    holder = request if slots is None else slots[request]
-    known = (row >= 0) & (row < logits.shape[0]) & (holder >= 0)
-    for value in parameters:
-        if isinstance(value, torch.Tensor):
-            known &= holder < value.shape[0]
-    request, row, holder = request[known], row[known], holder[known]
-    if row.numel() == 0:
-        return
-    values = [value[holder] if isinstance(value, torch.Tensor) else value for value in parameters]
-    drawn = sample(logits[row], *values)  # type: ignore[arg-type]
-    expected, status = drawn.statistics, drawn.status
-    wrong = ((expected != actual[row]).any(-1) & (status == 0)).nonzero()
-    if wrong.numel() > 0:
-        first = int(wrong[0, 0])
-        raise ValueError(
-            "draft_statistics: expected those of draft_logits under the call's temperature, top_k, "
-            f"top_p and min_p, given others for draft row {int(row[first])} (request "
-            f"{int(request[first])}): draw drafts with the parameters that they are verified with"
-        )
