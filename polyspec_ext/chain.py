@@ -388,7 +388,7 @@ class Chain:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         top_k: int = 0,
@@ -410,8 +410,8 @@ class Chain:
         context of the levels are left out, the oldest first.
 
         Args:
-            messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
-                and "content", a string.
+            messages: the oldest first, each a mapping with "role", "content" and other fields, as
+                for `chat.chat_text`.
             max_new_tokens ... eos_token_id, rules, cache_prompt: as for `stream`. Without
                 `eos_token_id`, the tokenizer's EOS id ends the answer as well.
             stop: strings that end the answer; the answer excludes them.

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import bisect
+import inspect
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from . import arguments
 
 _IN_FRONT = ("system", "developer")  # roles of messages that are never left out
+_MARK = "polyspec{:08}"  # instead of the content of a message
+_LINKS = ("tool_call_id",)  # fields of messages that order expresses as well
+# Fields of messages that templates leave out of earlier turns.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+# Parameters of `apply_chat_template` that a template reads.
+_VARIABLES = ("tools", "documents", "add_generation_prompt")
 _WINDOW = 8  # tokens decoded again with each new token, since they may change its text
 _BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte token of a vocabulary with byte fallback
 # Ends of texts that `clean_up_tokenization` of transformers may still join to the next token.
@@ -34,38 +43,184 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def chat_prompt(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], system: str | None = None
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], system: str | None = None
 ) -> ChatPrompt:
-    """Return the prompt for the next answer of a conversation.
+    """Return the prompt for the next answer of a conversation, as `chat_text`."""
+    return _tokenized(tokenizer, chat_text(tokenizer, messages, system))
+
+
+def chat_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    system: str | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a conversation in the form of the tokenizer's chat template, up to the beginning of
+    the next answer. It has the content of every message.
 
     Args:
-        tokenizer: of transformers, with a chat template. If it has several, its "default" is used.
-        messages: the oldest first, each a mapping with "role" ("system", "user" or "assistant")
-            and "content", a string.
+        tokenizer: of transformers, with a chat template. If it has several, its "default" is used,
+            or "tool_use" with tools.
+        messages: the oldest first, each a mapping with "role" and "content", strings, and other
+            fields that the template reads, for example "tool_calls", with which "content" may be
+            None. The role "developer" counts as "system" where the template does not know it.
         system: a system prompt before the messages.
+        variables: variables of the template, for example "tools" and "enable_thinking".
 
     Raises:
-        TypeError, ValueError: `messages` has another form, the tokenizer has no template, or the
-            template refuses the conversation; some templates refuse a system prompt.
+        TypeError: `messages` has another form; the template does not read a field of a message or
+            a variable.
+        ValueError: the tokenizer has no template; the template refuses the conversation, as some
+            templates refuse a system prompt, or leaves out the content of a message.
     """
-    from jinja2 import TemplateError
+    return _read_by(tokenizer, messages, system, variables or {})[1]
 
+
+_Conversation = list[dict[str, Any]]
+
+
+def _read_by(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    system: str | None,
+    variables: Mapping[str, Any],
+) -> tuple[_Conversation, str, Callable[[_Conversation], str]]:
+    """Return a conversation as the template reads it, its text, and a function that returns the
+    text of other conversations."""
     conversation = _conversation(messages)
     if system is not None:
         conversation.insert(0, {"role": "system", "content": system})
     if not has_template(tokenizer):
         raise ValueError("tokenizer: expected one with a chat template, given one without")
+    template = tokenizer.get_chat_template(tools=variables.get("tools"))
+    parameters = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in variables:
+        known = name not in parameters or name in _VARIABLES
+        if not known or not re.search(rf"\b{re.escape(name)}\b", template):
+            raise TypeError(f"{name}: no variable that the chat template reads: remove it")
+    if "developer" not in template:
+        for message in conversation:
+            if message["role"] == "developer":
+                message["role"] = "system"
+    name = "messages" if system is None else "system"
+    text_of = partial(_text_of, tokenizer, name, {"add_generation_prompt": True, **variables})
+    conversation, text = _with_arguments(conversation, text_of)
+    _require_contents(conversation, system is not None, text_of)
+    _require_fields(conversation, text, template, system is not None, text_of)
     try:
-        text: str = tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True
-        )
-    except TemplateError as error:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: expected text, given half of a character") from None
+    return conversation, text, text_of
+
+
+def _text_of(
+    tokenizer: Any, name: str, variables: Mapping[str, Any], conversation: _Conversation
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **variables)
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ValueError(
-            f"{'messages' if system is None else 'system'}: expected a conversation that the chat "
-            f"template takes, given one that it refuses: {error}"
+            f"{name}: expected a conversation that the chat template takes, given one that it "
+            f"refuses: {error}"
         ) from error
+    return text
+
+
+def _tokenized(tokenizer: Any, text: str) -> ChatPrompt:
     # The template writes the special tokens itself.
     return ChatPrompt(text, tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _with_arguments(
+    conversation: _Conversation, text_of: Callable[[_Conversation], str]
+) -> tuple[_Conversation, str]:
+    """Return a conversation and its text. Arguments of calls, which are JSON text in OpenAI's
+    format, are objects for a template that would write the text as a JSON string, or refuses it."""
+    texts: list[str] = []
+
+    def parsed(value: Any, name: str = "") -> Any:
+        if isinstance(value, list):
+            return [parsed(item) for item in value]
+        if isinstance(value, dict):
+            return {key: parsed(item, key) for key, item in value.items()}
+        if name == "arguments" and isinstance(value, str) and value.lstrip().startswith("{"):
+            texts.append(value)
+            return json.loads(value)
+        return value
+
+    try:
+        calls = {n: parsed(message.get("tool_calls")) for n, message in enumerate(conversation)}
+    except ValueError:  # no JSON
+        texts.clear()
+    if not texts:
+        return conversation, text_of(conversation)
+    try:
+        text = text_of(conversation)
+        if not any(json.dumps(value, ensure_ascii=False) in text for value in texts):
+            return conversation, text
+    except ValueError:
+        pass
+    conversation = [
+        {**message, "tool_calls": calls[n]} if message.get("tool_calls") else message
+        for n, message in enumerate(conversation)
+    ]
+    return conversation, text_of(conversation)
+
+
+def _require_contents(
+    conversation: _Conversation, system: bool, text_of: Callable[[_Conversation], str]
+) -> None:
+    """Require that the template writes the content of every message, by the text of marks instead:
+    a template may trim contents, or leave out their reasoning."""
+    marked = [
+        {**message, "content": _MARK.format(number)}
+        if message.get("content", "").strip()
+        else message
+        for number, message in enumerate(conversation)
+    ]
+    text = text_of(marked).lower()
+    for number, message in enumerate(marked):
+        if message is not conversation[number] and message["content"] not in text:
+            raise ValueError(
+                f"{_name(number, system)}: the chat template leaves out the content of this "
+                f"message, of the role {conversation[number]['role']!r}: use another role"
+            )
+
+
+def _require_fields(
+    conversation: _Conversation,
+    text: str,
+    template: str,
+    system: bool,
+    text_of: Callable[[_Conversation], str],
+) -> None:
+    """Require that every field of messages, by role, changes the text; empty fields need not."""
+    read = [name for name in _REASONING if re.search(rf"[.'\"]{name}\b", template)]
+    fields: dict[tuple[str, str], int] = {}
+    for number, message in enumerate(conversation):
+        for key, value in message.items():
+            if key not in ("role", "content", *_LINKS, *read) and value not in ("", [], {}):
+                fields.setdefault((message["role"], key), number)
+    for (role, key), number in fields.items():
+        less = [
+            {name: m[name] for name in m if m["role"] != role or name != key} for m in conversation
+        ]
+        try:
+            same = text_of(less) == text
+        except ValueError:
+            same = False
+        if same:
+            raise TypeError(
+                f"{_name(number, system)}.{key}: no field that the chat template reads for the "
+                f"role {role!r}: remove it"
+            )
+
+
+def _name(number: int, system: bool) -> str:
+    return "system" if system and not number else f"messages[{number - system}]"
 
 
 def prompt_of_text(
@@ -116,7 +271,7 @@ class FittedPrompt(NamedTuple):
 
 def fitted_prompt(
     tokenizer: Any,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     system: str | None,
     limit: int,
     context: int | None,
@@ -128,24 +283,26 @@ def fitted_prompt(
     Raises:
         TypeError, ValueError: as for `chat_prompt`; the last exchange alone is too long.
     """
-    prompt = chat_prompt(tokenizer, messages, system)
+    conversation, text, text_of = _read_by(tokenizer, messages, system, {})
+    prompt = _tokenized(tokenizer, text)
     if context is None:
         return FittedPrompt(prompt, 0, limit, None)
-    begin = next((n for n, message in enumerate(messages) if message["role"] not in _IN_FRONT), 0)
+    roles = [message["role"] for message in conversation]
+    begin = next((number for number, role in enumerate(roles) if role not in _IN_FRONT), 0)
     # Messages at which the prompt may continue after the system messages: questions, not messages
     # within an exchange, since templates refuse tool results without their call.
     questions = [
         number
-        for number in range(begin + 1, len(messages))
-        if messages[number]["role"] == "user" and messages[number - 1]["role"] != "user"
+        for number in range(begin + 1, len(roles))
+        if roles[number] == "user" != roles[number - 1]
     ]
     cuts = [begin, *questions]
     prompts = {0: prompt}
 
     def fits(number: int) -> bool:
         if number not in prompts:
-            rest = [*messages[:begin], *messages[cuts[number] :]]
-            prompts[number] = chat_prompt(tokenizer, rest, system)
+            rest = [*conversation[:begin], *conversation[cuts[number] :]]
+            prompts[number] = _tokenized(tokenizer, text_of(rest))
         return len(prompts[number].input_ids) + limit <= context
 
     last = len(cuts) - 1
@@ -319,15 +476,19 @@ class StopStrings:
         )
 
 
-def _conversation(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _conversation(messages: Sequence[Mapping[str, Any]]) -> _Conversation:
     expected = 'messages: expected mappings with "role" and "content", both strings'
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise TypeError(f"{expected}, in a list, given {arguments.shown(messages)}")
     if not messages:
         raise ValueError(f"{expected}, at least one, given none")
     for message in messages:
-        if not isinstance(message, Mapping) or not all(
-            isinstance(message.get(key), str) for key in ("role", "content")
+        if not isinstance(message, Mapping) or not (
+            isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str | None)
+            and (message.get("content") is not None or message.get("tool_calls"))
         ):
             raise TypeError(f"{expected}, given {arguments.shown(message)}")
-    return [dict(message) for message in messages]
+    return [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .. import arguments
-from ..chat import StopStrings, chat_prompt, has_template
+from ..chat import StopStrings, chat_text, has_template
 from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..sampling import row_seeds
@@ -237,6 +237,19 @@ def _object(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _objects(name: str, value: Any) -> list[dict[str, Any]]:
+    return [_object(name, item) for item in arguments.listed(name, value, "objects")]
+
+
+def _choice(name: str, value: Any) -> str:
+    if value not in ("auto", "none"):
+        shown = arguments.shown(value)
+        raise ValueError(
+            f"{name}: expected auto or none, since calls are not forced, given {shown}"
+        )
+    return str(value)
+
+
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: expected a number, given {arguments.shown(value)}")
@@ -292,11 +305,20 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
             f"messages: expected a list of at least one, given {arguments.shown(messages)}"
         )
     conversation = [_message(number, message) for number, message in enumerate(messages)]
+    variables = dict(fields.take("chat_template_kwargs", _object, _NOTHING))
+    tools = fields.take("tools", _objects, [])
+    if fields.take("tool_choice", _choice, "auto") != "none" and tools:
+        variables["tools"] = tools
+    for name in ("enable_thinking", "add_generation_prompt"):
+        if (value := fields.take(name, arguments.flag, None)) is not None:
+            variables[name] = value
+    if variables.get("add_generation_prompt") is True:  # as without it
+        del variables["add_generation_prompt"]
     try:
-        ids = chat_prompt(model.tokenizer, conversation).input_ids
+        text = chat_text(model.tokenizer, conversation, variables=variables)
     except ValueError as error:  # of the template
         raise Refusal(422, str(error)) from error
-    wanted = Wanted(True, [ids])
+    wanted = Wanted(True, [model.tokenizer(text, add_special_tokens=False)["input_ids"]])
     alternatives = fields.take("top_logprobs", _count(0, MOST_ALTERNATIVES), 0)
     if fields.take("logprobs", arguments.flag, False):
         wanted.logprobs = alternatives
@@ -305,19 +327,25 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
     return wanted
 
 
-def _message(number: int, message: Any) -> dict[str, str]:
+def _message(number: int, message: Any) -> dict[str, Any]:
     """Return a chat message, its text parts joined."""
     name = f"messages[{number}]"
-    fields = _object(name, message)
+    fields = {key: value for key, value in _object(name, message).items() if value is not None}
     content = fields.get("content")
     if isinstance(content, list):
-        parts = [_object(name, item) for item in content]
-        other = next((item for item in parts if item.get("type") != "text"), None)
-        if other is not None:
-            kind = arguments.shown(other.get("type"))
-            raise ValueError(f"{name}: expected parts of type 'text', given {kind}")
-        content = "".join(_text(name, item.get("text")) for item in parts)
-    return {"role": _text(f"{name}: role", fields.get("role")), "content": _text(name, content)}
+        content = "".join(_part(name, part) for part in content)
+    if content is not None or not fields.get("tool_calls"):
+        fields["content"] = _text(name, content)
+    return {**fields, "role": _text(f"{name}: role", fields.get("role"))}
+
+
+def _part(name: str, part: Any) -> str:
+    fields = _Body(_object(name, part), name)
+    if (kind := fields.take("type", _any, None)) != "text":
+        raise ValueError(f"{name}: expected parts of type 'text', given {arguments.shown(kind)}")
+    text = fields.take("text", _any, None)
+    fields.end()
+    return _text(name, text)
 
 
 def _read_text(fields: _Body, model: Model) -> Wanted:

@@ -314,6 +314,48 @@ def test_answers_have_the_form_that_was_asked_for(client, fields, pattern) -> No
         assert text.lstrip().startswith("{")
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def test_messages_reach_the_template_whole() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}{% for m in messages %}"
+        "[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% endfor %}{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ enable_thinking }}"
+    )
+    model = protocol.Model("m", tokenizer, [1], [1])
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked = {"messages": [{"role": "user", "content": parts}]}
+    calls = [{"id": "1", "type": "function", "function": {"name": "g", "arguments": "{}"}}]
+    answered = {"role": "assistant", "content": None, "tool_calls": calls, "refusal": None}
+    result = {"role": "tool", "tool_call_id": "1", "content": "7"}
+    for fields, text in (
+        ({}, "[user]ab>"),
+        ({"tools": [], "add_generation_prompt": True}, "[user]ab>"),
+        ({"tools": [TOOL], "tool_choice": "auto"}, "f;[user]ab>"),
+        ({"tools": [TOOL], "tool_choice": "none"}, "[user]ab>"),
+        ({"add_generation_prompt": False}, "[user]ab"),
+        ({"enable_thinking": False}, "[user]ab>False"),
+        ({"chat_template_kwargs": {"enable_thinking": "no"}}, "[user]ab>no"),
+        ({"messages": [*asked["messages"], answered, result]}, "[user]ab[assistant]g[tool]7>"),
+    ):
+        wanted = protocol.read({**asked, **fields}, model, True)
+        assert tokenizer.decode(wanted.prompts[0]) == text
+    for fields, name in (
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": {}}, "tools"),
+        ({"chat_template_kwargs": {"other": 1}}, "other"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template"),
+        ({"messages": [{"role": "user", "content": [{**parts[0], "x": 1}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "a", "name": "A"}]}, "messages"),
+    ):
+        with pytest.raises(protocol.Refusal) as error:
+            protocol.read({**asked, **fields}, model, True)
+        assert (error.value.status, error.value.param) == (400, name)
+
+
 def test_the_model_is_listed(client: Any) -> None:
     (model,) = client.models.list()
     assert model.id == "tiny"
@@ -395,7 +437,7 @@ def test_the_table_of_the_page_has_every_field() -> None:
     source = Path(protocol.__file__).read_text(encoding="utf-8")
     taken = set(re.findall(r'take\(\s*"(\w+)"', source)) | set(protocol.RULES)
     taken |= {f"guided_{name}" for name in protocol.GRAMMARS} | {"temperature", "top_p", "min_p"}
-    taken |= {"max_tokens", "response_format"}
-    inner = {"include_usage", "json_object", "type", "schema", "strict"}
+    taken |= {"max_tokens", "response_format", "enable_thinking", "add_generation_prompt"}
+    inner = {"include_usage", "json_object", "type", "schema", "strict", "text"}
     taken -= {"stream_options", *inner}
     assert {name.strip("`") for name in shown} == taken | {"stream_options.include_usage"}

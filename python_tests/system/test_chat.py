@@ -105,6 +105,114 @@ def test_what_is_no_conversation_is_refused(messages, error, text) -> None:
         chat.chat_prompt(tiny.tokenizer(), messages)
 
 
+# Reads every content, as Qwen's do, and writes those of three roles, without their reasoning.
+ROLES = (
+    "{% for m in messages %}{% set text = (m.content or '').split('</think>')[-1] | trim %}"
+    "{% if m.role in ['system', 'user', 'assistant'] %}[{{ m.role }}]{{ text }}"
+    "{% if m.role == 'assistant' and m.reasoning_content and loop.last %}{{ m.reasoning_content }}"
+    "{% endif %}{% for c in m.tool_calls or [] %}<{{ c.function.name }} ARGUMENTS>{% endfor %}"
+    "{% endif %}{% endfor %}[assistant]{% if enable_thinking is false %}(no){% endif %}"
+)
+ARGUMENTS = {
+    "text": "{{ c.function.arguments }}",
+    "JSON": "{{ c.function.arguments | tojson }}",
+    "items": "{% for k, v in c.function.arguments | items %}{{ k }}: {{ v }}{% endfor %}",
+}
+QUESTION = {"role": "user", "content": "Hi"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [
+    {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
+]}  # fmt: skip
+
+
+def with_roles(arguments: str = "JSON") -> Any:
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = ROLES.replace("ARGUMENTS", ARGUMENTS[arguments])
+    return tokenizer
+
+
+@pytest.mark.parametrize("role", ["function", "User", "", "tool"])
+@pytest.mark.parametrize("content", ["Be brief.", "i"])  # the second is a part of other text
+def test_a_message_that_the_template_leaves_out_is_refused(role, content) -> None:
+    messages = [QUESTION, {"role": role, "content": content}]
+    for read in (chat.chat_text, lambda *args: chat.fitted_prompt(*args, None, 9, 99)):
+        with pytest.raises(ValueError, match=rf"messages\[1\]: .* of the role '{role}'"):
+            read(with_roles(), messages)
+    # Messages whose contents are edited, or empty, are not left out.
+    kept = [{"role": "assistant", "content": "<think>x</think> so "}, {"role": role, "content": ""}]
+    assert chat.chat_text(with_roles(), [QUESTION, *kept]) == "[user]Hi[assistant]so[assistant]"
+
+
+def test_a_system_prompt_that_the_template_leaves_out_is_refused(
+    instruct, untrained, tmp_path, capsys
+) -> None:
+    template = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    place = with_template(untrained, tmp_path, template)
+    chain = ps.Chain([place])
+    message = "system: the chat template leaves out the content"
+    with pytest.raises(ValueError, match=message):
+        chain.generate_text("Hi", 2, system="S")
+    with pytest.raises(ValueError, match=message):
+        chain.chat([QUESTION], 2, system="S")
+    assert call(capsys, "generate", "Hi", "--system", "S", "--target", place)[2].count(message) == 1
+
+
+def test_a_developer_is_the_system_of_a_template_without_one() -> None:
+    messages = [{"role": "developer", "content": "S"}, QUESTION]
+    assert chat.chat_text(with_roles(), messages) == "[system]S[user]Hi[assistant]"
+    tokenizer = with_roles()
+    tokenizer.chat_template = ROLES.replace("'system'", "'developer'")
+    assert chat.chat_text(tokenizer, messages) == "[developer]S[user]Hi[assistant]"
+    assert messages[0]["role"] == "developer"
+
+
+def test_fields_of_messages_are_read_or_refused() -> None:
+    tokenizer = with_roles()
+    reasoning = {"role": "assistant", "content": "so", "reasoning_content": "It is."}
+    assert (
+        chat.chat_text(tokenizer, [QUESTION, reasoning]) == "[user]Hi[assistant]soIt is.[assistant]"
+    )
+    # The template leaves it out of earlier turns.
+    text = chat.chat_text(tokenizer, [QUESTION, reasoning, QUESTION])
+    assert text == "[user]Hi[assistant]so[user]Hi[assistant]"
+    empty = {"tool_calls": [], "refusal": None, "name": ""}
+    assert chat.chat_text(tokenizer, [{**QUESTION, **empty}]) == "[user]Hi[assistant]"
+    linked = {"role": "user", "content": "7", "tool_call_id": "1"}
+    assert chat.chat_text(tokenizer, [QUESTION, linked]) == "[user]Hi[user]7[assistant]"
+    for message in (
+        {**QUESTION, "name": "Ann"}, {**QUESTION, "contents": "x"}, {**QUESTION, "prefix": False},
+        {**QUESTION, "thinking": "x"},
+    ):  # fmt: skip
+        name = list(message)[-1]
+        with pytest.raises(TypeError, match=rf"messages\[1\].{name}: no field .* remove it"):
+            chat.chat_text(tokenizer, [QUESTION, message])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [("text", '{"city": "Ulm"}'), ("JSON", '{"city": "Ulm"}'), ("items", "city: Ulm")],
+)
+def test_arguments_of_calls_have_the_form_that_the_template_reads(arguments, written) -> None:
+    expected = f"[user]Hi[assistant]<f {written}>[user]Hi[assistant]"
+    tokenizer = with_roles(arguments)
+    assert chat.chat_text(tokenizer, [QUESTION, CALL, QUESTION]) == expected
+    parsed = {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": {"city": "Ulm"}}}]}
+    if arguments != "text":
+        assert chat.chat_text(tokenizer, [QUESTION, parsed, QUESTION]) == expected
+    tokenizer.chat_template = TEMPLATE
+    with pytest.raises(TypeError, match=r"messages\[1\].tool_calls: no field"):
+        chat.chat_text(tokenizer, [QUESTION, {**CALL, "content": "x"}])
+
+
+def test_variables_of_the_template_are_read_or_refused() -> None:
+    text = chat.chat_text(with_roles(), [QUESTION], variables={"enable_thinking": False})
+    assert text == "[user]Hi[assistant](no)"
+    for name in ("tools", "enable", "tokenize", "chat_template"):
+        tokenizer = with_roles()
+        tokenizer.chat_template += "{# tokenize chat_template #}"
+        with pytest.raises(TypeError, match=f"{name}: no variable that the chat template reads"):
+            chat.chat_text(tokenizer, [QUESTION], variables={name: []})
+
+
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = None
