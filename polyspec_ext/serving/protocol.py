@@ -306,7 +306,7 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
         )
     conversation = [_message(number, message) for number, message in enumerate(messages)]
     variables = dict(fields.take("chat_template_kwargs", _object, _NOTHING))
-    tools = fields.take("tools", _objects, [])
+    tools = fields.take("tools", _objects, None)
     if fields.take("tool_choice", _choice, "auto") != "none" and tools:
         variables["tools"] = tools
     for name in ("enable_thinking", "add_generation_prompt"):

@@ -133,7 +133,7 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
     (CHAT, {"messages": [{"role": "system", "content": "x"}]}, 422, "messages: expected a conv"),
     (CHAT, {**ASKED, "top_logprobs": 2}, 400, "top_logprobs: expected logprobs beside it"),
-    (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: expected [] or no such field"),
+    (CHAT, {**ASKED, "tools": [{}]}, 400, "tools: no variable that the chat template"),
     (CHAT, {**ASKED, "prompt": "x"}, 400, "prompt: expected no such field"),
 ]
 
