@@ -63,8 +63,6 @@ def add_command(commands: Any) -> None:
     options.add(work, "--seconds", options.number(0), 40.0, "S", "that measuring may take")
     text = "run the recommendation, the runners-up and plain decoding, and recommend the fastest"
     options.add_flag(work, "--verify", text)
-    text = "run the chains that Theorem 3.2 compares: its verdict beside what was measured"
-    options.add_flag(work, "--theorem", text)
     options.add_count(work, "--repeats", 3, "of runs")
     options.share(work, "--threads", "--measure-again")
     options.add_flag(sub, "--json", "one JSON object instead of tables")
@@ -110,7 +108,6 @@ def run(args: argparse.Namespace) -> int:
         pack=pack,
         seconds=args.seconds,
         verify=args.verify,
-        theorem=args.theorem,
         repeats=args.repeats,
         consider=args.target is not None and not args.only,
     )

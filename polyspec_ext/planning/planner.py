@@ -45,14 +45,11 @@ from .measure import (
 from .theory import (
     Acceptance,
     Expectation,
-    InsertionTest,
     Proposals,
     expectation,
-    insertion_test,
     starts,
 )
 
-SCHEMA = 7  # version of stored plans
 RUNNERS_UP = 3  # chains run with `verify`, beside the recommendation and plain decoding
 _MEASURING = 0.75  # share of the time; the rest is for trials
 _TRYING = 0.25  # share of the time, in addition, for both rules
@@ -86,7 +83,6 @@ class Candidate:
         length: tokens per round of the target.
         measured_tokens_per_second, measured_decode_tokens_per_second: medians of the repeats;
             measured_length: mean. None: not run.
-        measured_repeats: measured decoding tokens per second of each repeat.
     """
 
     parts: tuple[int, ...]
@@ -101,7 +97,6 @@ class Candidate:
     tail: int = 0
     measured_tokens_per_second: float | None = None
     measured_decode_tokens_per_second: float | None = None
-    measured_repeats: tuple[float, ...] = ()
     measured_length: float | None = None
 
     @property
@@ -287,7 +282,6 @@ def with_rates(some: Sequence[Candidate], runner: Runner, repeats: int) -> list[
                 candidate,
                 measured_tokens_per_second=statistics.median(whole),
                 measured_decode_tokens_per_second=statistics.median(decoding),
-                measured_repeats=tuple(decoding),
                 measured_length=stats.num_new_tokens / stats.levels[0].num_verifications,
             )
         )
@@ -345,91 +339,6 @@ def _trial(untried: Measured, setting: Setting, calls: Sequence[Call]) -> Trial:
     return Trial(sum(call.seconds for call in calls) / predicted, error, rows)
 
 
-# ---- Theorem 3.2 ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Insertion:
-    """Theorem 3.2 for a model of a chain, and the renewal model's predictions.
-
-    Attributes:
-        new, above, below: names of M_new, M_i and M_{i+1}.
-        lengths: L_i, L_{i-new}, L_new. L_new is the tokens that M_i hands up per pass of M_new, so
-            that N / L_new in Lemma 3.1 is the number of M_new's passes.
-        seconds: T_i, T_new, T_{i+1}, seconds per pass.
-        test: both sides of the theorem.
-        without, with_new: the compared chains.
-    """
-
-    new: str
-    above: str
-    below: str
-    lengths: tuple[float, float, float]
-    seconds: tuple[float, float, float]
-    test: InsertionTest
-    without: Candidate
-    with_new: Candidate
-
-    @property
-    def faster(self) -> bool | None:
-        """Whether the chain with the new model was faster in every repeat (False: in none); None:
-        in some repeats, or the chains were not run."""
-        pairs = zip(self.without.measured_repeats, self.with_new.measured_repeats, strict=False)
-        seen = {after > before for before, after in pairs}
-        return seen.pop() if len(seen) == 1 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, ready for JSON."""
-        return {
-            **{name: getattr(self, name) for name in ("new", "above", "below")},
-            "lengths": dict(zip(("L_i", "L_i_new", "L_new"), self.lengths, strict=True)),
-            "seconds": dict(zip(("T_i", "T_new", "T_below"), self.seconds, strict=True)),
-            **self.test._asdict(),
-            "holds_as_printed": self.test.printed,
-            "holds_exactly": self.test.exact,
-            "faster_measured": self.faster,
-            "without": self.without.to_dict(),
-            "with": self.with_new.to_dict(),
-        }
-
-
-def insertions(measured: Measured, some: Sequence[Candidate]) -> list[Insertion]:
-    """Return the theorem for every chain of at least three levels, with the model above the last
-    level as M_new; chains with a drafter of trees are left out."""
-    by_parts = {c.parts: c for c in some}
-    tests = []
-    for candidate in some:
-        if len(candidate.parts) < 3 or candidate.parts[-2:] in measured.trees:
-            continue
-        at = len(candidate.parts) - 2
-        base = by_parts[candidate.parts[:at] + candidate.parts[-1:]]
-        before, after = (predict(measured, c.setting) for c in (base, candidate))
-        above, new, below = candidate.parts[at - 1 :]
-        window, steps, of_new = candidate.windows[at], after.steps.sum(0), after.emitted(at)
-        lengths = before.emitted(at), of_new, of_new * float(steps[at - 1] / steps[at])
-        factor, draft = measured.factor(candidate.parts), measured.draft[below]
-        seconds = (
-            _verification(measured, after, at, above) * factor,
-            measured.verify[new, 0].at(window) * factor,
-            draft.at(window) * factor / window,
-        )
-        without = (
-            _verification(measured, before, at, above) * measured.factor(base.parts),
-            # In passes of T_below: a drafter without a model is as fast with many tokens as with 1.
-            window * draft.at(base.windows[-1]) / draft.at(window),
-        )
-        test = insertion_test(*seconds, *lengths, float(window), without)
-        names = candidate.levels[at], candidate.levels[at - 1], candidate.levels[-1]
-        tests.append(Insertion(*names, lengths, seconds, test, base, candidate))
-    return tests
-
-
-def _verification(measured: Measured, expected: Expectation, level: int, number: int) -> float:
-    pending = expected.verified[level - 1] * expected.rounds.sum()
-    pending /= expected.steps.sum(0)[level - 1]
-    return measured.verify[number, 0].at(round(float(pending)))
-
-
 # ---- plans ---------------------------------------------------------------------------------------
 
 
@@ -439,9 +348,8 @@ class Plan:
 
     Attributes:
         candidates: every chain with its best windows, the fastest by prediction first.
-        recommended: with `verify` or `theorem` the fastest chain by measurement, else the first
+        recommended: with `verify` the fastest chain by measurement, else the first
             candidate; the target alone if speculation does not pay.
-        insertions: Theorem 3.2 for every chain of three levels or more, with `theorem`.
         measured: the measurements that the predictions follow from.
         parts: the levels and drafters.
         request: the planned requests.
@@ -449,7 +357,6 @@ class Plan:
 
     candidates: list[Candidate]
     recommended: Candidate
-    insertions: list[Insertion]
     measured: Measured
     parts: list[Part]
     request: Request
@@ -476,7 +383,6 @@ class Plan:
             "speculate": self.speculate,
             "recommended": self.recommended.to_dict(),
             "candidates": [c.to_dict() for c in self.candidates],
-            "insertions": [insertion.to_dict() for insertion in self.insertions],
             "trials": [
                 {"levels": [self.parts[n].name for n in chain], **trial._asdict()}
                 for chain, trial in self.measured.trials.items()
@@ -493,7 +399,6 @@ class Plan:
         sections = [
             _verdict(self.recommended, self.plain),
             _rates(self.candidates, self.plain, verbose),
-            theorem_table(self.insertions) if self.insertions else "",
             _measurements(self.measured, self.parts, self.request) if verbose else "",
         ]
         return "\n\n".join(filter(None, sections))
@@ -555,7 +460,6 @@ def plan(
     pack: Switch = "auto",
     seconds: float = 40.0,
     verify: bool = False,
-    theorem: bool = False,
     repeats: int = 3,
     trials: int | None = TRIED,
     consider: bool = False,
@@ -581,8 +485,7 @@ def plan(
         seconds: time for measurements; the search takes a few seconds more.
         verify: also run the recommendation, the runners-up and the target alone, and recommend
             the fastest.
-        theorem: also run the chains that Theorem 3.2 compares, and try all chains.
-        repeats: repetitions of the runs of `verify` and `theorem`.
+        repeats: repetitions of the runs of `verify`.
         trials: number of the fastest chains that are run for a moment; None: all.
         consider: add elements: prompt lookup and suffixes, the multi-token head in the target's
             directory, the target's 4-bit copy in its cache, and, of drafts named by directory,
@@ -592,7 +495,7 @@ def plan(
     Raises:
         TypeError, ValueError: as for `Chain` and `Chain.generate`.
     """
-    for name, value in (("verify", verify), ("theorem", theorem), ("consider", consider)):
+    for name, value in (("verify", verify), ("consider", consider)):
         arguments.flag(name, value)
     arguments.switch("pack", pack)
     seconds = arguments.real("seconds", seconds, sys.float_info.max)
@@ -613,24 +516,18 @@ def plan(
     ranked = candidates(measured, parts)
     progress.note(f"plan: trying the fastest of {len(ranked)} chains")
     runner = Runner(parts, rows[: len(measured.prompts)], request)
-    # With `theorem` every chain has a trial, since the theorem's chains are compared by trials.
-    ranked = with_trials(measured, ranked, runner, seconds, None if theorem else trials)
+    ranked = with_trials(measured, ranked, runner, seconds, trials)
     if request.temperature > 0 and ranked[0].windows:
         ranked[0] = _with_rule(ranked[0], runner, _TRYING * seconds)
     best = ranked[0]
     # Plain decoding runs too: it shows a change in the machine's load.
     plain = next(c for c in ranked if not c.windows)
-    ran = [*ranked[: 1 + RUNNERS_UP], plain] if verify else []
-    if theorem:
-        tests = insertions(measured, ranked)
-        ran += [c for test in tests for c in (test.without, test.with_new)] + [plain]
-    if ran:
-        ran = list(dict.fromkeys(ran))
+    if verify:
+        ran = list(dict.fromkeys([*ranked[: 1 + RUNNERS_UP], plain]))
         for before, after in zip(ran, with_rates(ran, runner, repeats), strict=True):
             ranked[ranked.index(before)] = after
         best = max(ranked, key=lambda c: c.measured_tokens_per_second or 0.0)
-    tests = insertions(measured, ranked) if theorem else []
-    return Plan(ranked, best, tests, measured, parts, request)
+    return Plan(ranked, best, measured, parts, request)
 
 
 def _with_rule(candidate: Candidate, runner: Runner, limit: float) -> Candidate:
@@ -688,7 +585,6 @@ def load_or_plan(
     parts = loader.parts(levels)
     rows, known = _checked(prompts, request, parts[0]), elements(levels)
     key = {
-        "plan": SCHEMA,
         **processor.facts(),
         "parts": [_fingerprint(element) for element in parts],
         "prompts": rows,
@@ -817,45 +713,9 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
     return columns.wrapped("\n".join(lines))
 
 
-def theorem_table(tests: Sequence[Insertion]) -> str:
-    """Return Theorem 3.2 in the form of the rebuttal's table: both sides, verdict and speeds;
-    "either" if neither chain was faster in all repeats."""
-    heads = (
-        "T_i", "L_i-new", "T_new", "L_new", "T_below", "L_i", "T_new/T_i", "< (1)", "< exact",
-        "(1)", "exact", "renewal", "measured", "tokens/s",
-    )  # fmt: skip
-    title = (
-        "Theorem 3.2: does a model belong between two others? (T in ms per pass; L: tokens that "
-        "the model above hands up per pass; exact: T_new against Lemma 3.1 before and after)"
-    )
-    rows = [(f"{t.new} between {t.above} and {t.below}", _insertion(t)) for t in tests]
-    return f"{columns.wrapped(title)}\n{columns.table('', heads, rows)}"
-
-
-def _insertion(case: Insertion) -> tuple[str, ...]:
-    test, (length, of_new, new_length) = case.test, case.lengths
-    above, new, below = (seconds * 1e3 for seconds in case.seconds)
-    before, after = (c.predicted_decode_tokens_per_second for c in (case.without, case.with_new))
-    renewal, measured = _word(after > before), "-"
-    first, second = (c.measured_decode_tokens_per_second for c in (case.without, case.with_new))
-    if first is not None and second is not None:
-        before, after = first, second
-        measured = "either" if case.faster is None else _word(case.faster)
-    return (
-        f"{above:.2f}", f"{of_new:.2f}", f"{new:.2f}", f"{new_length:.2f}", f"{below:.2f}",
-        f"{length:.2f}", f"{test.ratio_above:.3f}", f"{test.bound_above:.3f}",
-        f"{test.exact_bound * 1e3:.2f}", _word(test.above), _word(test.exact), renewal, measured,
-        f"{before:.1f} -> {after:.1f}",
-    )  # fmt: skip
-
-
 def _described(candidate: Candidate) -> str:
     if not candidate.windows:
         return f"{candidate.levels[0]} alone"
     text = f"{', '.join(candidate.levels)}; window {','.join(map(str, candidate.windows))}"
     text += f" tail {candidate.tail}" if candidate.tail else ""
     return text + (f" rounds {','.join(map(str, candidate.rounds))}" if candidate.rounds else "")
-
-
-def _word(inserted: bool) -> str:
-    return "insert" if inserted else "no"

@@ -1,4 +1,4 @@
-"""Expected tokens and seconds of a chain of models, and Theorem 3.2 of the polybasic paper.
+"""Expected tokens and seconds of a chain of models.
 
 `expectation` is a renewal model, exact if acceptances are independent of each other: its cycles
 are the rounds of the target, and the scheduler's state rows decide which level acts (`RoundModel`).
@@ -354,15 +354,6 @@ class Expectation:
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: v[indices] for name, v in values.items() if np.ndim(v)})
 
-    def emitted(self, level: int) -> float:
-        """Return the tokens handed up per verification of `level`; L_i for the target."""
-        if level == 1:
-            return self.length
-        counts = self.steps.sum(0)
-        pending = self.verified[level - 2] - (self.tail if level == 2 else 0.0)
-        above = float(pending * self.rounds.sum())
-        return above / float(counts[level - 1]) if counts[level - 1] else float("nan")
-
 
 def expectation(
     windows: Sequence[int],
@@ -492,78 +483,3 @@ def _visits(chain: RoundModel, outcomes: Outcomes, begins: Ints) -> Floats:
         after[begins] = 0.0  # the text before is complete
         now = after
     return np.stack(rounds)
-
-
-# ---- Lemma 3.1 and Theorem 3.2 (Wang et al., ICML 2025) ------------------------------------------
-
-
-class InsertionTest(NamedTuple):
-    """Both sides of Theorem 3.2's conditions for M_new between M_i and M_{i+1}.
-
-    Attributes:
-        ratio_above, bound_above: condition (1), ``T_new/T_i < L_new (1/L_i - 1/L_{i-new})``.
-        ratio_below, bound_below: condition (2), ``T_new/T_{i+1} < beta (L_new/L_i - 1)``.
-        exact_seconds, exact_bound: ``T_new < L_new [T_i (1/L_i - 1/L_{i-new}) + beta T_{i+1}
-            (1/L_i - 1/L_new)]``, Lemma 3.1, ``sum_{i<n} (N / L_i) T_i + beta (N / L_{n-1}) T_n``,
-            before against after if M_{i+1} is the last model. It leaves out the tokens that M_2
-            emits and M_1 rejects; `expectation` includes them.
-    """
-
-    ratio_above: float
-    bound_above: float
-    ratio_below: float
-    bound_below: float
-    exact_seconds: float
-    exact_bound: float
-
-    @property
-    def above(self) -> bool:
-        """Condition (1). Sufficient only for L_new >= L_i, if M_{i+1} is the last model."""
-        return self.ratio_above < self.bound_above
-
-    @property
-    def below(self) -> bool:
-        """Condition (2). Sufficient only for L_{i-new} >= L_i."""
-        return self.ratio_below < self.bound_below
-
-    @property
-    def printed(self) -> bool:
-        """The theorem as printed: (1) or (2)."""
-        return self.above or self.below
-
-    @property
-    def exact(self) -> bool:
-        """Whether Lemma 3.1 gives fewer seconds with M_new, if M_{i+1} is the last model."""
-        return self.exact_seconds < self.exact_bound
-
-
-def insertion_test(
-    seconds: float,
-    new_seconds: float,
-    seconds_below: float,
-    length: float,
-    length_of_new: float,
-    new_length: float,
-    beta: float,
-    without: tuple[float, float] | None = None,
-) -> InsertionTest:
-    """Return Theorem 3.2 for M_new between M_i and M_{i+1}.
-
-    Args:
-        seconds, new_seconds, seconds_below: T_i, T_new and T_{i+1}, seconds per pass.
-        length: L_i, of M_i above M_{i+1}; length_of_new: L_{i-new}, of M_i above M_new; new_length:
-            L_new, of M_new above M_{i+1}.
-        beta: passes of M_{i+1} per verification above it.
-        without: T_i and beta without M_new; None: the same, which the printed conditions assume.
-    """
-    seconds_before, beta_before = (seconds, beta) if without is None else without
-    saved = seconds_before / length - seconds / length_of_new
-    saved += seconds_below * (beta_before / length - beta / new_length)
-    return InsertionTest(
-        new_seconds / seconds,
-        new_length * (1 / length - 1 / length_of_new),
-        new_seconds / seconds_below if seconds_below else float("inf"),
-        beta * (new_length / length - 1),
-        new_seconds,
-        new_length * saved,
-    )

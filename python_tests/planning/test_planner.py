@@ -330,28 +330,11 @@ def test_plain_decoding_wins_where_drafts_are_dear(clock: Clock) -> None:
     assert plan.chain().window == []
 
 
-def test_theorem_beside_what_was_measured(clock: Clock) -> None:
-    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9, theorem=True, repeats=1, trials=0)
-    (test,) = plan.insertions
-    assert (test.above, test.new, test.below) == ("target", "middle", "small")
-    assert test.without.measured_tokens_per_second
-    assert test.with_new.measured_tokens_per_second
-    assert test.faster == (
-        test.with_new.measured_decode_tokens_per_second
-        > test.without.measured_decode_tokens_per_second
-    )
-    now_and_then = replace(test, with_new=replace(test.with_new, measured_repeats=(1.0, 99.0)))
-    now_and_then = replace(now_and_then, without=replace(test.without, measured_repeats=(2.0, 2.0)))
-    assert now_and_then.faster is None
-    assert "either" in planner.theorem_table([now_and_then])
-    # All that is compared has been tried, and is measured beside plain decoding.
+def test_a_plan_is_plain_numbers(clock: Clock) -> None:
+    plan = ps.plan(levels(clock), PROMPTS, 60, seconds=1e9, verify=True, repeats=1, trials=None)
     assert len(plan.measured.trials) == len(plan.candidates)
     assert plan.plain.measured_tokens_per_second
-    assert test.lengths[0] == pytest.approx(test.without.length)
-    assert test.lengths[1] == pytest.approx(test.with_new.length)
-    assert "middle between target and small" in str(plan)
     report = json.loads(json.dumps(plan.to_dict()))
-    assert {"ratio_above", "bound_above", "exact_bound"} <= report["insertions"][0].keys()
     for one in report["candidates"]:
         assert {"levels", "windows", "predicted_tokens_per_second"} <= one.keys()
     assert any(one["measured_tokens_per_second"] for one in report["candidates"])

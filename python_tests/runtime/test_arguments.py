@@ -333,7 +333,7 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
     ("plan", functools.partial(ps.plan, levels=[], prompts=[[1]]),
      {"max_new_tokens": [*FROM_1, 1], "temperature": POSITIVE, "top_k": FROM_0, "top_p": UNIT,
       "min_p": UNIT, "seed": without_none(FROM_0), "batch": FROM_1, "pack": [*FLAG, "Auto"],
-      "seconds": POSITIVE, "verify": FLAG, "theorem": FLAG, "repeats": FROM_1,
+      "seconds": POSITIVE, "verify": FLAG, "repeats": FROM_1,
       "trials": without_none(FROM_0), "levels": [None, [], 1, "model"]}),
 ]  # fmt: skip
 
