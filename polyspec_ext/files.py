@@ -92,7 +92,6 @@ def _is_number(value: object) -> bool:
 _FORM = Mapping[str, tuple[Callable[[Any], Any], str]]
 _OF_CHAIN: _FORM = {
     "format": (lambda value: value == "polyspec chain", "'polyspec chain'"),
-    "version": (lambda value: value == 1, "1"),
     "elements": (lambda value: isinstance(value, list) and value, "a list"),
     "window": (lambda value: isinstance(value, list), "a list"),
     "rounds": (lambda value: isinstance(value, list), "a list"),
@@ -137,7 +136,7 @@ class ChainFile:
 
     def write(self, path: Path) -> None:
         """Replace the file at `path`."""
-        data = {"format": "polyspec chain", "version": 1, **asdict(self)}
+        data = {"format": "polyspec chain", **asdict(self)}
         replace_text(path, json.dumps(data, indent=1) + "\n")
 
     @classmethod
@@ -148,10 +147,9 @@ class ChainFile:
             _require(data, _OF_CHAIN)
             elements = []
             for element in data["elements"]:
-                # Files of earlier versions have fewer fields of an element, or more.
-                _require(element := {"device": None, **element}, _OF_ELEMENT)
-                elements.append(Element(*(element[key] for key in _OF_ELEMENT)))
-            first = ("format", "version", "elements")
+                _require(element, _OF_ELEMENT)
+                elements.append(Element(**element))
+            first = ("format", "elements")
             return cls(elements, **{key: data[key] for key in data if key not in first})
         except (OSError, ValueError, TypeError) as error:
             reason = getattr(error, "strerror", None) or error

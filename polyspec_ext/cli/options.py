@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -167,20 +166,6 @@ def share(group: Any, *names: str) -> None:
         group.add_argument(name, **SHARED[name])
 
 
-class _Renamed(argparse.Action):
-    """An option by its old name, which prints the new name (docs/deprecation.md)."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        print(f"note: {option_string} is now --{self.dest}, and will go", file=sys.stderr)
-        setattr(namespace, self.dest, values)
-
-
 def add_chain_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the models of a chain."""
     group = parser.add_argument_group(
@@ -219,7 +204,6 @@ def add_chain_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, metavar, extra, about in rows:
         group.add_argument(name, metavar=metavar, help=about, **extra)
-    group.add_argument("--drafter", dest="draft", action=_Renamed, help=argparse.SUPPRESS)
     share(group, "--threads", "--measure-again")
 
 

@@ -18,7 +18,6 @@ from ..files import replace_text
 from .base import Context, Proposal
 
 _LONGEST = 1024  # maximum n-gram: every token is indexed under an n-gram of each length
-_FORMAT = 1  # format version of an n-gram table's file
 _SUFFIX = 64  # maximum compared tokens of a suffix
 
 Key = tuple[int, ...]
@@ -222,7 +221,6 @@ class NGramTable:
         self._counts.close()
         counts = self._counts
         content = {
-            "format": _FORMAT,
             "max_ngram": counts.sizes.start,
             "min_ngram": counts.sizes.stop + 1,
             "max_entries": counts.limit,
@@ -237,8 +235,6 @@ class NGramTable:
         arguments.flag("learning", learning)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            if content["format"] != _FORMAT:
-                raise ValueError(f"format {content['format']}")
             table = cls(
                 content["max_ngram"], content["min_ngram"], content["max_entries"], learning
             )

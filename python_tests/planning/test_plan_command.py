@@ -134,12 +134,11 @@ def test_a_chain_keeps_its_device(planned: ps.Plan, tmp_path: Path) -> None:
     file = tmp_path / "chain.json"
     planned.save(file)
     data = json.loads(file.read_text())
-    assert {one.pop("device") for one in data["elements"]} == {None}
-    file.write_text(json.dumps(data))  # as earlier versions wrote it
+    assert {one["device"] for one in data["elements"]} == {None}
     assert ps.Chain.from_plan(file).levels[0].device.type == "cpu"
     data["elements"][0]["device"] = "cuda:0"
     file.write_text(json.dumps(data))
-    with pytest.raises(ValueError, match="device: expected a device of this machine, given cuda:0"):
+    with pytest.raises(ValueError, match=r"device: expected .*, given cuda:0"):
         ps.Chain.from_plan(file)
 
 
@@ -155,10 +154,12 @@ WRONG: dict[str, Any] = {
     "no such file": None,
     "it has no format": [1],
     "format: expected 'polyspec chain', given 'other'": {"format": "other"},
-    "version: expected 1, given '2'": {"version": 2},
     "elements: expected a list": {"elements": {}},
     "it has no source": {"elements": [{"dtype": None}]},
     "pack: expected true or false": {"elements": [{"source": "x", "dtype": None, "pack": 1}]},
+    "unexpected keyword argument 'kind'": {
+        "elements": [{"source": "x", "dtype": None, "pack": False, "device": None, "kind": 1}]
+    },
     "window: expected a list": {"window": 4},
     "tail: expected a number": {"tail": "1"},
     "prediction: expected three numbers": {"prediction": [1, 2]},

@@ -164,16 +164,6 @@ def test_generate_with_a_chain_of_ones_own(capsys, untrained) -> None:
             assert len(report["stats"]["levels"]) == len(options) // 2 + 1 - uncounted(options)
 
 
-def test_the_former_name_of_draft_says_its_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("generate", "x", "--max-new-tokens", "3", "--json")
-    former = call(capsys, *words, "--drafter", "suffix")
-    assert former[0] == 0
-    assert "note: --drafter is now --draft, and will go\n" in former[2]
-    assert "prefill" not in former[2]
-    names = [level["name"] for level in json.loads(former[1])["stats"]["levels"]]
-    assert names == ["target", "suffix match"]
-
-
 def uncounted(options: list[str]) -> int:
     """Of the options, those that name no level."""
     return sum(word.startswith("--") and word not in ("--middle", "--draft") for word in options)

@@ -201,7 +201,6 @@ def named_lines(prefix: str, module: Any, names: list[str]) -> Iterator[str]:
 
 
 def test_public_signatures_are_those_on_file() -> None:
-    """What an update may change: docs/deprecation.md."""
     kept = SIGNATURES.read_text(encoding="utf-8").splitlines()
     found = list(surface())
     assert [line for line in kept if line not in found] == [], "gone, or with another signature"
