@@ -22,13 +22,13 @@ from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
-from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer
+from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer, alternatives
 from .policies import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
 from .runtime.engine import Engine, Observer
 from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
-from .sampling import Alternatives, LogitsProcessors, Sampling, likeliest
+from .sampling import Alternatives, LogitsProcessors, Sampling
 from .stats import LevelStats, Stats
 from .tuning import Switch, level_for, widths_of
 
@@ -603,7 +603,8 @@ class Chain:
                 keeps the tokens of its stop string; `Output.text` is the text before it.
             n: texts for each prompt, adjacent in the output. A value per prompt holds for each of
                 its texts; seeds have a value per text.
-            logprobs: number of likeliest ids in `Output.alternatives` for each new token.
+            logprobs: number of likeliest ids in `Output.alternatives` for each new token; with
+                temperature 0, `Output.logprobs` needs at least 1.
 
         Raises:
             TypeError, ValueError: bad input; begins with the argument's name, then the expected
@@ -623,10 +624,10 @@ class Chain:
         id_rows = [row for row in id_rows for _ in range(n)]
         prompts = inputs.Prompts(prompt for prompt in prompts for _ in range(n))
         readers = self._readers(stop, len(prompts))
-        alternatives: list[list[Alternatives]] = [[] for _ in prompts]
+        likely: list[list[Alternatives]] = [[] for _ in prompts]
 
         def observe(row: int, logits: torch.Tensor) -> None:
-            alternatives[row] += likeliest(logits, batch.rows[row].sampling, logprobs)
+            likely[row] += alternatives(batch.rows[row], logits, logprobs)
 
         given_per_prompt = {
             "max_new_tokens": max_new_tokens,
@@ -662,12 +663,15 @@ class Chain:
             inputs.padded(ids, id_rows, prompts, texts, pad_token_id),
             batch.stats,
             [row.stats for row in batch.rows],
-            [row.logprobs[: len(tokens)] for row, tokens in zip(batch.rows, new, strict=True)],
+            [
+                row.logprobs[: len(tokens)] if logprobs or not row.sampling.greedy else []
+                for row, tokens in zip(batch.rows, new, strict=True)
+            ],
             batch.seeds,
             new,
             self._tokenizer,
             [str(row.finish_reason) for row in rows],
-            [row[: len(tokens)] for row, tokens in zip(alternatives, new, strict=True) if logprobs],
+            [row[: len(tokens)] for row, tokens in zip(likely, new, strict=True) if logprobs],
             [reader.text for reader in readers if reader is not None] or None,
         )
 

@@ -320,6 +320,24 @@ def fitted_prompt(
     return FittedPrompt(prompt, cuts[few] - begin, min(limit, room), context)
 
 
+def texts_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> list[str]:
+    """Return the text of each token directly after the tokens `before`, with special tokens. Alone,
+    a token of SentencePiece kinds loses its leading space. The text of a part of a character is
+    U+FFFD.
+
+    Args:
+        tokenizer: of transformers.
+    """
+    context = list(before[-_WINDOW:])
+    front = str(tokenizer.decode(context))
+    texts = []
+    for token in tokens:
+        text = str(tokenizer.decode([*context, token]))
+        piece = text[len(front) :] if text.startswith(front) else ""
+        texts.append(piece or str(tokenizer.decode([token])))
+    return texts
+
+
 class TextDecoder:
     """A streaming decoder: pieces of text by token, which together are the text of all tokens.
 

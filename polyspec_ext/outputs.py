@@ -10,7 +10,8 @@ import torch
 
 from .chat import FittedPrompt, StopStrings
 from .runtime.batch import Batch
-from .sampling import Alternatives
+from .runtime.rows import Row
+from .sampling import Alternatives, likeliest
 from .stats import Stats
 
 
@@ -48,7 +49,9 @@ class Output:
         sequences: ``[B, N]`` int64, prompts and new tokens, short rows padded at their end.
         stats: statistics of the whole batch.
         requests: statistics of each row. Times are of the passes that the row took part in.
-        logprobs: by row, of each new token under the target's processed distribution.
+        logprobs: by row, log-probability of each new token under the target's processed
+            distribution. At temperature 0 they are of temperature 1, like `alternatives`, and come
+            with these only.
         seeds: seed of each row; as `seed` of the same call they give the same tokens. If no row
             samples, the seeds of seed 0.
         new_tokens: new tokens of each row, without padding, up to the end of a stop string.
@@ -81,6 +84,20 @@ class Output:
             return list(self.stopped_text)
         tokenizer = (self.tokenizer or TargetTokenizer(None, "none")).require("text")
         return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in self.new_tokens]
+
+
+def alternatives(row: Row, logits: torch.Tensor, count: int) -> list[Alternatives]:
+    """Return the likeliest ids of the latest tokens of a row (`sampling.likeliest`); at temperature
+    0 set the log-probabilities of the tokens, which are the likeliest, to the values of these.
+
+    Args:
+        logits: target's processed logits ``[e, V]`` of the tokens.
+        count: number of ids for each token, at least 1.
+    """
+    found = likeliest(logits, row.sampling, count)
+    if row.sampling.greedy:
+        row.logprobs[len(row.logprobs) - len(found) :] = [best[0][1] for best in found]
+    return found
 
 
 class StoppedRow:

@@ -346,7 +346,8 @@ class _Reply:
     def __init__(self, endpoint: Endpoint, wanted: Wanted, began: float) -> None:
         self._endpoint, self._wanted, self._began = endpoint, wanted, began
         self._answers = Answers(wanted, endpoint.model)
-        self._choices = [Choice(wanted, endpoint.model) for _ in wanted.options]
+        count = len(wanted.options)
+        self._choices = [Choice(wanted, endpoint.model, number) for number in range(count)]
         self._started = False  # whether the response headers have been sent
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
@@ -404,6 +405,8 @@ class _Reply:
                 total.text += piece.text
                 total.tokens += piece.tokens
                 total.finish_reason, total.stop_reason = piece.finish_reason, piece.stop_reason
+        for total, choice in zip(sums, self._choices, strict=True):
+            del total.tokens[choice.count :]
         response = _json(self._answers.whole(sums, self._choices))
         self._started = True
         await response(scope, receive, send)

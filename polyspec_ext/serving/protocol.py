@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from .. import arguments
-from ..chat import StopStrings, chat_text, has_template
+from ..chat import StopStrings, chat_text, has_template, texts_after
 from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..sampling import row_seeds
@@ -351,14 +351,19 @@ def _part(name: str, part: Any) -> str:
 def _read_text(fields: _Body, model: Model) -> Wanted:
     prompt = fields.take("prompt", _any, None)
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    prompts = [_prompt(entry, model) for entry in (prompt if several else [prompt])]
+    entries = prompt if several else [prompt]
+    prompts = [_prompt(entry, model) for entry in entries]
     wanted = Wanted(False, prompts)
     wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES), None)
     if fields.take("echo", arguments.flag, False):
         if wanted.logprobs is not None:
             raise ValueError("echo: expected no logprobs beside it, which prompts have not")
-        decode = model.tokenizer.decode
-        wanted.echoes = [str(decode(ids, skip_special_tokens=True)) for ids in prompts]
+        wanted.echoes = [
+            entry
+            if isinstance(entry, str)
+            else str(model.tokenizer.decode(ids, skip_special_tokens=True))
+            for entry, ids in zip(entries, prompts, strict=True)
+        ]
     return wanted
 
 
@@ -401,7 +406,8 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     options["top_k"] = max(0, fields.take("top_k", _count(-1, 2**31 - 1), 0))
     speculation: bool | int = True
     options["speculation"] = fields.take("speculation", _window, speculation)
-    options["logprobs"] = wanted.logprobs or 0
+    # The log-probability of a greedy token comes with its alternatives.
+    options["logprobs"] = 0 if wanted.logprobs is None else max(1, wanted.logprobs)
     ends = list(model.ends if wanted.chat else model.eos)
     if fields.take("ignore_eos", arguments.flag, False):
         ends = []
@@ -562,14 +568,22 @@ def _schema(name: str, text: str) -> dict[str, Any]:
 
 @dataclass
 class Token:
-    """A token of an answer, and the text that it completes."""
+    """A token of an answer.
 
-    id: int
+    Attributes:
+        text: new text of the answer.
+        level, corrected: as in `Event`.
+        word: text of the token alone, for log-probabilities.
+        logprob: log-probability.
+        alternatives: words of the likeliest tokens with their log-probabilities.
+    """
+
     text: str
-    logprob: float
     level: int
     corrected: bool
-    alternatives: list[tuple[int, float]]
+    word: str = ""
+    logprob: float = math.nan
+    alternatives: list[tuple[str, float]] = field(default_factory=list)
 
 
 @dataclass
@@ -591,15 +605,22 @@ class Piece:
 class Choice:
     """A choice of an answer: its tokens as text, up to a stop string.
 
+    Args:
+        wanted: the request.
+        model: the served model.
+        number: of the choice.
+
     Attributes:
         ended: whether the text is complete.
-        count: number of tokens.
+        count: number of tokens, up to the end of the stop string.
         stats: statistics of the request, after its end.
     """
 
-    def __init__(self, wanted: Wanted, model: Model) -> None:
+    def __init__(self, wanted: Wanted, model: Model, number: int = 0) -> None:
         self._text = StopStrings(model.tokenizer, wanted.stop)
         self._ends = {*model.ends, *model.eos}
+        self._tokenizer, self._logprobs = model.tokenizer, wanted.logprobs
+        self._before = list(wanted.prompts[wanted.of(number)])
         self.ended, self.count = False, 0
         self.stats: Stats | None = None
         self._last: int | None = None
@@ -620,19 +641,22 @@ class Choice:
             status = 503 if event.finish_reason == "abort" else status
             raise Refusal(status, f"the request has failed: {event.error or 'aborted'}")
         for number, token in enumerate(event.tokens):
-            piece.tokens.append(
-                Token(
-                    token,
-                    self._text.add(token),
-                    event.logprobs[number],
-                    event.levels[number],
-                    event.corrected[number],
-                    event.alternatives[number] if event.alternatives else [],
-                )
-            )
-            self.count, self._last = self.count + 1, token
+            new = Token(self._text.add(token), event.levels[number], event.corrected[number])
+            piece.tokens.append(new)
+            if self._logprobs is not None:
+                new.logprob = event.logprobs[number]
+                likely = event.alternatives[number][: self._logprobs]
+                ids = [token, *(other for other, _ in likely)]
+                new.word, *words = texts_after(self._tokenizer, self._before, ids)
+                values = [value for _, value in likely]
+                new.alternatives = list(zip(words, values, strict=True))
+            self._before.append(token)
+            self._last = token
             if self._text.stopped is not None:
                 break
+        added, self.count = self.count + len(piece.tokens), self._text.num_tokens
+        # Later tokens decided the text of the stop string.
+        del piece.tokens[max(0, len(piece.tokens) - added + self.count) :]
         if event.finish_reason is not None and piece.tokens and self._text.stopped is None:
             piece.tokens[-1].text += self._text.rest()
         piece.text = "".join(token.text for token in piece.tokens)
@@ -738,39 +762,36 @@ class Answers:
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
         for token in tokens:
-            logprobs["tokens"].append(self._text(token.id))
+            logprobs["tokens"].append(token.word)
             logprobs["token_logprobs"].append(max(token.logprob, _LEAST))
-            best = dict(token.alternatives)
-            best.setdefault(token.id, token.logprob)
+            best = {token.word: max(token.logprob, _LEAST)}
+            for word, value in token.alternatives:  # of ids with the same text the likeliest
+                best.setdefault(word, max(value, _LEAST))
             logprobs["top_logprobs"].append(
-                {self._text(other): max(value, _LEAST) for other, value in best.items()}
+                dict(sorted(best.items(), key=lambda entry: entry[1], reverse=True))
             )
             logprobs["text_offset"].append(self._offsets[index])
             self._offsets[index] += len(token.text)
         return logprobs
 
     def _chat_logprobs(self, token: Token) -> dict[str, Any]:
-        best = [self._entry(other, value) for other, value in token.alternatives]
-        return {**self._entry(token.id, token.logprob), "top_logprobs": best}
-
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        # The bytes of a partial character are unknown.
-        encoded = None if "\ufffd" in text else list(text.encode())
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": encoded}
-
-    def _text(self, token: int) -> str:
-        return str(self._model.tokenizer.decode([token]))
+        best = [_entry(word, value) for word, value in token.alternatives]
+        return {**_entry(token.word, token.logprob), "top_logprobs": best}
 
     def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
         read = sum(map(len, self._wanted.prompts))
         new = sum(choice.count for choice in choices)
-        cached = sum(c.stats.num_cached_tokens for c in choices if c.stats is not None)
+        # A prompt of several choices counts once, as read by the choice that read most of it.
+        cached = [0 if c.stats is None else c.stats.num_cached_tokens for c in choices]
+        least: dict[int, int] = {}
+        for index, count in enumerate(cached):
+            prompt = self._wanted.of(index)
+            least[prompt] = min(count, least.get(prompt, count))
         return {
             "prompt_tokens": read,
             "completion_tokens": new,
             "total_tokens": read + new,
-            "prompt_tokens_details": {"cached_tokens": min(cached, read)},
+            "prompt_tokens_details": {"cached_tokens": sum(least.values())},
         }
 
     def _measured(self, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -783,6 +804,12 @@ class Answers:
         if self._wanted.levels:
             measured["polyspec"] = [stats.to_dict() for stats in requests]
         return measured
+
+
+def _entry(word: str, logprob: float) -> dict[str, Any]:
+    # The bytes of a partial character are unknown.
+    encoded = None if "\ufffd" in word else list(word.encode())
+    return {"token": word, "logprob": max(logprob, _LEAST), "bytes": encoded}
 
 
 def speculative_decoding(requests: Sequence[Stats]) -> dict[str, Any]:

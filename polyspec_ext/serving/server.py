@@ -20,11 +20,12 @@ from ..chain import Chain
 from ..errors import PolyspecError
 from ..inputs import Tokenized
 from ..kv_cache.prefixes import Prefixes
+from ..outputs import alternatives
 from ..rules import LogitsRules
 from ..runtime.batch import Batch
 from ..runtime.prefill import Reading
 from ..runtime.rows import Row
-from ..sampling import Alternatives, likeliest
+from ..sampling import Alternatives
 from ..stats import Stats
 
 # Prompt tokens that a step reads: at most beside running requests, at least (fewer take about as
@@ -44,7 +45,7 @@ class Event:
     Attributes:
         request: id of the request.
         tokens: new tokens, committed by the target.
-        logprobs: log-probability of each token under the target's processed distribution.
+        logprobs: log-probability of each token, as in `Output.logprobs`.
         levels: level that proposed each token: n for the drafter, 1 for the target.
         corrected: whether each token replaced a rejected one.
         alternatives: for each token the likeliest ids with their log-probabilities, as many as
@@ -245,7 +246,7 @@ class Server:
     def _observe(self, number: int, logits: torch.Tensor) -> None:
         if number in self._alternatives:
             count, pending = self._alternatives[number]
-            pending += likeliest(logits, self._running[number].sampling, count)
+            pending += alternatives(self._running[number], logits, count)
 
     def _end_aborted(self) -> list[Event]:
         with self._lock:
@@ -353,14 +354,15 @@ class Server:
         """Return the event of a request whose new tokens begin at `begin`."""
         tokens = row.tokens[len(row.tokens) - len(row.logprobs) + begin :]
         origins = row.origins[begin:]
+        asked = row.number in self._alternatives
         event = Event(
             row.number,
             tokens,
-            row.logprobs[begin:],
+            row.logprobs[begin:] if asked or not row.sampling.greedy else [],
             [origin.level for origin in origins],
             [origin.corrected for origin in origins],
         )
-        if row.number in self._alternatives:
+        if asked:
             pending = self._alternatives[row.number][1]
             event.alternatives = list(pending)
             pending.clear()

@@ -375,11 +375,12 @@ def test_alternatives_are_the_likeliest_ids(sampling: dict[str, float], levels: 
             assert [-value for _, value in best] == pytest.approx(
                 [value for value, _ in wanted], abs=1e-5
             )
-            if sampling["temperature"]:
-                assert dict(best).get(token, logprobs[i]) == pytest.approx(logprobs[i], abs=1e-5)
-            else:
-                assert token == best[0][0]
-    assert chain.generate(prompts, 2).alternatives == []
+            assert dict(best).get(token, logprobs[i]) == pytest.approx(logprobs[i], abs=1e-5)
+            if not sampling["temperature"]:
+                assert (token, logprobs[i]) == best[0]
+    out = chain.generate(prompts, 2, [0, 1], seed=3)
+    assert out.alternatives == []
+    assert list(map(len, out.logprobs)) == [0, 2]
 
 
 def test_alternatives_end_with_the_text() -> None:

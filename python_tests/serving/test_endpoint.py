@@ -23,6 +23,8 @@ from endpoint import QUESTION, Served  # noqa: E402
 
 from polyspec_ext.chat import StopStrings  # noqa: E402
 from polyspec_ext.serving import protocol  # noqa: E402
+from polyspec_ext.serving.server import Event  # noqa: E402
+from polyspec_ext.stats import LevelStats, Stats  # noqa: E402
 
 PROMPT = tiny.prompt_of(QUESTION)
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
@@ -160,11 +162,13 @@ def test_speculation_is_a_choice_of_the_request(served: Served, client: Any) -> 
     assert set(answer.choices[0].polyspec["levels"]) == {1}
 
 
+@pytest.mark.parametrize("temperature", [0, 0.9])
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_are_those_of_the_chain(served, client, stream) -> None:
+def test_log_probabilities_are_those_of_the_chain(served, client, stream, temperature) -> None:
     ids = served.tokenizer(PROMPT)["input_ids"]
-    alone = served.alone.generate(ids, 24, temperature=0.9, seed=3)
-    options = {"model": "tiny", "temperature": 0.9, "seed": 3, "max_tokens": 24, "stream": stream}
+    request = {"temperature": temperature, "seed": 3}
+    alone = served.alone.generate(ids, 24, **request, logprobs=1)
+    options = {"model": "tiny", **request, "max_tokens": 24, "stream": stream}
     chat = client.chat.completions.create(
         messages=messages(), logprobs=True, top_logprobs=2, **options
     )
@@ -175,6 +179,13 @@ def test_log_probabilities_are_those_of_the_chain(served, client, stream) -> Non
     assert all(bytes(one.bytes).decode() == one.token for one in entries)
     assert all(len(one.top_logprobs) == 2 for one in entries)
     assert all(one.top_logprobs[0].logprob >= one.logprob - 1e-5 for one in entries)
+    for one in entries:
+        values = {other.token: other.logprob for other in one.top_logprobs}
+        assert values.get(one.token, one.logprob) == pytest.approx(one.logprob, abs=1e-5)
+    few = client.chat.completions.create(messages=messages(), logprobs=True, **options)
+    choices = [chunk.choices[0] for chunk in (few if stream else [few])]
+    few = [one for choice in choices if choice.logprobs for one in choice.logprobs.content]
+    assert [(one.logprob, one.top_logprobs) for one in few] == [(o.logprob, []) for o in entries]
     text = client.completions.create(prompt=PROMPT, logprobs=2, **options)
     choices = [chunk.choices[0] for chunk in (text if stream else [text])]
     values = [one for choice in choices for one in choice.logprobs.token_logprobs]
@@ -183,6 +194,54 @@ def test_log_probabilities_are_those_of_the_chain(served, client, stream) -> Non
     tokens = [one for choice in choices for one in choice.logprobs.tokens]
     for token, offset in zip(tokens, offsets, strict=True):
         assert alone.text[0][offset:].startswith(token)
+
+
+def answered(tokenizer: Any, body: dict[str, Any], *events: Event) -> dict[str, Any]:
+    """Return the answer to a completion whose request has these events."""
+    model = protocol.Model("m", tokenizer, [], [])
+    wanted = protocol.read({"prompt": [5], **body}, model, False)
+    choices = [protocol.Choice(wanted, model, number) for number in range(len(wanted.options))]
+    pieces = [choice.add(event) for choice, event in zip(choices, events, strict=True)]
+    return protocol.Answers(wanted, model).whole(pieces, choices)
+
+
+def event(tokens: list[int], alternatives: list[Any] = [], cached: int = 0) -> Event:  # noqa: B006
+    stats = Stats([LevelStats("m")], 1, num_cached_tokens=cached)
+    count = len(tokens)
+    logprobs = [-1.0] * count
+    origins = [1] * count, [False] * count
+    return Event(0, tokens, logprobs, *origins, alternatives, "length", stats=stats)
+
+
+def test_of_two_ids_with_a_text_the_likelier_counts() -> None:
+    tokenizer = tiny.tokenizer()
+    parts = [id for id in range(len(tokenizer)) if tokenizer.decode([id]) == "\ufffd"][:3]
+    word = tokenizer(" x", add_special_tokens=False)["input_ids"][-1]
+    likely = [(id, -1.5 - n) for n, id in enumerate([*parts, word])]
+    for chosen, part in ((word, -1.5), (parts[1], -1.0)):
+        found = answered(tokenizer, {"logprobs": 4}, event([chosen], [likely]))
+        (top,) = found["choices"][0]["logprobs"]["top_logprobs"]
+        assert top["\ufffd"] == part
+        assert list(top.values()) == sorted(top.values(), reverse=True)
+
+
+def test_tokens_that_decide_a_stop_string_are_not_counted() -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.clean_up_tokenization_spaces = True  # so that " n" waits for what follows
+    ids = tokenizer("a n b", add_special_tokens=False)["input_ids"]
+    end = tokenizer(" n", add_special_tokens=False)["input_ids"][-1]
+    assert end in ids[:-1]
+    found = answered(tokenizer, {"stop": " n", "logprobs": 0}, event(ids, [[]] * len(ids)))
+    (choice,) = found["choices"]
+    assert choice["stop_reason"] == " n"
+    assert found["usage"]["completion_tokens"] == ids.index(end) + 1
+    assert len(choice["logprobs"]["tokens"]) == ids.index(end) + 1
+
+
+def test_the_cached_tokens_of_a_prompt_count_once() -> None:
+    body = {"prompt": [[5] * 8, [6] * 9], "n": 2}
+    found = answered(tiny.tokenizer(), body, *(event([5], cached=count) for count in (3, 7, 8, 5)))
+    assert found["usage"]["prompt_tokens_details"]["cached_tokens"] == 3 + 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -210,6 +269,7 @@ def test_tokens_behind_a_stop_string_are_not_counted(served: Served, client: Any
         while text.stopped is None:
             text.add(alone.new_tokens[0][count])
             count += 1
+        count = text.num_tokens
         answer = client.completions.create(
             model="tiny", prompt=PROMPT, temperature=0, stop=stop, max_tokens=64
         )

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from polyspec_ext.chat import StopStrings, TextDecoder
+from polyspec_ext.chat import StopStrings, TextDecoder, texts_after
 
 TEXTS = [
     "It 's fine . We can n't go on , can we ? They 've come !",
@@ -198,3 +198,25 @@ def test_unknown_tidying_loses_nothing() -> None:
             return text.upper() if text.endswith("!") else text
 
     assert streamed(Capitals(), [ord(one) for one in "Hey! you"]) == "HeyEY!ey! you"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_in_their_context_join_to_the_text(kind: str) -> None:
+    """Whole characters, with special tokens; alone, some tokens lose a space."""
+    tokenizer = tokenizer_of(kind, False)
+    drawn = random.Random(2)
+    texts = [tokenizer(text).input_ids for text in TEXTS[:2]]
+    words = [token for text in texts for token in text]
+    words.append(tokenizer.convert_tokens_to_ids("<reserved>"))
+    texts += [[drawn.choice(words) for _ in range(30)] for _ in range(40)]
+    alone = 0
+    for tokens in texts:
+        spans = ((tokens[:count], tokens[count]) for count in range(len(tokens)))
+        pieces = [texts_after(tokenizer, before, [token, token]) for before, token in spans]
+        assert all(piece[0] == piece[1] for piece in pieces)
+        whole = tokenizer.decode(tokens)
+        assert "".join(piece[0] for piece in pieces) == whole
+        alone += "".join(tokenizer.decode([token]) for token in tokens) == whole
+    assert (alone == len(texts)) == (kind == "byte-level")
+    parts = tokenizer("😀😀").input_ids
+    assert all(texts_after(tokenizer, parts[:count], parts)[count] for count in range(len(parts)))
