@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -78,20 +78,35 @@ class RequestError(PolyspecError, ValueError):
         level: level of the chain that detected the fault; 1 is the target.
         position: absolute position of the token that could not be verified or drawn.
         status: the request's status bits.
+        rules: fields of `LogitsRules` that together leave no token, each with its reason or "";
+            empty for any other fault.
     """
 
-    def __init__(self, request: int, level: int, position: int, status: int) -> None:
+    def __init__(
+        self,
+        request: int,
+        level: int,
+        position: int,
+        status: int,
+        rules: Mapping[str, str] | None = None,
+    ) -> None:
         self.request = request
         self.level = level
         self.position = position
         self.status = Status(status)
-        super().__init__(
-            f"request {request}, level {level}, position {position}: {describe(status)} "
-            f"(status {status:#x})"
-        )
+        self.rules = dict(rules or {})
+        fault = f"{describe(status)} (status {status:#x})"
+        if self.rules:
+            names = [f"{name} ({why})" if why else name for name, why in self.rules.items()]
+            several = len(names) > 1
+            fault = (
+                f"{' and '.join(names)} leave{'' if several else 's'} no token: change "
+                f"{'one of them' if several else 'it'}"
+            )
+        super().__init__(f"request {request}, level {level}, position {position}: {fault}")
 
-    def __reduce__(self) -> tuple[type[RequestError], tuple[int, int, int, int]]:
-        return type(self), (self.request, self.level, self.position, int(self.status))
+    def __reduce__(self) -> tuple[type[RequestError], tuple[Any, ...]]:
+        return type(self), (self.request, self.level, self.position, int(self.status), self.rules)
 
 
 def add_note(error: BaseException, note: str) -> None:

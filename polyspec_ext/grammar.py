@@ -28,6 +28,8 @@ _MISSING = (
 # Tokenizers in llguidance's form (up to a second each), by tokenizer and vocabulary size.
 _TOKENIZERS: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
+_NOTHING: Words = np.zeros(1, np.int32)  # a mask of no id
+
 
 class Grammar:
     """A compiled grammar of the generated text. It is immutable, and serves any number of requests
@@ -112,20 +114,16 @@ class Grammar:
         source = _llguidance().LLMatcher.grammar_from_lark(grammar)
         return cls(source, tokenizer, name="grammar")
 
-    def for_request(
-        self, prompt_length: int, eos: Collection[int] = (), vocab_size: int = 0
-    ) -> GrammarMatcher:
+    def for_request(self, prompt_length: int, eos: Collection[int] = ()) -> GrammarMatcher:
         """Return the initial state of a request.
 
         Args:
             prompt_length: tokens of its prompt, to which the grammar does not apply.
             eos: ids that end its text, allowed after a complete text; empty: the tokenizer's.
-            vocab_size: vocabulary size of the target. Levels with fewer ids keep the logits of a
-                row if the mask would forbid all of their ids.
         """
         length = arguments.integer("prompt_length", prompt_length)
         ends = frozenset(eos) or self._eos
-        return GrammarMatcher(self._start.deep_copy(), self._eos, ends, length, vocab_size)
+        return GrammarMatcher(self._start, self._eos, ends, length)
 
 
 class GrammarMatcher(MaskSource):
@@ -134,21 +132,17 @@ class GrammarMatcher(MaskSource):
     new tokens.
 
     Args:
-        matcher: llguidance's matcher at the empty text.
-        known: ids that `matcher` takes for the end of a text.
-        eos ... vocab_size: as for `Grammar.for_request`.
+        start: llguidance's matcher at the empty text.
+        known: ids that `start` takes for the end of a text.
+        eos, prompt_length: as for `Grammar.for_request`.
     """
 
     def __init__(
-        self,
-        matcher: Any,
-        known: frozenset[int],
-        eos: frozenset[int],
-        prompt_length: int,
-        vocab_size: int,
+        self, start: Any, known: frozenset[int], eos: frozenset[int], prompt_length: int
     ) -> None:
-        self._matcher, self._known, self._eos = matcher, sorted(known), eos
-        self._begin, self._vocab_size = prompt_length, vocab_size
+        self._start, self._matcher = start, start.deep_copy()
+        self._known, self._eos, self._begin = sorted(known), eos, prompt_length
+        self._reason = ""  # why llguidance takes no token after the text of the latest call
         self._tokens: list[int] = []  # valid tokens that the matcher has consumed
         # Masks by number of consumed tokens, cached because every level asks for the same masks.
         self._masks: list[Words | None] = [None]
@@ -156,11 +150,10 @@ class GrammarMatcher(MaskSource):
     def masks(self, prefix: Sequence[int], count: int) -> list[Words | None]:
         """Return the allow-masks of `count` successive tokens, the last of which is the token
         after `prefix`, prompt first: ``[W]`` int32, bit 1 is an allowed id, and ids past the
-        last word are forbidden. None: after an invalid token, or within the prompt.
-
-        Raises:
-            RuntimeError: no token continues the text, or the grammar is too complex for llguidance.
+        last word are forbidden. None: after an invalid token, or within the prompt. At a dead
+        end, or where the grammar is too complex for llguidance, no id is allowed.
         """
+        self._reason = ""
         text = list(prefix[self._begin :])
         matched = 0
         for consumed, token in zip(self._tokens, text, strict=False):
@@ -175,6 +168,8 @@ class GrammarMatcher(MaskSource):
                 continue
             if length > matched or self._masks[length] is None:
                 matched = self._move(text[:length], min(matched, length))
+            if self._reason:
+                return [*masks, _NOTHING, *[None] * (end - length)]
             masks.append(
                 self._masks[length] if length <= matched else self._mask_behind_end(text[:length])
             )
@@ -182,11 +177,7 @@ class GrammarMatcher(MaskSource):
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """Return at most `most` tokens, each the only token that may follow `prefix`, prompt first,
-        and the tokens before it.
-
-        Raises:
-            RuntimeError: as for `masks`.
-        """
+        and the tokens before it."""
         (mask,) = self.masks(prefix, 1)
         # After an EOS the matcher's state is not at the end of the text.
         if mask is None or len(self._tokens) < len(prefix) - self._begin:
@@ -196,14 +187,13 @@ class GrammarMatcher(MaskSource):
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int = 0) -> torch.Tensor:
         """Return the logits with -inf at forbidden ids; arguments as for `LogitsProcessors.apply`,
-        `row` is unused.
+        `row` is unused."""
+        return masked(logits, stacked(self.masks(prefix.tolist(), len(logits)), logits.shape[1]))
 
-        Raises:
-            RuntimeError: as for `masks`.
-        """
-        count, vocab_size = logits.shape
-        masks = self.masks(prefix.tolist(), count)
-        return masked(logits, stacked(masks, vocab_size, vocab_size < self._vocab_size))
+    def forbidding(self, prefix: Sequence[int]) -> dict[str, str]:
+        """Return the grammar with llguidance's reason, as `RequestProcessors.forbidding`."""
+        self.masks(prefix, 1)
+        return {"grammar": self._reason and f"llguidance: {self._reason}"}
 
     def _move(self, text: list[int], matched: int) -> int:
         """Move the matcher to the end of `text`, or of its valid tokens; return the number of
@@ -223,9 +213,10 @@ class GrammarMatcher(MaskSource):
         self._masks += [None] * taken
         if taken == len(rest) and self._masks[-1] is None:
             self._masks[-1] = self._current_mask()
-        if self._matcher.is_error():
-            reason = _message(self._matcher)
-            raise RuntimeError(f"grammar: no token may follow the text, by llguidance: {reason}")
+        if self._matcher.is_error():  # for good: the next text needs another matcher
+            self._reason = _message(self._matcher)
+            self._matcher = self._start.deep_copy()
+            self._tokens, self._masks = [], [None]
         return len(self._tokens)
 
     def _mask_behind_end(self, text: list[int]) -> Words | None:

@@ -85,7 +85,7 @@ class LogitsRules:
             ValueError: a bias or a bad word has an id outside the target's vocabulary.
         """
         if self.grammar is not None and not replace(self, grammar=None).changes:
-            return self.grammar.for_request(prompt_length, eos, vocab_size)
+            return self.grammar.for_request(prompt_length, eos)
         return RowRules(self, prompt_length, eos, vocab_size)
 
 
@@ -101,7 +101,7 @@ class RowRules:
         self._rules, self._prompt_length, self._vocab_size = rules, prompt_length, vocab_size
         self._matcher = None
         if rules.grammar is not None:
-            self._matcher = rules.grammar.for_request(prompt_length, eos, vocab_size)
+            self._matcher = rules.grammar.for_request(prompt_length, eos)
         self._eos = torch.tensor(sorted(eos), dtype=torch.int64)
         self._biased = torch.tensor(list(rules.logit_bias), dtype=torch.int64)
         self._bias = torch.tensor(list(rules.logit_bias.values()), dtype=torch.float32)
@@ -113,7 +113,7 @@ class RowRules:
 
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor) -> torch.Tensor:
         """Apply the rules as `RowProcessor.apply`; float32. Logits may have fewer ids than the
-        target's; a row in which the rules would forbid all of them stays unchanged."""
+        target's."""
         count, width = logits.shape
         scores = logits.to(torch.float32, copy=True)
         first = len(prefix) - count + 1  # tokens before the first row's token
@@ -127,9 +127,18 @@ class RowRules:
             scores[:early, self._eos[self._eos < width].to(scores.device)] = _NEGATIVE
         if self._matcher is not None:
             scores = self._matcher.apply(scores, prefix)
-        if width < self._vocab_size:  # a draft level: any distribution is correct
-            scores = torch.where(scores.isneginf().all(-1, keepdim=True), logits.float(), scores)
         return scores
+
+    def forbidding(self, prefix: Sequence[int]) -> dict[str, str]:
+        """Return the rules that forbid a token, as `RequestProcessors.forbidding`."""
+        rules = {}
+        scores = torch.zeros(1, self._vocab_size)
+        self._forbid_words(scores, torch.tensor(prefix, dtype=torch.int64), len(prefix))
+        if scores.isneginf().any():
+            rules["bad_words"] = ""
+        if len(prefix) < self._prompt_length + self._rules.min_new_tokens:
+            rules["min_new_tokens"] = ""
+        return rules | ({} if self._matcher is None else self._matcher.forbidding(prefix))
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """Return the tokens that the grammar forces, as `RequestProcessors.forced`."""

@@ -99,6 +99,15 @@ class RequestProcessors:
                 return cast(list[int], forced(prefix, most))
         return []
 
+    def forbidding(self, prefix: Sequence[int], row: int) -> dict[str, str]:
+        """Return the rules of a row that forbid a token after `prefix`, each with its reason or "";
+        none for a processor that does not say."""
+        rules: dict[str, str] = {}
+        for processor in self._of_row.get(row, ()):
+            forbidding = getattr(processor, "forbidding", None)
+            rules |= {} if forbidding is None else forbidding(prefix)
+        return rules
+
     def apply(self, logits: torch.Tensor, prefix: torch.Tensor, row: int) -> torch.Tensor:
         """Apply the processors of a row as `LogitsProcessors.apply`."""
         for processor in self._of_row.get(row, ()):
@@ -184,13 +193,8 @@ def likeliest(logits: torch.Tensor, sampling: Sampling, count: int) -> list[Alte
 # ---- allow-masks ---------------------------------------------------------------------------------
 
 
-def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = False) -> Words:
-    """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``.
-
-    Args:
-        partial: for a level below the target, where any distribution is correct: a row that allows
-            none of its ids allows all.
-    """
+def stacked(masks: Sequence[Words | None], vocab_size: int) -> Words:
+    """Return masks (`GrammarMatcher.masks`) as rows of `vocab_size` ids, ``[k, ceil(V / 32)]``."""
     rows = np.full((len(masks), -(-vocab_size // 32)), -1, np.int32)
     last = np.int32(-1 if vocab_size % 32 == 0 else (1 << vocab_size % 32) - 1)
     for row, words in zip(rows, masks, strict=True):
@@ -199,8 +203,6 @@ def stacked(masks: Sequence[Words | None], vocab_size: int, partial: bool = Fals
         known = min(len(words), len(row))
         row[:known], row[known:] = words[:known], 0
         row[-1] &= last
-        if partial and not row.any():
-            row[:] = -1
     return rows
 
 

@@ -312,8 +312,8 @@ def processed(
         for j, tokens in enumerate(drafted[b] if count else ()):
             prefix, at = torch.cat([inputs.text(b).to(logits.device), tokens]), slice(j, j + 1)
             changed = inputs.processors.apply(logits[b, at], prefix, inputs.requests[b])
-            # If every id of a smaller vocabulary is forbidden, the token is drawn without
-            # processors (from the logits in `out`), and the level above rejects it.
+            # If every id is forbidden, the token is drawn without processors (from the logits in
+            # `out`): the target alone decides about dead ends.
             if not bool(changed.isneginf().all()):
                 out[b, at] = changed
     return out

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 
 from ..drafters.base import BatchedDrafter, DrafterCapabilities, DraftInput, Outputs
-from ..errors import ERROR_BITS, PolyspecError, RequestError, name_place
+from ..errors import ERROR_BITS, PolyspecError, RequestError, Status, name_place
 from ..levels.base import BatchedLevel, InputBlock
 from ..sampling import RequestProcessors, masked
 from ..stats import StatsRecorder
@@ -587,8 +587,8 @@ class Engine:
                 logits = masked(logits, words)
             else:
                 allowed = torch.from_numpy(words).to(logits.device)
-        if id_map.drawn is not None and logits is not unchanged:
-            # If every id is forbidden, keep the logits: the level above rejects the draw.
+        if number > 1 and logits is not unchanged:
+            # If every id is forbidden, keep the logits: the target alone decides about dead ends.
             logits = unchanged.where(logits.isneginf().all(-1, keepdim=True), logits)
         device = logits.device
         q = pending.take(number, device) if step.most and not parameters.greedy else None
@@ -687,7 +687,11 @@ class Engine:
         for slot, (tokens, position, accepted, emitted, _, status, _) in enumerate(entries):
             if tokens >= 0 and status & ERROR_BITS:
                 at = position + (emitted if level == self._count else accepted)
-                raise RequestError(self.slots[slot].number, level, at, status)
+                rules: dict[str, str] = {}
+                if status & Status.EMPTY_ROW and self._applied is not None:
+                    prefix = self._rows.state.text(slot)[:at].tolist()
+                    rules = self._applied.forbidding(prefix, self._rows.requests[slot])
+                raise RequestError(self.slots[slot].number, level, at, status, rules)
 
     def _stuck(self, row: Row) -> PolyspecError:
         windows, tail = self._rows.state.windows[row.slot], self.config.tail

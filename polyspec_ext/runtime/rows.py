@@ -645,7 +645,7 @@ class Rows:
         for slot, rows, prefix in self._texts(step, tree):
             count = rows.stop - rows.start
             masks = processors.masks(prefix.tolist(), count, self.requests[slot])
-            allowed[slot, rows] = stacked(masks, vocab_size, step.level > 1)
+            allowed[slot, rows] = stacked(masks, vocab_size)
         return allowed
 
     def _texts(

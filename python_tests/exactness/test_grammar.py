@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -372,6 +373,36 @@ def test_masks_are_of_the_text_behind_the_prompt() -> None:
         assert (mask if mask is None else mask.tolist()) == last
 
 
+@pytest.mark.parametrize("more", [{}, {"bad_words": [[2, 2]]}], ids=["alone", "rules"])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_dead_end_of_the_grammar_is_the_targets_alone(rule: str, more: dict[str, Any]) -> None:
+    """No token is a "c", so none may follow "b"."""
+    grammar = ps.Grammar.regex("(aa)+b?|a*bc", letters())
+    rules = ps.LogitsRules(grammar=grammar, **more)
+    matcher = grammar.for_request(0)
+    for text, last in [
+        ([B], [0]),
+        ([A], [0b11]),
+        ([A, B], [0]),
+        ([A, A, B], [0b100]),
+        ([], [0b11]),
+    ]:
+        assert matcher.masks(text, 1)[0].tolist() == last
+        assert not matcher.forced(text, 3)
+    levels = toy.make_levels(3, scale=0.25)
+    levels[0].table[..., [B, EOS]] = -torch.inf
+    for count in (2, 3):
+        chain = ps.Chain(levels[:count], [3, 2][: count - 1], rule=rule)
+        for seed in range(10):
+            out = chain.generate(PROMPT, 6, 1.0, seed=seed, eos_token_id=[EOS], rules=rules)
+            assert out.new_tokens[0] == [A] * 6
+    levels[0].table[..., B], levels[0].table[..., A] = 9.0, -torch.inf
+    with pytest.raises(ps.RequestError, match="llguidance") as caught:
+        chain.generate(PROMPT, 6, 1.0, seed=0, eos_token_id=[EOS], rules=rules)
+    assert (caught.value.level, caught.value.position) == (1, 3)
+    assert set(pickle.loads(pickle.dumps(caught.value)).rules) == {"grammar"}
+
+
 def test_a_grammar_serves_many_requests_and_other_vocabularies() -> None:
     """Matchers do not share a state; ids that the tokenizer lacks are forbidden."""
     grammar = ps.Grammar.lark('start: "a" "b"+', letters())
@@ -383,9 +414,8 @@ def test_a_grammar_serves_many_requests_and_other_vocabularies() -> None:
     assert masked[0].isfinite().nonzero().flatten().tolist() == [B]
     assert not logits.any()
     assert one.masks([A, B], 1)[0].tolist() == [0b110]
-    few = torch.zeros(1, 1)  # none of its ids is allowed: an error of a target, a rejected draft
+    few = torch.zeros(1, 1)  # none of its ids is allowed
     assert other.apply(few, torch.tensor([A])).tolist() == [[-torch.inf]]
-    assert grammar.for_request(0, [EOS], 3).apply(few, torch.tensor([A])).tolist() == [[0.0]]
 
 
 def test_an_id_that_ends_the_request_is_allowed_behind_a_complete_text_only() -> None:

@@ -270,6 +270,8 @@ def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
         assert equal([x[others] for x in got], [x[others] for x in clean]), seed
         greedy = case.parameters["temperature"][b] == 0
         by_token = greedy or rule == "token"
+        if value == -torch.inf and not in_draft and int(got.num_accepted[b]) < i:
+            continue  # it ends the block (below)
         if (in_draft and greedy) or (
             int(clean.num_accepted[b]) < i and (by_token or not got.status[b])
         ):
@@ -284,6 +286,21 @@ def test_a_bad_row_stops_its_request_alone(value: float, rule: str) -> None:
         assert got.logprobs[b, :stands].isfinite().all()
         assert got.logprobs[b, stands:].isnan().all()
     assert stopped > 5
+
+
+@RULES
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_row_without_a_token_ends_a_block_as_its_length_does(at: int, rule: str) -> None:
+    batch, k, vocab = 300, 3, 5
+    draft = torch.randn(batch, k, vocab)
+    drawn = [ps.sample(draft[:, i], seed=torch.arange(batch), level=2).tokens for i in range(k)]
+    call = {"draft_tokens": torch.stack(drawn, 1), "draft_logits": draft, "rule": rule}
+    call["target_logits"] = torch.randn(batch, k + 1, vocab)
+    call["target_logits"][:, at] = -torch.inf
+    got = ps.verify(**call, seed=torch.arange(batch))
+    cut = ps.verify(**call, seed=torch.arange(batch), draft_lengths=torch.full((batch,), at))
+    assert equal(got, cut)
+    assert got.status.unique().tolist() == [0, ps.Status.EMPTY_ROW]
 
 
 @RULES

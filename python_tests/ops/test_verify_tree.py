@@ -59,6 +59,7 @@ def test_a_chain_with_draft_rows_gets_what_verify_gives(device: torch.device, ru
     ids = torch.arange(B * k, device=device).view(B, k)
     rows = torch.nn.functional.pad(ids, (0, 1), value=-1)
     parents = (torch.arange(k, device=device) - 1).expand(B, k)
+    target[::2, 2] = -torch.inf  # where no token may follow
     stood = 0
     for seed in range(20):
         ends: dict[str, Any] = {"eos": [1, 2, 3], "room": 3} if seed % 2 else {"room": 9}
@@ -127,6 +128,34 @@ def test_paths_are_accepted_further_by_the_block_rule(device: torch.device) -> N
         one = ps.verify(*(t.to(device) for t in path), rule="block", seed=seed)
         accepted["one path"] += int(one.num_accepted)
     assert accepted["block"] > accepted["token"] > accepted["one path"], accepted
+
+
+def test_a_node_that_no_token_may_follow_is_a_leaf(device: torch.device) -> None:
+    depth, stood = 3, []
+    draft = torch.randn(depth, 64, device=device)
+    for seed in range(60):
+        tokens, parents = drawn_paths(draft, 2, seed)
+        nodes = tokens.shape[1]
+        above = [-1, *parents[0].tolist()]
+        depths = [0]
+        for parent in above[1:]:
+            depths.append(depths[parent + 1] + 1)
+        rows = torch.tensor([[at if at < depth else -1 for at in depths]], device=device)
+        target = torch.randn(1, nodes + 1, 64, device=device)
+        target[0] += draft[rows[0].clamp_min(0)]
+        dead = 1 + seed % (nodes - 2)
+        target[0, dead] = -torch.inf
+        call = {"seed": seed, "rule": "block", "depth": depth}
+        call |= {"draft_tokens": tokens.to(device), "parents": parents.to(device)}
+        got = ps.verify_tree(target, draft_logits=draft, draft_rows=rows, **call)
+        leaf = rows.clone()
+        leaf[0, dead] = -1
+        want = ps.verify_tree(target, draft_logits=draft, draft_rows=leaf, **call)
+        # (The nodes above a leaf stand; a block with an error has none that do.)
+        count = 1 if got.status else len(got)
+        assert equal([got.status, *got][:count], [want.status, *want][:count])
+        stood.append(int(got.status))
+    assert set(stood) == {0, ps.Status.EMPTY_ROW}
 
 
 def test_a_path_of_more_drawn_nodes_than_fit_is_refused(device: torch.device) -> None:

@@ -94,8 +94,7 @@ def test_rules_are_what_each_position_asks_for(rules, penalties, prompt, text, w
     for count in range(1, len(text) + 2):  # whatever the number of rows
         assert torch.equal(ours.apply(logits[-count:], torch.tensor(prefix)), got[-count:])
     narrow = logits[:, :width]
-    kept = torch.where(got[:, :width].isneginf().all(-1, keepdim=True), narrow, got[:, :width])
-    assert torch.equal(ours.apply(narrow, torch.tensor(prefix)), kept if width < V else got)
+    assert torch.equal(ours.apply(narrow, torch.tensor(prefix)), got[:, :width])
 
 
 @pytest.mark.parametrize("rules", [{"logit_bias": {V: 1}}, {"bad_words": [[1], [2, V]]}])
@@ -150,6 +149,8 @@ LAWS: list[dict[str, Any]] = [
         "bad_words": [[0, 0]],
         "min_new_tokens": 1,
     },
+    {"bad_words": [[0, 0], [0, 1], [0, 2]]},  # a dead end after 0
+    {"bad_words": [[1, 0], [1, 1]], "min_new_tokens": 2},  # after 1, unless the text may end
 ]
 
 
@@ -174,16 +175,25 @@ def test_the_law_is_the_targets_under_its_rules(shape, window, length, rules, ru
     chain = ps.Chain(levels, window, operators=enumerator.operators, rule=rule)
     options = {"temperature": 0.75, "top_k": 2} if len(rules) == 2 else {"temperature": 1.0}
 
+    errors: list[tuple[int, set[str]]] = []
+
     def generate() -> list[int]:
-        out = chain.generate(
-            [0, 1], length, eos_token_id=[2], rules=ps.LogitsRules(**rules), **options
-        )
+        given = ps.LogitsRules(**rules)
+        try:
+            out = chain.generate([0, 1], length, eos_token_id=[2], rules=given, **options)
+        except ps.RequestError as error:
+            errors.append((error.level, set(error.rules)))
+            return [toy.DEAD] * (error.position - 2)
         return out.new_tokens[0]
 
     got = toy.chain_distribution(enumerator, generate)
     exact = toy.text_distribution(ruled(target, rules, 2, [2]), [0, 1], length, [2], **options)
     plain = toy.text_distribution(target, [0, 1], length, [2], **options)
     assert toy.total_variation(exact, plain) > 0.01
+    assert all(error == (1, set(rules)) for error in errors)  # of the target alone
+    for text in [text for text in exact if text[-1] == toy.DEAD]:
+        dead = (toy.DEAD,) * (len(text) - 1)  # by length: the error has no text
+        exact[dead] = exact.get(dead, 0.0) + exact.pop(text)
     assert toy.total_variation(got, exact) < 1e-7
 
 

@@ -18,6 +18,8 @@ import polyspec_ext as ps
 from polyspec_ext.drafters import Context, Proposal
 from polyspec_ext.runtime.plan import Operators
 
+DEAD = -1  # ends a text that no token may follow
+
 
 class ToyLevel:
     """A level whose next-token logits are a table over the last two tokens.
@@ -91,6 +93,8 @@ def distribution(
     """The processed distribution of a row; temperature 0 is one-hot at the lowest argmax."""
     z = [float(x) for x in logits]
     top = max(z)
+    if top == -math.inf:  # a dead end
+        return [0.0] * len(z)
     if temperature == 0:
         return [1.0 if i == z.index(top) else 0.0 for i in range(len(z))]
     weights = [math.exp((x - top) / temperature) for x in z]
@@ -149,15 +153,19 @@ def drawing(sample: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 def text_distribution(
     level: ToyLevel, prompt: Sequence[int], length: int, eos: Sequence[int] = (), **sampling: float
 ) -> dict[tuple[int, ...], float]:
-    """Exact distribution of the next `length` tokens, texts ending at the first EOS."""
+    """Exact distribution of the next `length` tokens, texts ending at the first EOS, or with `DEAD`
+    where no token may follow."""
     texts: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         longer: dict[tuple[int, ...], float] = {}
         for text, probability in texts.items():
-            if text and text[-1] in eos:
+            if text and text[-1] in (*eos, DEAD):
                 longer[text] = probability
                 continue
-            for token, p in enumerate(distribution(level.row([*prompt, *text]), **sampling)):
+            row = distribution(level.row([*prompt, *text]), **sampling)
+            if not any(row):
+                longer[(*text, DEAD)] = probability
+            for token, p in enumerate(row):
                 if p > 0:
                     longer[(*text, token)] = probability * p
         texts = longer
@@ -304,8 +312,11 @@ class Enumerator:
         for b, outcome in enumerate(wanted):
             if outcome is not None:
                 accepted, emitted = outcome
-                assert r.status[b] == 0
+                dead = emitted[-1] == DEAD
+                assert r.status[b] == (ps.Status.EMPTY_ROW if dead else 0)
                 assert r.num_accepted[b] == accepted
+                if dead and options["rule"] == "block":
+                    emitted = [DEAD]
                 assert r.tokens[b].tolist() == emitted + [-1] * (width + 1 - len(emitted))
         return r
 
@@ -328,10 +339,16 @@ class Enumerator:
             entries = range(size) if target_to_draft is None else target_to_draft.tolist()
             # (Entry -1 is the last, which nothing is drawn from.)
             q = [[row[entry] for entry in entries] for row in q]
+        if rule == "block":  # a dead end ends the block
+            count = next((i for i in range(1, count) if not any(p[i])), count)
+            drafted = drafted[:count]
         verified = self._token_rule if rule == "token" else self._block_rule
         accepted, scale, bits = verified(p, q, drafted)
+        bits += [0] * (len(q) - count)
         if accepted == len(p):
             return accepted, drafted, bits, 0
+        if not any(p[accepted]):
+            return accepted, [*drafted[:accepted], DEAD], bits, 0
         if accepted == count:
             weights = p[count]
         else:
@@ -355,6 +372,8 @@ class Enumerator:
     ) -> tuple[int, float, list[int]]:
         bits = [0] * len(drafted)
         for i, y in enumerate(drafted):
+            if not any(p[i]):
+                return i, 1.0, bits
             passed, bits[i] = self._accept(min(1.0, p[i][y] / q[i][y]))
             if not passed:
                 return i, 1.0, bits

@@ -12,6 +12,7 @@ import toy_rows
 from toy import Enumerator, ToyLevel, distribution, masked, of_row
 
 from polyspec_ext.drafters.base import DraftBlock, DrafterCapabilities, DraftInput, RowBuffer
+from polyspec_ext.errors import Status
 from polyspec_ext.levels import RowCounts
 from polyspec_ext.levels.base import InputBlock, LevelCapabilities, LevelOutput, PromptBatch
 from polyspec_ext.runtime.plan import Operators
@@ -263,6 +264,9 @@ class TreeEnumerator(Enumerator):
             p = [distribution(row, **sampling) for row in target[b, : int(counts[b]) + 1]]
             at, path, emitted, rows = 0, [], [], []
             while True:
+                if not any(p[at]):
+                    made.status[b] = Status.EMPTY_ROW
+                    break
                 children = [i for i in range(int(counts[b])) if parents[b, i] == at - 1]
                 q = None
                 if pool is not None and children and sampling["temperature"] > 0:

@@ -41,6 +41,8 @@ struct CutParams {
 //   rule block: p_i = min(1, p_{i-1} p(y_i)/q(y_i)),  S_i = sum_x max(p_i p(x) - q(x), 0),
 //               h_i = S_i / (S_i + 1 - p_i), h_m = p_m; keep the largest i with u_i < h_i, then
 //               draw from norm(max(p_i p - q, 0)), or the bonus from p when the whole block stands.
+// A row i > 0 of the target without a token of any probability ends the block before it: h_i = p_i.
+// It is an error, kStatusEmptyRow, if the tokens before it stand.
 // Either way the emitted tokens have exactly the target's distribution. Without draft logits q is
 // one-hot at the draft token (a deterministic proposal).
 //

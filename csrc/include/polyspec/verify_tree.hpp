@@ -40,7 +40,7 @@ namespace polyspec {
 //
 // verify(v, w), w = P(v or a node below stands | what is known at v), 1 at the root; with N drawn
 // children, m_p, m_q the integer masses behind v, M_p, M_q their sums:
-//   at a leaf: v stands if u < w;
+//   at a leaf, and where no token has probability behind v: v stands if u < w;
 //   b(x) in [0, 16): 8 + floor(log2((m_p M_q) / (m_q M_p))), cut to [0, 15]; 0 if N = 1. The two
 //     products are rounded to float64;  H_b = sum of m_q over the bucket (M_q if N = 1);
 //   L_b = 0 for all b, d = 1 for the first child, then d = (1 - w) + R;

@@ -10,6 +10,7 @@
 //
 // Either is one sweep over the rows, and one for both: S_i belongs to row i, whose distributions
 // the ratio of the next token needs anyway. p_i = 0 ends the sweep, since every later h is 0 too.
+// So does a row of the target where no token has probability: the block ends before it, h_i = p_i.
 #pragma once
 
 #include "core/verify_parts.hpp"
@@ -85,6 +86,10 @@ POLYSPEC_FN Outcome verify_sampled(Group& group, const Block<T, kind>& block) {
       outcome.accepted = i;
       outcome.last = emit_from_row(group, block, i, p_statistics, block.emit_draw(i));
       return outcome;
+    }
+    if (error == kStatusEmptyRow && whole && i > 0 && !behind &&
+        !(block.accept_draw(i - 1) < scale)) {
+      break;
     }
     double ratio = 0.0;
     int64_t y = -1;

@@ -163,6 +163,12 @@ POLYSPEC_FN void verify_paths_request(Group& group, const VerifyTreeParams& para
                                   now.q = q;
                                   return Step{};
                                 });
+      if (level > 0 && step.status == kStatusEmptyRow &&
+          !(path_draw(tree, depth - 1, now.row - 1) < now.scale)) {
+        now = scratch.frames[--level];  // the row's node is a leaf, and does not stand
+        opening = false;
+        continue;
+      }
       if (!drawn) {
         going = walk.take(group, step);
         if ((step.status & kErrorMask) != 0) walk.outcome.accepted = depth;
