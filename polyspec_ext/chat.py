@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,13 @@ def chat_text(
             templates refuse a system prompt, or leaves out the content of a message.
     """
     return _read_by(tokenizer, messages, system, variables or {})[1]
+
+
+def _special_words(tokenizer: Any) -> dict[str, int]:
+    """Return the special tokens of a tokenizer, which texts leave out, with their ids."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    ids = [*tokenizer.all_special_ids, *(id for id in added if added[id].special)]
+    return dict(zip(tokenizer.convert_ids_to_tokens(ids), ids, strict=True))
 
 
 _Conversation = list[dict[str, Any]]
@@ -416,13 +424,17 @@ class TextDecoder:
 
 class StopStrings:
     """A streaming decoder like `TextDecoder` that ends at a stop string: the first complete stop
-    string; of several with the same end, the longest.
+    string; of several with the same end, the longest. The word of a special token, which the text
+    leaves out, is a stop string as well.
 
     Text that may begin a stop string is delayed until it cannot.
 
     Args:
         tokenizer: of transformers.
         stops: stop strings, not empty; an empty sequence: the whole text.
+
+    Raises:
+        ValueError: a stop string is empty, or has a special token beside other text.
 
     Attributes:
         stopped: the stop string that has ended the text, or None.
@@ -434,7 +446,15 @@ class StopStrings:
                 raise ValueError("stop: expected strings of at least 1 character, given ''")
         self.stopped: str | None = None
         self._decoder = TextDecoder(tokenizer)
-        self._stops, self._end = tuple(stops), 0  # number of tokens, once stopped
+        special = _special_words(tokenizer) if stops else {}
+        self._special = {special[stop]: stop for stop in stops if stop in special}
+        self._stops = tuple(stop for stop in stops if stop not in special)
+        for stop, word in itertools.product(self._stops, special):
+            if word in stop:
+                raise ValueError(
+                    f"stop: expected text or a special token alone, given {stop!r} with {word}"
+                )
+        self._end = 0  # number of tokens, once stopped
         self._text, self._waiting = "", ""  # returned text, and delayed text
 
     @property
@@ -457,7 +477,13 @@ class StopStrings:
         belong to a stop string; "" after a stop."""
         if self.stopped is not None:
             return ""
-        return self._show(self._decoder.add(token), self._num_waiting)
+        piece = self._decoder.add(token)
+        if token not in self._special:
+            return self._show(piece, self._num_waiting)
+        piece = self._show(piece + self._decoder.rest(), lambda text: 0)
+        if self.stopped is None:
+            self.stopped, self._end = self._special[token], len(self._decoder.tokens)
+        return piece
 
     def rest(self) -> str:
         """Return all text that was not returned before, after the last token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -14,6 +15,7 @@ from ..policies.base import NAMES
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 NO_END = float("inf")
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
 SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}  # of `tuning.Switch`
 
 
@@ -101,10 +103,10 @@ def prompt(text: str) -> str:
 
 
 def stop(text: str) -> str:
-    """Require a nonempty stop string."""
+    """Require a nonempty stop string, and read its escapes as in Python."""
     if not text:
         raise argparse.ArgumentTypeError("expected at least 1 character, given ''")
-    return prompt(text)
+    return re.sub(r"\\([\\nrt])", lambda match: _ESCAPES[match[1]], prompt(text))
 
 
 def add(
@@ -236,5 +238,6 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=stop,
         metavar="TEXT",
-        help="end a text in front of this string; may be repeated",
+        help="end a text before this string, in which \\n is a line break, \\t a tab and \\\\ a "
+        "backslash; may be repeated",
     )

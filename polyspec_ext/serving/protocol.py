@@ -390,6 +390,7 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
     extras.end(_NEUTRAL_OF_STREAMS)
     wanted.levels = fields.take("polyspec", arguments.flag, False)
     wanted.stop = fields.take("stop", _texts, [])
+    StopStrings(model.tokenizer, wanted.stop)  # checks them
     n = fields.take("n", _count(1, model.choices), 1)
     count = n * len(wanted.prompts)
     if count > model.choices:

@@ -83,6 +83,18 @@ def test_options_of_a_text_are_those_of_a_chain(capsys: pytest.CaptureFixture[st
     assert (status, error) == (2, "error: --stop: expected at least 1 character, given ''\n")
 
 
+def test_stop_strings_have_escapes() -> None:
+    for text, stop in (
+        (r"\n", "\n"),
+        (r"\\n", r"\n"),
+        (r"a\tb\r", "a\tb\r"),
+        ("\\d\\", "\\d\\"),
+        ("é", "é"),
+    ):
+        args = cli.make_parser("generate").parse_args(["generate", "x", "--stop", text])
+        assert args.stop == [stop]
+
+
 def test_a_streamed_text_ends_in_front_of_a_stop_string(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("generate", "x", "--max-new-tokens", "9")
     whole = call(capsys, *command)[1].removesuffix("\n")

@@ -158,6 +158,26 @@ def test_pieces_end_in_front_of_a_stop_string(kind: str, tidies: bool) -> None:
     assert met > 30
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_special_token_is_a_stop_string(kind: str) -> None:
+    """After text that waits: of a stop string, of tidying and of unfinished characters."""
+    tokenizer = tokenizer_of(kind, True)
+    special = tokenizer.convert_tokens_to_ids("<reserved>")
+    words = tokenizer(TEXTS[0] + TEXTS[2]).input_ids
+    for count in range(len(words)):
+        before = words[:count]
+        reader = StopStrings(tokenizer, ["<s>", "no such text", "<reserved>"])
+        shown = "".join(map(reader.add, [*before, special, *words]))
+        assert shown + reader.rest() == reader.text == tokenizer.decode(before)
+        assert (reader.stopped, reader.tokens) == ("<reserved>", [*before, special])
+    whole = tokenizer.decode(words)
+    reader = StopStrings(tokenizer, [whole[-2:], "<reserved>"])
+    assert "".join(map(reader.add, [*words, special])) == whole[:-2]
+    assert reader.stopped == whole[-2:]
+    with pytest.raises(ValueError, match="stop: expected text or a special token alone, given"):
+        StopStrings(tokenizer, ["<reserved>\n"])
+
+
 def test_stop_strings_are_not_empty() -> None:
     with pytest.raises(ValueError, match=r"^stop: expected strings of at least 1 character"):
         StopStrings(None, ["a", ""])
