@@ -469,8 +469,9 @@ class Chain:
                 began. Tokens and draws are the same: with packed weights bit for bit
                 (`HuggingFaceLevel.varies`), else up to the rounding of passes of other lengths.
                 Levels without support, e.g. with a streaming cache, read the whole prompt.
-                Weights must not change between calls. The cache has 16384 tokens beside the
-                prompts of the call. `Stats.num_cached_tokens` counts tokens not read again.
+                A change of a model between calls empties the cache, which has 16384 tokens
+                beside the prompts of the call. `Stats.num_cached_tokens` counts tokens not read
+                again.
 
         Raises:
             TypeError, ValueError: as for `generate`.

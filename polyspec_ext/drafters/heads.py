@@ -26,7 +26,7 @@ from .. import arguments
 from ..kv_cache import RollbackCache
 from ..levels.base import InputBlock, Ints, LevelOutput, PromptBatch
 from ..levels.fused import pack_layers, use_fused
-from ..levels.models import ModelLevel
+from ..levels.models import ModelLevel, changes_of
 from ..ops import unchecked
 from ..ops.decoder import FEW_TOKENS, LayerOperators
 from ..tensors import IdMap, MemoryKey, RowCounts
@@ -462,6 +462,10 @@ class HeadDrafter:
         self.max_length: int | None = head.config.layer.max_position_embeddings
         self._draw, self.num_forward_passes = draw, 0
         self._passes: dict[int, int] = {}  # passes of a draft by the tree's depth
+
+    def stamp(self) -> object:
+        """Return what the head's passes compute with, as `ModelLevel.stamp`."""
+        return changes_of(self._head.network)
 
     @classmethod
     def from_pretrained(

@@ -38,6 +38,17 @@ class Prefixes:
         # Oldest first. A run is newer than the runs below it, so that the oldest run is a leaf.
         self._by_age: OrderedDict[int, _Run] = OrderedDict()
         self._states: dict[int, OrderedDict[tuple[int, ...], Any]] = {}
+        self._stamp: tuple[object] | None = None
+
+    def forget_unless(self, stamp: object) -> object:
+        """Forget all copies, unless they are of models with this `stamp` (`Caches.stamp`). Returns
+        an object for these models, which is another one after any change."""
+        if self._stamp is None or self._stamp[0] != stamp:
+            self._stamp = (stamp,)
+            self._root = _Run(None, 0, ())
+            self._by_age.clear()
+            self._states.clear()
+        return self._stamp
 
     @property
     def num_tokens(self) -> int:

@@ -101,6 +101,10 @@ class ModelLevel:
         """Refuse to keep the path of a tree, because the level reads no trees."""
         raise ValueError(f"{self.name}: expected no tree to have been read: {self.no_trees}")
 
+    def stamp(self) -> object:
+        """Return what the level's passes compute with, for comparison (`Unchanged.stamp`)."""
+        return self._unchanged.stamp()
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a text, from the generation configuration."""
@@ -278,6 +282,8 @@ def _in_file(file: Path, *_: int) -> Any:
 # Hooks of transformers record requested outputs, and hooks of this package exist within a pass
 # only.
 _PASSING = ("transformers.", "polyspec_ext.")
+# Attributes of peft's layers that say which adapters act, and how much.
+_ADAPTERS = frozenset({"_active_adapter", "_disable_adapters", "merged_adapters", "scaling"})
 _SAMPLED = 4  # compared rows and columns of a packed matrix
 
 
@@ -289,6 +295,12 @@ def require_no_autocast(device: torch.device, name: str) -> None:
             f"torch.autocast({device.type!r}), where layers and caches have several data types; "
             "load the model in the type that is wanted"
         )
+
+
+def changes_of(model: nn.Module) -> list[tuple[int, int]]:
+    """Return the address and the count of changes of each parameter and buffer."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in tensors]
 
 
 class Unchanged:
@@ -303,14 +315,24 @@ class Unchanged:
         self._model, self._name, self._device = model, name, device_of(model)
         self._copied = copied
         self._modules: list[nn.Module] = list(model.modules())
-        # Modules with weights that passes do not look up again, and views of some weights.
-        self._bound = [layer for layer in self._modules if copied and type(layer) is nn.Linear]
+        # Modules with weights that packed passes do not look up again, and views of some weights.
+        self._bound = [layer for layer in self._modules if type(layer) is nn.Linear]
         self._sampled: dict[torch.dtype, list[Tensor]] = {}
         for weight in self._bound_weights():
             steps = [max(1, size // _SAMPLED) for size in weight.shape]
             view = weight.detach()[tuple(slice(None, None, step) for step in steps)]
             self._sampled.setdefault(weight.dtype, []).append(view)
         self._before = self._facts()
+
+    def stamp(self) -> object:
+        """Return what the passes compute with, for comparison: modules, hooks, active adapters,
+        and addresses, changes and some values of the weights."""
+        modules = list(self._model.modules())
+        adapters = [
+            {name: repr(vars(module)[name]) for name in _ADAPTERS.intersection(vars(module))}
+            for module in modules
+        ]
+        return self._contents(modules), changes_of(self._model), adapters
 
     def require(self) -> None:
         """Refuse a call of a changed model, and a call under `torch.autocast`."""
@@ -333,30 +355,34 @@ class Unchanged:
         return (weight for layer in self._bound for weight in layer.parameters(recurse=False))
 
     def _facts(self) -> dict[str, Any]:
-        model, modules = self._model, self._modules
+        model = self._model
         head, embeds = model.get_output_embeddings(), model.get_input_embeddings()
         sizes = getattr(head, "out_features", None), getattr(embeds, "num_embeddings", None)
         facts: dict[str, Any] = {
-            "training modes": [module.training for module in modules],
+            "training modes": [module.training for module in self._modules],
             "embeddings": (head, *sizes),
             "data types or devices": (model.dtype, device_of(model)),
         }
-        if self._copied:
-            tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
-            facts["hooks"] = [
-                number
-                for table in tables
-                for number, hook in table.items()
-                if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
-            ]
-            facts["modules"] = [(dict(m._modules), m.__dict__.get("forward")) for m in modules]
-            with torch.inference_mode():
-                samples = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
-            facts["weights"] = (
+        return facts | (self._contents(self._modules) if self._copied else {})
+
+    def _contents(self, modules: Sequence[nn.Module]) -> dict[str, Any]:
+        tables = [t for m in modules for t in (m._forward_pre_hooks, m._forward_hooks) if t]
+        hooks = [
+            number
+            for table in tables
+            for number, hook in table.items()
+            if not str(getattr(hook, "__module__", "")).startswith(_PASSING)
+        ]
+        with torch.inference_mode():
+            samples = [torch.cat([v.flatten() for v in x]) for x in self._sampled.values()]
+        return {
+            "hooks": hooks,
+            "modules": [(dict(m._modules), m.__dict__.get("forward")) for m in modules],
+            "weights": (
                 [weight.data_ptr() for weight in self._bound_weights()],
                 [values.cpu().view(torch.uint8).numpy().tobytes() for values in samples],
-            )
-        return facts
+            ),
+        }
 
 
 # ---- hidden states -------------------------------------------------------------------------------

@@ -63,6 +63,7 @@ class SavedState(NamedTuple):
 
     length: int  # number of tokens read
     layers: list[dict[str, Any]]  # attributes of each layer of the cache
+    kinds: list[type]  # of the layers, which some models append in their first pass
 
 
 @dataclass(slots=True)
@@ -113,7 +114,8 @@ class RowState:
         for layer in self.past.layers if self.length else ():
             if getattr(layer, "record_past", False):
                 _cut(layer)
-        return SavedState(self.length, [_copied(vars(layer)) for layer in self._layers])
+        layers = self._layers
+        return SavedState(self.length, [_copied(vars(x)) for x in layers], list(map(type, layers)))
 
     def begin_pass(self) -> None:
         """Store a checkpoint for rollbacks, and load the row's states into the modules."""
@@ -139,6 +141,10 @@ class RowState:
     def restore(self, state: SavedState) -> None:
         """Restore a copy of the state, which stays unchanged."""
         self.length = state.length
+        own = len(state.layers) - len(self._beside)
+        del self.past.layers[own:]
+        missing = state.kinds[len(self.past.layers) : own]
+        self.past.layers += [kind.__new__(kind) for kind in missing]
         for layer, stored in zip(self._layers, state.layers, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(stored))
@@ -165,10 +171,10 @@ class RowState:
         return False
 
     def _advance(self, latest: _Pass, calls: Sequence[Call], length: int) -> None:
-        left = iter(calls)
-        for layer, before, after in zip(
-            self._layers, latest.before.layers, latest.after, strict=True
-        ):
+        left, befores = iter(calls), list(latest.before.layers)
+        own = len(befores) - len(self._beside)
+        befores[own:own] = [{}] * (len(latest.after) - len(befores))  # of layers that it appended
+        for layer, before, after in zip(self._layers, befores, latest.after, strict=True):
             vars(layer).clear()
             vars(layer).update(_copied(after, ()))
             if length < latest.end:
@@ -176,9 +182,8 @@ class RowState:
             for number, state in after.get("recurrent_states", {}).items():
                 if state is None:
                     continue
-                fresh = next(left).state(
-                    length - latest.before.length, before["recurrent_states"][number]
-                )
+                count = length - latest.before.length
+                fresh = next(left).state(count, before.get("recurrent_states", {}).get(number))
                 layer.recurrent_states[number] = fresh.to(state.dtype, copy=True)
         self.length = length
 

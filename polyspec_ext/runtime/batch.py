@@ -215,6 +215,7 @@ class Batch:
             engine.recovers, engine.traces = isolates, traces
             engine.begin(self.rows, self._recorder, self._processors, observe)
             if prefixes is not None:
+                self._note_models(self.rows)
                 self._begin_behind()
 
     def _count(self, rows: Sequence[Row]) -> None:
@@ -237,7 +238,15 @@ class Batch:
         """Return the reading of the text of a request that will `join`, which begins with the saved
         copies of its prefix."""
         with torch.inference_mode(), self._owner.work(self):
+            self._note_models([row])
             return self._open(row, self._find(row))
+
+    def _note_models(self, rows: Sequence[Row]) -> None:
+        """Forget the copies of models that have changed."""
+        if self._prefixes is not None:
+            models = self._prefixes.forget_unless(self._engine.caches.stamp())
+            for row in rows:
+                row.models = row.models or models
 
     def _find(self, row: Row) -> dict[int, Copies]:
         if self._prefixes is None:
@@ -275,6 +284,7 @@ class Batch:
         """Add requests to the batch, with the readings of their texts; without readings all texts
         are read again (`Engine.join`)."""
         with torch.inference_mode(), self._owner.work(self):
+            self._note_models(rows)
             self._engine.join(rows, readings)
         for row in rows:
             self._processors.add(row.number, row.processors)
@@ -312,10 +322,14 @@ class Batch:
         prefixes, caches = self._prefixes, self._engine.caches
         if prefixes is None or not rows or self._owner.latest is not self:
             return
-        levels, whole = caches.can_begin(), caches.saves_rows
+        levels, whole = caches.kept_by_tokens, caches.kept_by_rows
+        models = prefixes.forget_unless(caches.stamp())
         for row in rows:
             in_batch = any(row is other for other in self._engine.slots)
             if not in_batch or row.error is not None or row.kept == row.committed:
+                continue
+            if row.models is not models:  # changed since
+                row.kept = row.committed
                 continue
             cached = self._engine.cached(row)
             lengths = [n if level in levels else 0 for level, n in enumerate(cached, 1)]

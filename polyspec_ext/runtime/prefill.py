@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..drafters.base import levels_of
 from ..errors import named
 from ..levels.base import Admitting, Hidden, PromptBatch
 from ..stats import StatsRecorder
@@ -119,15 +120,27 @@ class Caches:
         return all(level.capabilities.admits for level in self._parts)
 
     @property
-    def saves_rows(self) -> list[int]:
-        """Return the levels that copy whole rows (`LevelCapabilities.saves_rows`)."""
-        return [n for n, level in enumerate(self._parts, 1) if level.capabilities.saves_rows]
+    def kept_by_tokens(self) -> list[int]:
+        """Return the levels of the batch with rows to copy; others have rows of an earlier batch,
+        or none."""
+        return [number for number in self.can_begin() if self._begun[number - 1]]
+
+    @property
+    def kept_by_rows(self) -> list[int]:
+        """Return the levels of the batch that copy whole rows (`LevelCapabilities.saves_rows`)."""
+        levels = [(n, level.capabilities) for n, level in enumerate(self._parts, 1)]
+        return [n for n, can in levels if can.saves_rows and self._begun[n - 1]]
 
     @property
     def ahead(self) -> dict[int, int]:
         """Return by level another level that has read one more token when a batch begins: for the
         target a drafter that reads its hidden states."""
         return {1: self._count} if self._layers else {}
+
+    def stamp(self) -> object:
+        """Return what the levels compute with, for comparison; copies of other models are void."""
+        levels = [level for part in self._parts for level in levels_of(part)]
+        return [level.stamp() for level in levels if hasattr(level, "stamp")]
 
     def can_begin(self) -> list[int]:
         """Return the levels that can begin a batch with copies; other levels read all texts."""

@@ -49,6 +49,7 @@ class Row:
         error: why the request has failed.
         processors: logits processors, in the order of application.
         kept: committed tokens at the last copy to the prefix cache; 0: no copy.
+        models: the models that read the text first (`Prefixes.forget_unless`).
     """
 
     number: int
@@ -70,6 +71,7 @@ class Row:
     error: Exception | None = None
     processors: list[RowProcessor] = field(default_factory=list)
     kept: int = 0
+    models: object = None
 
     def __post_init__(self) -> None:
         self.slot = self.policy_number = self.number

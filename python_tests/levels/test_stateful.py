@@ -263,6 +263,41 @@ def test_a_server_keeps_the_states_of_prompts_and_answers(family, cache_tokens, 
         assert cached == [0] * 5
 
 
+@pytest.mark.parametrize("asked", [1, 30])
+def test_a_level_that_a_call_does_not_ask_keeps_nothing_of_it(asked: int) -> None:
+    """One new token asks no drafter: it has no state, or another text's."""
+    model = model_of("mamba2")
+    levels = [StatefulLevel(model), StatefulLevel(copy.deepcopy(model))]
+    chain = ps.Chain(levels, [4], check_vocabulary=False)
+
+    def ask(text: list[int], count: int) -> ps.Stats:
+        batch = chain.batch([text], count, eos_token_id=[], cache_prompt=True)
+        batch.complete()
+        return batch.stats
+
+    one, other = list(range(20)), list(range(20, 40))
+    ask(one, asked)
+    ask(other, 1)
+    assert ask(other, 30).levels[0].mean_acceptance_length == 5
+
+
+@pytest.mark.parametrize("family", ["inkling2_loop_text", "qwen3_next"])
+def test_states_begin_again_whatever_layers_the_cache_had(family: str) -> None:
+    """A model may append layers to its cache in its first pass."""
+    level = made(family)
+    ids = torch.randint(0, V, (1, 12))
+    level.prefill(PromptBatch(ids))
+    saved = level.save(0, 0, 12)
+    wanted = level.forward(InputBlock(ids[:, :3], 3)).logits
+    level.rollback([0])
+    level.read(ids, [12])
+    assert torch.equal(level.forward(InputBlock(ids[:, :3], 3)).logits, wanted)
+    sequence = level.open(20)
+    level.restore(sequence, saved, 12)
+    level.admit([sequence], [12], 20, None)
+    assert torch.equal(level.forward(InputBlock(ids[:, :3], 3)).logits, wanted)
+
+
 def test_a_folder(tmp_path: Path) -> None:
     """Loaded by path, timed as other levels are, and refused with a "w4" copy in the cache."""
     model = model_of("lfm2")

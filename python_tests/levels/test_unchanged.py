@@ -141,3 +141,63 @@ def test_what_the_passes_follow_may_change() -> None:
     own.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
     assert texts(chain) == texts(ps.Chain([own])) != wanted
     assert seen
+
+
+def steered(own: Any) -> Undo:
+    steer = torch.randn(own.config.hidden_size) / 2
+    attention = own.model.layers[0].self_attn
+    return attention.register_forward_hook(lambda _, a, out: (out[0] + steer, *out[1:])).remove
+
+
+def scaled(own: Any) -> Undo:
+    """Adapters that act otherwise."""
+    layer = own.model.layers[0].self_attn.v_proj
+    before = dict(layer.scaling)
+    layer.set_scale("default", -20.0)
+    return lambda: layer.scaling.update(before)
+
+
+def disabled(own: Any) -> Undo:
+    layer = own.model.layers[0].self_attn.v_proj
+    layer.enable_adapters(False)
+    return lambda: layer.enable_adapters(True)
+
+
+def added(own: Any) -> Undo:
+    weight = own.model.layers[0].input_layernorm.weight
+    weight += torch.randn(weight.shape)
+    return lambda: None
+
+
+@pytest.mark.parametrize("change", [steered, patched, moved, written, added, scaled, disabled])
+@pytest.mark.parametrize("place", [0, 1], ids=["target", "draft"])
+def test_kept_prompts_are_of_the_model_as_it_is(change: Callable[[Any], Undo], place: int) -> None:
+    models = [model(0, 2), model(0, 2)]
+    if change in (scaled, disabled):
+        peft = pytest.importorskip("peft")
+        lora = peft.LoraConfig(target_modules=["v_proj"], r=2, init_lora_weights=False)
+        for one in models:
+            torch.manual_seed(0)
+            peft.inject_adapter_in_model(lora, one.eval())
+    chain = ps.Chain([ps.Level(one, pack=False) for one in models], [2])
+    text = [3, 4, 5, 6, 7, 8, 9, 3, 4, 5]
+
+    def asked() -> tuple[list[int], int, int]:
+        batch = chain.batch([text], 8, eos_token_id=[], cache_prompt=True)
+        batch.complete()
+        stats = batch.stats
+        return batch.rows[0].tokens, stats.levels[0].num_accepted_tokens, stats.num_cached_tokens
+
+    first = asked()
+    assert asked() == (*first[:2], len(text) - 1)
+    with torch.no_grad():
+        undo = change(models[place])
+    changed = asked()
+    assert changed[2] == 0
+    assert asked() == (*changed[:2], len(text) - 1)
+    batch = chain.batch([text], 8, eos_token_id=[], cache_prompt=True)
+    batch.advance()
+    with torch.no_grad():
+        undo()  # while a text runs, whose keys are of both models
+    batch.complete()
+    assert asked() == (*first[:2], 0) or change is added

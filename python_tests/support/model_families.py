@@ -181,7 +181,15 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
     "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"]},
     "inkling2_text": {"unpadded_vocab_size": V},
-    "inkling2_loop_text": {"unpadded_vocab_size": V},
+    # Its first pass appends layers to the cache.
+    "inkling2_loop_text": {
+        "unpadded_vocab_size": V,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+        "loop_num_passes": 2,
+        "n_layers_per_attn_res_block": 1,
+        "loop_gate_rank": 4,
+    },
     "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_chunk_size": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
