@@ -34,6 +34,7 @@ from polyspec_ext._C import PolicyKind
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import load_model
+from polyspec_ext.planning.measure import pass_seconds
 from polyspec_ext.policies import (
     Adaptive,
     CachedFsm,
@@ -46,7 +47,6 @@ from polyspec_ext.policies import (
 )
 from polyspec_ext.runtime.plan import default_rounds
 from polyspec_ext.scheduler import Scheduler
-from polyspec_ext.tuning import pass_seconds
 
 LENGTH = 128  # new tokens of a recorded text
 BRANCH = 24  # recorded tokens after a rejected token

@@ -37,7 +37,7 @@ from polyspec_ext.chat import prompt_of_text
 from polyspec_ext.cli import INTERRUPTED, options
 from polyspec_ext.cli.generate import SHIPPED, print_text, speed, tokenizer_of
 from polyspec_ext.levels import HuggingFaceLevel
-from polyspec_ext.levels.models import has_quantised_layers
+from polyspec_ext.levels.models import has_quantised_layers, level_line
 from polyspec_ext.stats import Stats, merge
 
 PLAIN, GENERATE = "plain decoding, same engine", "plain decoding, transformers generate"
@@ -130,7 +130,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(args, name) for name in ("max_new_tokens", "temperature")},
         **rows_of(entries, prompts, target.model, args.temperature),
         "engines": about,
-        "choices": {name: str(level.choice) for name, level in levels.items()},
+        "choices": {name: level_line(level) for name, level in levels.items()},
     }
     return {**report, "text": text, "tables": [table], "interrupted": interrupted}
 

@@ -34,13 +34,12 @@ from polyspec_ext import (
 )
 from polyspec_ext.chain import Chain
 from polyspec_ext.drafters.proposals import cut_at_eos
-from polyspec_ext.levels import HuggingFaceLevel, load_model, tokenizer_at
+from polyspec_ext.levels import ELEMENTS, HuggingFaceLevel, Options, load_model, tokenizer_at
 from polyspec_ext.levels.models import num_parameters
 from polyspec_ext.levels.sources import copy_prefix, original
 from polyspec_ext.policies import POLICIES
 from polyspec_ext.quantization import quantize_w4, stored_w4
 from polyspec_ext.runtime.plan import default_rounds
-from polyspec_ext.tuning import level_for
 
 TARGET, W4 = "target", "w4"
 HEADS = EAGLE2, EAGLE3 = "eagle2", "eagle3"
@@ -54,7 +53,6 @@ PLANNED, CASCADE = "planned", "cascade"
 ENGINE, USER = "engine", "user"  # kinds of another engine's methods, and of the user's
 CASCADE_ROUNDS = 2  # of each level but the lowest, before the level above verifies
 _LOOKUP_WINDOW = 8
-_WIDTHS = (1, 6)  # tokens of the passes that choose a level's form
 # A pass of many tokens is dear on a CPU: a small tree.
 _SHIPPED_TREE = DynamicTree(top_k=4, total_tokens=12)
 # Reserved names, for neither draft models nor user methods.
@@ -238,7 +236,7 @@ class Models:
 def load_level(thing: Any, *options: Any, name: str, above: Sequence[Any] = ()) -> Any:
     """Load a model or drafter in its fastest form here; `name`: option in errors."""
     with progress.loading():
-        return level_for(thing, _WIDTHS, *options, pack="auto", name=name, above=above)
+        return ELEMENTS.resolve(thing, Options(name, above, *options, pack="auto"))
 
 
 def shipped(growth: Mapping[str, int] | None = None, **more: Any) -> Models:

@@ -34,8 +34,8 @@ from benchmarks.shapes import SHAPES, weight_bytes
 from polyspec_ext import processor, progress
 from polyspec_ext.cli import options
 from polyspec_ext.drafters.trees import DynamicTree
+from polyspec_ext.planning.measure import pass_seconds
 from polyspec_ext.planning.planner import plan
-from polyspec_ext.tuning import pass_seconds
 
 Call = tuple[Method, Decode]
 Ids = list[int]

@@ -33,6 +33,7 @@ from polyspec_ext import policies, processor, progress, tiny
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import HuggingFaceLevel, tokenizer_at
+from polyspec_ext.levels.models import level_line
 from polyspec_ext.levels.sources import original
 from polyspec_ext.serving import Server
 from polyspec_ext.stats import Stats
@@ -390,7 +391,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         "settings": {name: getattr(args, name) for name in _SETTINGS},
         "source": (args.questions or questions.default_path()).stem,
         "levels": [Path(getattr(level, "name", level)).name for level in levels],
-        "choices": [str(level.choice) for level in levels if isinstance(level, HuggingFaceLevel)],
+        "choices": [level_line(level) for level in levels if isinstance(level, HuggingFaceLevel)],
         "servers": [{"command": server.command, "version": server.version} for server in servers],
         "rows": rows,
         "differs": differs,

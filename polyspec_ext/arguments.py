@@ -267,6 +267,9 @@ def label(name: str, value: Any) -> None:
         raise ValueError(f"{name}: expected a string or None, given ''")
 
 
+Switch = bool | Literal["auto"]
+
+
 def switch(name: str, value: Any) -> None:
     """Require True, False or "auto"."""
     if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 import torch
 
 from . import arguments, inputs
+from .arguments import Switch
 from .chat import StopStrings, ends_of_turn, fitted_prompt, has_template, prompt_of_text
 from .drafters import BatchedDrafter, Drafter, DraftModel, elements, is_drafter, levels_of
 from .files import ChainFile
@@ -30,7 +31,6 @@ from .runtime.plan import ChainConfig, Operators, default_rounds
 from .runtime.rows import Row
 from .sampling import Alternatives, LogitsProcessors, Sampling
 from .stats import LevelStats, Stats
-from .tuning import Switch, level_for, widths_of
 
 if TYPE_CHECKING:
     from .kv_cache.prefixes import Prefixes
@@ -83,17 +83,15 @@ class Chain:
         dtype, device: for models loaded here. float32, bfloat16 or float16, as dtype or name, or
             "auto" for the data type of each checkpoint; the default is "auto", but on the CPU
             float32, except for bfloat16 checkpoints with packed weights on a processor with
-            bfloat16 products (`tuning.level_for`). CPU or CUDA; default: the CPU.
+            bfloat16 products (`levels.Options`). CPU or CUDA; default: the CPU.
         check_vocabulary: compare the tokenizers beside the models' weights.
         graphs: capture drafting and verification as CUDA graphs. None: if all levels are on the
             same CUDA device; never on the CPU. Only rounds without host synchronisation are
             captured. A step that cannot be captured runs uncaptured, with a warning.
-        pack: pack weights for the CPU's matrix kernels (`HuggingFaceLevel`). "auto": if that is
-            faster on this processor for one sequence; always in other data types than float32; on
-            CUDA, fuse the layers of bfloat16 models of known families. The timing takes about a
-            second per level of small models, longer for larger models, and the memory of all
-            candidates; its result is stored (`tuning.choose`). None: "auto" for models loaded by
-            path or id, False for model objects.
+        pack: pack weights for the CPU's matrix kernels (`HuggingFaceLevel`). "auto": in float32 on
+            x86 with AVX2 or AVX-512, and in other data types; on CUDA, fuse the layers of bfloat16
+            models of known families. None: "auto" for models loaded by path or id, False for model
+            objects.
         policy: chooses the windows of every row before each round of the target, from `window` on:
             an object of `ps.policies`, any object with `next(report)`, or a name: "online",
             "cached-fsm", "joint" or "fixed". None: constant windows.
@@ -173,13 +171,13 @@ class Chain:
         self.drafter: Drafter | DraftModel | BatchedDrafter | None = None
         several: dict[str, Any] = {}  # options of a model that drafts several paths
         models: list[Level] = []
-        widths = widths_of(self.window)
         for n, thing in enumerate(things):
             name = f"levels[{n}]"
             _require_another(name, thing, things[:n])
             loaded = isinstance(thing, str | Path)
             packed: Switch = pack if pack is not None else "auto" if loaded else False
-            entry = level_for(thing, widths[n], dtype, device, pack=packed, name=name, above=models)
+            options = Options(name, models, dtype, device, packed)
+            entry = ELEMENTS.resolve(thing, options)
             if not is_drafter(entry):
                 _require_apart(name, [entry], models)
                 models.append(entry)

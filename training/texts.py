@@ -18,7 +18,6 @@ import torch
 from polyspec_ext import progress
 from polyspec_ext.chain import Chain
 from polyspec_ext.chat import chat_prompt, has_template
-from polyspec_ext.tuning import level_for
 
 
 class Document(NamedTuple):
@@ -199,7 +198,7 @@ def _answers(
     missing = [i for i in prompts if keys[i] not in known]
     missing.sort(key=lambda i: len(prompts[i]))
     if missing:
-        chain = Chain([level_for(model, (1,), pack="auto")])
+        chain = Chain([model], pack="auto")
         cache.parent.mkdir(parents=True, exist_ok=True)
         bar = progress.bar(range(0, len(missing), _BATCH), desc="answers", mininterval=5)
         with cache.open("a", encoding="utf-8") as file:

@@ -23,7 +23,6 @@ from ..levels.sources import model_source, original
 from ..outputs import Output
 from ..runtime.batch import Batch
 from ..stats import Stats
-from ..tuning import default_store
 from .options import SWITCHES, add_chain_options
 
 SHIPPED = (
@@ -64,8 +63,6 @@ def build_chain(args: argparse.Namespace) -> Chain:
     """Build the chain of the options."""
     if args.chain is not None:
         return _saved_chain(args)
-    if args.measure_again:
-        default_store().clear()
     names = ("rule", "dtype", "device", "rounds", "tail", "policy")
     chosen: dict[str, Any] = {name: getattr(args, name) for name in names}
     chosen["pack"] = SWITCHES[args.pack]
@@ -115,6 +112,8 @@ def planned_chain(args: argparse.Namespace, prompts: list[list[int]]) -> Chain:
     if args.target is None:
         raise ValueError("auto: expected a --target beside it, given none")
     if args.measure_again:
+        from ..planning.store import default_store
+
         default_store().clear()
     sources = [args.target, *args.middle, *([args.draft] if args.draft else [])]
     return Chain.planned(

@@ -16,7 +16,7 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 NO_END = float("inf")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
-SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}  # of `tuning.Switch`
+SWITCHES: dict[str, Any] = {"auto": "auto", "on": True, "off": False}  # of `arguments.Switch`
 
 
 class Parser(argparse.ArgumentParser):
@@ -145,8 +145,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "--seed": {"type": SEED, "default": 0, "metavar": "S", "help": "(default: 0)"},
     "--measure-again": {
         "action": "store_true",
-        "help": "forget what was found to be fastest on this processor, which is kept in "
-        "polyspec_ext/levels of the user's cache folder, and time it again",
+        "help": "forget the plans that are kept in polyspec_ext/plans of the user's cache folder, "
+        "and measure again",
     },
     "--raw": {"action": "store_true", "help": "without the chat template"},
     "--system": {"metavar": "TEXT", "help": "system prompt, where the chat template takes one"},

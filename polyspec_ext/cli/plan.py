@@ -12,7 +12,7 @@ from typing import Any
 from .. import columns, processor, progress, tiny
 from ..chat import has_template, prompt_of_text
 from ..planning.planner import Plan, plan
-from ..tuning import default_store
+from ..planning.store import default_store
 from . import options
 from .generate import require_text, tokenizer_of
 

@@ -69,7 +69,7 @@ def _load_trimmed(word: str, options: Options) -> Any:
     from ..quantization import trim
 
     _, size, source = word.split(":", 2)
-    whole = ELEMENTS.resolve(source, replace(options, pack=False, choose=None))
+    whole = ELEMENTS.resolve(source, replace(options, pack=False))
     if not isinstance(whole, HuggingFaceLevel | StatefulLevel):
         raise ValueError(f"{options.name}: expected a model to trim, given {source!r}")
     with _named(options):

@@ -20,7 +20,6 @@ from .sources import ELEMENTS as ELEMENTS
 from .sources import Kind as Kind
 from .sources import Level as Level
 from .sources import Loader as Loader
-from .sources import ModelSource as ModelSource
 from .sources import Options as Options
 from .sources import Registry as Registry
 from .sources import load as load

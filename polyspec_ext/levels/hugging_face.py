@@ -87,7 +87,7 @@ class HuggingFaceLevel(ModelLevel):
             not the square of the prompt, is the memory of a prefill beside the cache.
         pack: on the CPU, multiply with packed weights (`levels.fused`). On some processors a pass
             of several tokens then costs hardly more than a pass of a single token, on others every
-            pass takes longer: `Chain(pack="auto")` measures. Packed weights take additional memory,
+            pass takes longer: `Chain(pack="auto")` decides. Packed weights take additional memory,
             a later change of the model's weights is an error, and logits may round differently. On
             CUDA, fused layers of known families in float32 or bfloat16: at most 10 launches each;
             the weights of projections of the same input become views of a common matrix.
@@ -105,8 +105,6 @@ class HuggingFaceLevel(ModelLevel):
         varies: operations with results for a token that may depend on the other tokens of a pass:
             "attention", "products", "head". Empty: logits are bit-identical alone, in a
             verification and in a batch. None: unknown, of a model that runs unmodified.
-        choice: the measurements that chose the data type and packing (`tuning.Choice`); None:
-            nothing was timed.
 
     Raises:
         TypeError: not a causal language model, or an argument of another type.
@@ -237,8 +235,7 @@ class HuggingFaceLevel(ModelLevel):
         self._options["shares_cache_with"] = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {"max_length": self.max_length, "choice": self.choice}
-        return *super().__reduce__(), state
+        return *super().__reduce__(), {"max_length": self.max_length}
 
     @property
     def supports_batches(self) -> bool:

@@ -57,7 +57,6 @@ class ModelLevel:
         self.model, self.name = model, name or name_of(model)
         self._options = options if pack is None else {"pack": pack, **options}
         self.pack = bool(pack)
-        self.choice: object | None = None
         if model.training:
             raise ValueError(
                 f"{self.name}: expected a model in eval mode, given one in training mode; call "
@@ -184,11 +183,9 @@ def level_line(level: Any) -> str:
     short = (f"{count / size:.1f}{unit}" for size, unit in units if count >= size)
     devices = _distinct(weight.device for weight in weights) or str(base.device_of(level))
     how = ["packed"] if getattr(level, "pack", False) is True else []
-    varies, choice = getattr(level, "varies", None), getattr(level, "choice", None)
+    varies = getattr(level, "varies", None)
     if varies is not None:
         how.append("block-invariant" + (f" but for {' and '.join(varies)}" if varies else ""))
-    if choice is not None:
-        how.append(f"chosen {choice}")
     kinds = _distinct(weight.dtype for weight in plain)
     words = f"{next(short, str(count))} parameters", kinds, devices, *how
     return ", ".join(word for word in words if word)

@@ -220,6 +220,12 @@ def is_packable(module: nn.Module) -> bool:
     return weight.dtype == torch.float32
 
 
+def packs_by_default(dtype: torch.dtype) -> bool:
+    """Return whether "auto" packs weights of a data type on the CPU: float32 where this package
+    multiplies, since oneDNN's packed product is no faster there; other types always."""
+    return dtype != torch.float32 or _prefers_dense(dtype)
+
+
 def _prefers_dense(dtype: torch.dtype) -> bool:
     # Whether this package's product is faster than oneDNN's, or the only product.
     x86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")

@@ -14,20 +14,21 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
-from .. import arguments, progress
-from ..arguments import shown
+from .. import arguments, processor, progress
+from ..arguments import Switch, shown
 from ..files import begins, is_gguf, path_of
 from ..kv_cache.factory import device_of, is_stateful
 from . import base
-from .fused import fuses_on_cuda
+from .fused import can_pack, fuses_on_cuda
 from .hugging_face import HuggingFaceLevel, level_of
 from .models import ModelLevel, is_encoder_decoder
+from .products import packs_by_default
 
 if TYPE_CHECKING:
     from .encoder_decoder import EncoderDecoderLevel
@@ -324,21 +325,6 @@ class Level(base.Level, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A causal language model, for levels of different data types and packing.
-
-    Attributes:
-        level: function of data type (None: as in `levels.load`) and `pack` that returns a level.
-        config: returns the model's configuration.
-        model: the model; None: `level` loads it, in any data type.
-    """
-
-    level: Callable[[torch.dtype | str | None, bool], Any]
-    config: Callable[[], Any]
-    model: Any = None
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """Arguments of a loader beside the element.
 
@@ -346,17 +332,18 @@ class Options:
         name: name of the element, for messages.
         above: levels above the element, target first.
         dtype, device: of loaded models, as in `levels.load`.
-        pack: of new levels (`HuggingFaceLevel`).
-        choose: returns the level of a model on the CPU, regardless of `pack`, and has a model on
-            CUDA packed if that fuses its layers; None: `pack` decides.
+        pack: of new levels (`HuggingFaceLevel`). "auto": on the CPU if `packs_by_default`, where a
+            model has layers to pack; on CUDA bfloat16 models whose layers are fused there. Not
+            False, without `dtype`: a bfloat16 checkpoint on the CPU stays bfloat16 if the processor
+            has products of it; for a target also the packed level's logits must not depend on the
+            tokens beside a token (`HuggingFaceLevel.varies`).
     """
 
     name: str = "level"
     above: Sequence[Any] = ()
     dtype: torch.dtype | str | None = None
     device: str | torch.device | None = None
-    pack: bool = False
-    choose: Callable[[ModelSource], Any] | None = None
+    pack: Switch = False
 
     def target(self, what: str) -> HuggingFaceLevel:
         """Return the target, a Hugging Face model; `what` is the expectation in the error."""
@@ -488,28 +475,28 @@ def _load_path(element: str | Path, options: Options) -> Any:
     near = ELEMENTS.near(element) if isinstance(element, str) else None
     if near is not None:
         raise ValueError(f"{name}: expected a model or a drafter's word, given {element!r}; {near}")
-
-    def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-        return load(element, dtype, device, pack=pack, name=name)
-
-    def config() -> Any:
-        with found(name, element) as source:
-            return source.config()
-
     with found(name, element) as source:
-        if source.is_adapter and (options.choose is not None or options.pack):
+        if source.is_adapter and options.pack:
             raise ValueError(
                 "an adapter, whose layers are not packed: pack=False, or merge it "
                 "(PeftModel.from_pretrained(model, folder).merge_and_unload()) and save that"
             )
-        in_blocks = source.in_blocks
-    on_cpu = device is None or device.type == "cpu"
-    if options.choose is None or (options.pack and not on_cpu):
-        return level(options.dtype, options.pack)
-    if in_blocks or not on_cpu:  # the weights have a fixed format, or nothing is timed
-        model = load_model(element, options.dtype, device, name=name)
-        return ELEMENTS.resolve(model, replace(options, dtype=None, device=None))
-    return options.choose(ModelSource(level, config))
+        in_bfloat16 = bool(options.pack) and options.dtype is None and _has_bfloat16(source, device)
+    if in_bfloat16:
+        with contextlib.suppress(ValueError):
+            level = load(element, torch.bfloat16, device, pack=True, name=name)
+            # A target's logits must not depend on the width of a pass, or its text would.
+            if options.above or getattr(level, "varies", None) == ():
+                return level
+    return _load_model(load_model(element, options.dtype, device, name=name), options)
+
+
+def _has_bfloat16(source: Source, device: torch.device | None) -> bool:
+    if (device is not None and device.type != "cpu") or source.in_blocks:
+        return False
+    config = source.config()
+    half = config.dtype == torch.bfloat16 and not config.is_encoder_decoder
+    return half and processor.multiplies_bfloat16()
 
 
 def _load_users_level(level: base.Level, options: Options) -> base.Level:
@@ -525,16 +512,20 @@ def _load_users_level(level: base.Level, options: Options) -> base.Level:
 
 
 def _load_model(model: Any, options: Options) -> Any:
-    def level(dtype: torch.dtype | str | None, pack: bool) -> Any:
-        kind = level_class(model)
+    kind = level_class(model)
+    if is_encoder_decoder(model):
+        return kind(model)
+
+    def level(pack: bool) -> Any:
         return level_of(model, pack) if kind is HuggingFaceLevel else kind(model, pack=pack)
 
-    if options.choose is not None and device_of(model).type == "cpu":
-        return options.choose(ModelSource(level, lambda: model.config, model))
-    if options.choose is not None and not options.pack and fuses_on_cuda(model):
-        with contextlib.suppress(ValueError):  # adapters, or a replaced forward
-            return level(None, True)
-    return level(None, options.pack)
+    if isinstance(options.pack, bool):
+        return level(options.pack)
+    on_cpu = device_of(model).type == "cpu"
+    if (on_cpu and packs_by_default(model.dtype) and can_pack(model)) or fuses_on_cuda(model):
+        with contextlib.suppress(ValueError, RuntimeError):  # adapters, or oneDNN fails to pack
+            return level(True)
+    return level(False)
 
 
 for _kind in (
@@ -543,12 +534,6 @@ for _kind in (
         (ModelLevel,),
         lambda thing: isinstance(thing, torch.nn.Module) and hasattr(thing, "config"),
         _load_model,
-    ),
-    Kind(
-        "a Hugging Face encoder-decoder model",
-        (ModelLevel,),
-        is_encoder_decoder,
-        lambda thing, options: level_class(thing)(thing),
     ),
     Kind(
         "an object with vocab_size, prefill, forward and rollback",

@@ -13,7 +13,7 @@ import re
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,15 +22,16 @@ import numpy as np
 import torch
 
 from .. import arguments, progress
+from ..arguments import Switch
 from ..chain import Chain
 from ..drafters import Context, Drafter, DraftModel, elements, is_drafter
 from ..drafters.checkpoint import head_of
-from ..levels import InputBlock, PromptBatch, batched
+from ..levels import ELEMENTS, InputBlock, Level, Options, PromptBatch, batched
 from ..levels.base import id_map_of
 from ..levels.sources import is_copy, original
 from ..sampling import Sampling, processed_scores
 from ..stats import LevelStats, Stats, merge
-from ..tuning import Switch, level_for, pass_seconds
+from ..tensors import RowCounts
 from .theory import Acceptance, Floats, Proposals, batches
 
 WINDOWS = (1, 3, 7, 14)  # of the lowest level in timed chains
@@ -44,7 +45,8 @@ _ALIKE = 64  # rounds at which a chain's trial weighs as much as the mean of all
 # Prefixes, then a path, an id or a word.
 _WORDS = r"w4:|eagle:|dflash:|mtp:|translated:|(?:trim|paths):\d+:"
 _SOURCE = re.compile(rf"((?:{_WORDS})*)(.*)")
-_WIDTHS = (1, 4, 6)  # tokens of a row in a pass, to choose packing before windows are known
+_TURNS, _CONTEXT = 12, 64  # of `pass_seconds`
+_LIMIT = 1.0  # seconds after which its passes are not repeated; each is measured at least twice
 _MANY_IDS = 32000  # vocabulary size from which a draft with a trimmed vocabulary is tried
 _SHARE = 4  # a trimmed vocabulary has 1 / _SHARE of the ids
 _Pair = tuple[int, int]
@@ -106,11 +108,6 @@ class Part:
     name: str
     model: bool
     word: str | None = None
-
-    @property
-    def choice(self) -> Any:
-        """The `tuning.Choice` of packed or plain weights; None: not chosen."""
-        return getattr(self.thing, "choice", None)
 
     @property
     def source(self) -> str:
@@ -186,15 +183,14 @@ def _vocabulary(thing: Any) -> int | None:
 
 @dataclass(frozen=True)
 class Loader:
-    """A loader of elements as `Part` objects; `batch`: rows of a pass."""
+    """A loader of elements as `Part` objects; `batch`: rows of a call."""
 
     pack: Switch
     batch: int = 1
 
     def part(self, thing: Any, name: str, above: Sequence[Any]) -> Part:
-        """Load an element, packed if that is faster for a few tokens per row."""
-        widths = [self.batch * width for width in _WIDTHS]
-        thing = level_for(thing, widths, pack=self.pack, name=name, above=above)
+        """Load an element."""
+        thing = ELEMENTS.resolve(thing, Options(name, above, pack=self.pack))
         named = str(getattr(thing, "name", type(thing).__name__))
         return Part(thing, named, not is_drafter(thing))
 
@@ -238,6 +234,66 @@ def _named(parts: Sequence[Part]) -> list[Part]:
         member if names.count(member.name) == 1 else replace(member, name=f"{member.name} ({n})")
         for n, member in enumerate(parts)
     ]
+
+
+def pass_seconds(
+    levels: Sequence[Level],
+    widths: Sequence[int],
+    *,
+    repeats: int = _TURNS,
+    limit: float = _LIMIT,
+    clock: Callable[[], float] | None = None,
+) -> list[dict[int, float]]:
+    """Time passes of a single sequence through each level, in turns, so that a change in the
+    machine's load affects all levels. A pass has `_CONTEXT` cached tokens, fewer if a level has no
+    room for them. The levels begin another batch and are left in it.
+
+    Args:
+        levels: timed in turns.
+        widths: numbers of tokens of a pass, >= 1 each.
+        repeats: number of turns, after an untimed turn.
+        limit: seconds for each of `levels`; once they are over, the turns end after the second.
+        clock: seconds from any origin. None: wall time; if torch has a single thread, its processor
+            time, which does not run while other processes have the processor.
+
+    Returns:
+        by level and width, the seconds of the fastest pass: other processes only add time.
+    """
+    if not levels or not widths or min(widths) < 1 or repeats < 1:
+        counts = f"{len(levels)} levels, widths {list(widths)} and {repeats} repeats"
+        raise ValueError(f"expected levels, widths >= 1 and repeats >= 1, given {counts}")
+    devices = [torch.device(getattr(level, "device", "cpu")) for level in levels]
+    if clock is None:
+        on_cpu = all(device.type == "cpu" for device in devices)
+        alone = torch.get_num_threads() == 1 and on_cpu
+        clock = time.thread_time if alone else time.perf_counter
+    fastest: list[dict[int, float]] = [{} for _ in levels]
+    longest = max(widths)
+    rooms = [getattr(level, "max_length", None) for level in levels]
+    context = max(min([_CONTEXT, *(room - longest for room in rooms if room is not None)]), 0)
+    blocks, called = [], [batched(level) for level in levels]
+    for level, device in zip(called, devices, strict=True):
+        tokens = torch.arange(context + longest, device=device)
+        blocks.append((tokens % level.vocab_size)[None])
+        level.prefill(PromptBatch(blocks[-1][:, :context], None, context + longest))
+    lengths = RowCounts([context])
+    began = clock()
+    for turn in range(repeats + 1):
+        if turn == 1:  # the untimed turn is over
+            began = clock()
+        elif turn > 2 and clock() - began > limit * len(levels):
+            break
+        for width in widths:
+            for first in range(len(levels)):
+                number = (first + turn) % len(levels)
+                level, tokens = called[number], blocks[number][:, context : context + width]
+                started = clock()
+                level.forward(InputBlock(tokens, width))
+                seconds = clock() - started
+                level.rollback(lengths)
+                if turn > 0:
+                    fastest[number][width] = min(fastest[number].get(width, seconds), seconds)
+    return fastest
 
 
 def in_order(parts: Sequence[Part]) -> list[Part]:

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import arguments, columns, inputs, processor, progress
+from ..arguments import Switch
 from ..chain import Chain, Prediction
 from ..drafters import elements
 from ..files import ChainFile, Element
 from ..inputs import Prompt
-from ..levels.models import is_sharded
+from ..levels.models import is_sharded, level_line
 from ..sampling import fresh_seed
-from ..tuning import Switch, default_store
 from .measure import (
     MOST,
     MOST_ABOVE,
@@ -42,6 +42,7 @@ from .measure import (
     representative,
     steps_of,
 )
+from .store import default_store
 from .theory import (
     Acceptance,
     Expectation,
@@ -387,7 +388,6 @@ class Plan:
                 {"levels": [self.parts[n].name for n in chain], **trial._asdict()}
                 for chain, trial in self.measured.trials.items()
             ],
-            "choices": {p.name: str(p.choice) for p in self.parts if p.choice is not None},
             "texts": len(self.measured.prompts),
             "tokens": len(self.measured.remaining),
             "measuring_seconds": self.measured.spent,
@@ -641,7 +641,7 @@ def _stored_chain(
 def _fingerprint(element: Part) -> list[Any]:
     config = getattr(getattr(element.thing, "model", None), "config", None)
     described = repr(config.to_dict()) if config is not None else type(element.thing).__name__
-    return [element.name, described, str(element.choice and element.choice.config)]
+    return [element.name, described, level_line(element.thing) if element.model else ""]
 
 
 # ---- reports in 80 columns -----------------------------------------------------------------------
@@ -709,7 +709,7 @@ def _measurements(measured: Measured, parts: Sequence[Part], request: Request) -
         f"  {', '.join(parts[n].name for n in chain)}: x{trial.factor:.2f} of that at work"
         for chain, trial in measured.trials.items()
     ]
-    lines += [f"  {level.name}: {level.choice}" for level in parts if level.choice is not None]
+    lines += [f"  {level.name}: {level_line(level.thing)}" for level in parts if level.model]
     return columns.wrapped("\n".join(lines))
 
 

@@ -18,9 +18,9 @@ import torch
 from .. import arguments, progress
 
 if TYPE_CHECKING:
+    from ..arguments import Switch
     from ..chain import Chain
     from ..levels import HuggingFaceLevel
-    from ..tuning import Switch
 
 _WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -127,20 +127,21 @@ def levels(
     Args:
         dtype: of all levels. None: float32; on the CPU the draft levels in bfloat16, if the
             processor has products of it. A draft's dtype affects speed only, never exactness.
-        pack: "auto": the faster on this processor (`tuning.choose`, which stores its choice).
+        pack: as for `Chain`.
     """
-    from ..tuning import level_for, widths_of
+    from ..levels import ELEMENTS, Options
 
+    arguments.switch("pack", pack)
     dtype = arguments.loaded_dtype("dtype", dtype)
     device = arguments.device("device", device) or torch.device("cpu")
     on_cpu = device.type == "cpu"
-    window = WINDOWS.get(tuple(names), (5,) * (len(names) - 1))
     loaded: dict[str, Any] = {}
-    for name, widths in zip(names, widths_of(window), strict=True):
+    for name in names:
         draft = on_cpu and name != LEVELS[0]
         kind = dtype if dtype or draft else torch.float32
         with progress.loading(shown=False):  # too short for a progress bar
-            loaded[name] = level_for(path(name), widths, kind, device, pack=pack)
+            options = Options(name, (), kind, device, pack)
+            loaded[name] = ELEMENTS.resolve(path(name), options)
     return loaded
 
 

@@ -41,7 +41,7 @@ def test_demo_json(capsys: pytest.CaptureFixture[str]) -> None:
     (table,) = report["tables"]
     assert table["repeats"] == 1
     assert list(table["choices"]) == [*tiny.LEVELS]
-    assert "ms per pass of 1/6 tokens" in table["choices"]["target"]
+    assert "parameters, float32" in table["choices"]["target"]
     rows = table["configurations"]
     assert len(rows) == 6
     theirs = next(row for row in rows if row["label"] == demo.GENERATE)

@@ -23,6 +23,7 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import polyspec_ext as ps
+from polyspec_ext import processor, tiny
 from polyspec_ext.levels import fused, products
 from polyspec_ext.levels.products import DenseLinear, in_huge_pages
 
@@ -462,3 +463,80 @@ def test_threads_get_parts_of_their_own() -> None:
         thread.join()
     for number, parts in made.items():
         assert all((part == number).all() for part in parts)
+
+
+# ---- which levels are packed ---------------------------------------------------------------------
+
+
+def on(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+def small(seed: int = 0, dtype: torch.dtype = torch.float32, inner: int = 64) -> Any:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return small_models.llama(seed, 1, 40, intermediate_size=inner, **heads).to(dtype)
+
+
+def forms(chain: ps.Chain) -> list[tuple[torch.dtype, bool]]:
+    drafter: Any = chain.drafter
+    levels: list[Any] = [*chain.levels, drafter.level]
+    return [(level.model.dtype, level.pack) for level in levels]
+
+
+@pytest.mark.parametrize(
+    ("capability", "packs"), [("AVX512", True), ("AVX2", True), ("DEFAULT", False)]
+)
+def test_float32_is_packed_by_the_processor(capability, packs, monkeypatch) -> None:
+    on(monkeypatch, capability)
+    options: dict[str, Any] = {"check_vocabulary": False}
+    chain = ps.Chain([small(), small(1)], [3], pack="auto", **options)
+    assert forms(chain) == [(torch.float32, packs)] * 2
+    assert forms(ps.Chain([small(), small(1)], [3], **options)) == [(torch.float32, False)] * 2
+    plain = ps.Chain([small(), small(1)], [3], **options)
+    texts = [x.generate([1, 2, 3], 30, eos_token_id=[]).sequences for x in (chain, plain)]
+    assert texts[0].equal(texts[1])
+    # All layers of this copy are in 4 bits, and nothing is left to pack.
+    copy = ps.quantize_w4(small(), 32, head=True)
+    assert not ps.Chain([copy], pack="auto").levels[0].pack  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+@pytest.mark.parametrize("pack", [None, "auto", True])
+def test_the_data_type_follows_from_the_processor(tmp_path, multiplies, pack, monkeypatch) -> None:
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("bfloat16 is packed by the CPU's own product here")
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: multiplies)
+    half, whole = (torch.bfloat16, True), (torch.float32, True)
+    paths = [tmp_path / name for name in ("target", "middle", "drafter")]
+    for number, path in enumerate(paths):
+        small(number, torch.bfloat16, 48).save_pretrained(path)
+
+    def loaded(**options: Any) -> Any:
+        return forms(ps.Chain(paths, check_vocabulary=False, pack=pack, **options))
+
+    # This target's logits in bfloat16 vary with a pass's width.
+    assert loaded() == [whole, *([half] * 2 if multiplies else [whole] * 2)]
+    assert loaded(dtype=torch.float32) == [whole] * 3
+    assert loaded(dtype="bfloat16") == [half] * 3
+    given = ps.Chain([small(0, torch.bfloat16)], pack="auto").levels[0]
+    assert given.pack  # type: ignore[attr-defined]
+
+
+def test_levels_of_the_users_own_stay() -> None:
+    level = ps.HuggingFaceLevel(small())
+    draft = ps.HuggingFaceLevel(small(1), pack=True)
+    chain = ps.Chain([level, draft], [2], check_vocabulary=False, pack="auto")
+    assert chain.levels[0] is level
+    assert not level.pack
+    copy = ps.HuggingFaceLevel(small(2), shares_cache_with=level)
+    chain = ps.Chain([level.model, copy], [2], check_vocabulary=False, pack="auto")
+    assert chain.levels[0] is level
+
+
+def test_the_shipped_chain_is_packed() -> None:
+    made = tiny.levels()
+    half = torch.bfloat16 if processor.multiplies_bfloat16() else torch.float32
+    assert [level.model.dtype for level in made.values()] == [torch.float32, half, half]
+    packs = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    assert made["target"].pack == packs
+    assert not any(level.pack for level in tiny.levels(pack=False).values())

@@ -741,7 +741,7 @@ def test_as_many_chains_are_tried_as_one_likes(clock: Clock) -> None:
 
 
 def test_a_plan_is_kept(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyspec_ext.tuning import Store
+    from polyspec_ext.planning.store import Store
 
     store = Store(tmp_path)
     monkeypatch.setattr(planner, "default_store", lambda: store)

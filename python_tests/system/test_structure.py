@@ -35,7 +35,6 @@ LAYERS = (
     {"tensors"},
     {"kv_cache"},
     {"levels"},
-    {"tuning"},
     {"quantization"},
     {"drafters"},
     {"inputs", "runtime"},
