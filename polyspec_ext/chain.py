@@ -23,6 +23,7 @@ from .inputs import Floats, Ints, Prompt, Tokenized
 from .levels import ELEMENTS, BatchedLevel, EncodedInput, Level, Options, batched
 from .levels.base import id_map_of, require_same_vocabulary
 from .levels.models import level_line, num_parameters
+from .levels.products import with_adapters, without_wrapper
 from .outputs import Answer, Output, StoppedRow, Stream, TargetTokenizer, alternatives
 from .policies import WindowPolicy
 from .runtime.batch import Batch, CacheOwner
@@ -751,11 +752,24 @@ def _require_apart(name: str, levels: Sequence[object], above: Sequence[object])
             )
 
 
+def _model_inside(thing: object) -> torch.nn.Module | None:
+    if not isinstance(thing, torch.nn.Module):
+        thing = getattr(thing, "model", None)
+    return without_wrapper(thing) if isinstance(thing, torch.nn.Module) else None
+
+
 def _require_another(name: str, thing: object, above: Sequence[object]) -> None:
-    """Refuse a model, id or path twice: a level would draft for itself."""
-    if not isinstance(thing, str | Path | torch.nn.Module):
-        return
+    """Refuse a model, id or path twice: a level would draft for itself. Models with adapters are
+    the same if the model inside is: all adapters act in its layers."""
+    inside = _model_inside(thing)
     for earlier, other in enumerate(above):
+        if inside is not None and inside is _model_inside(other) and with_adapters(inside):
+            raise ValueError(
+                f"{name}: expected another model than levels[{earlier}], given adapters in the "
+                "same one, where they act on both levels; load the base model once for each level"
+            )
+        if not isinstance(thing, str | Path | torch.nn.Module):
+            continue
         if other is thing or (isinstance(thing, str | Path) and other == thing):
             kind = type(thing).__name__ if isinstance(thing, torch.nn.Module) else repr(thing)
             raise ValueError(

@@ -31,6 +31,7 @@ from .. import inputs as requests
 from ..chain import Chain
 from ..kv_cache.factory import name_of
 from ..levels.base import EncodedInput
+from ..levels.products import without_wrapper
 from ..stats import Stats
 from .processors import Parts, TransformersProcessors, shown_scores, take_apart
 
@@ -127,6 +128,12 @@ def custom_generate(
             encoded = take_encoded(encoder_input_ids, model_kwargs)
         elif encoder_input_ids is not None:
             raise ValueError("encoder_input_ids: expected None with a decoder-only model")
+        for name in _CACHES:
+            if (dropped.get("kwargs") or {}).get(name) is not None:
+                raise ValueError(
+                    f"{name}: expected none with a chain, whose levels have caches of their own "
+                    "and would leave it empty, given one; remove it"
+                )
         require_supported(generation_config, model_kwargs)
         criteria = list(stopping_criteria or ())
         stops = arguments.strings("stop_strings", stop_strings)
@@ -356,6 +363,10 @@ def _met(answer: Any, rows: int) -> list[bool]:
 # ---- options that a chain can honour -------------------------------------------------------------
 
 
+def _model_inside(model: Any) -> Any:
+    return without_wrapper(getattr(model, "_orig_mod", model))
+
+
 def require_chain(chain: Any, model: PreTrainedModel) -> Any:
     """Return the target's level; it must run `model`."""
     if not isinstance(chain, Chain):
@@ -365,7 +376,7 @@ def require_chain(chain: Any, model: PreTrainedModel) -> Any:
         )
     target: Any = chain.levels[0]
     target_model = getattr(target, "model", None)
-    if getattr(target_model, "_orig_mod", target_model) is not getattr(model, "_orig_mod", model):
+    if getattr(target_model, "_orig_mod", target_model) is not _model_inside(model):
         raise ValueError(
             f"chain: expected {name_of(model)}, the very model that generate was called on, as its "
             f"target, given {'another ' if chain.names[0] == name_of(model) else ''}"
@@ -496,7 +507,7 @@ class Attachment:
 
     def __init__(self, model: PreTrainedModel, chain: Chain) -> None:
         require_chain(chain, model)
-        self.model: Any = getattr(model, "_orig_mod", model)
+        self.model: Any = _model_inside(model)
         self.chain = chain
         attached = _attached(self.model)
         if attached is None:
@@ -546,7 +557,7 @@ def detach(model: PreTrainedModel) -> None:
     Raises:
         ValueError: no chain is attached to `model`.
     """
-    attached = _attached(getattr(model, "_orig_mod", model))
+    attached = _attached(_model_inside(model))
     if not attached:
         raise ValueError("model: expected one with an attached chain, given one without")
     attached[-1].detach()

@@ -293,12 +293,27 @@ class TrimmedHead(nn.Module):
         return logits
 
 
+# Adapters of `peft` with values of each pass from the wrapper.
+_OF_PASSES = ("XLORA", "POLY")
+
+
 def without_wrapper(model: Any) -> Any:
     """Return the model of `transformers` inside a model of `peft`, with the adapters in its layers;
     `model` itself if it is no `peft` model, or adds tokens to the prompt."""
     config = getattr(model, "active_peft_config", None)
     if config is None or getattr(config, "is_prompt_learning", False):
         return model
+    for name, adapter in model.peft_config.items():
+        kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+        activated = getattr(adapter, "alora_invocation_tokens", None) is not None
+        if activated:
+            kind = "activated LoRA, alora_invocation_tokens"
+        if activated or kind in _OF_PASSES:
+            raise ValueError(
+                f"{type(model).__name__}: expected adapters that follow from the layers alone, "
+                f"given {name!r} ({kind}), to which the wrapper hands values in every pass; use "
+                "model.generate, or another kind of adapter"
+            )
     return model.get_base_model()
 
 

@@ -481,7 +481,8 @@ def test_text_of_a_model_that_sees_images() -> None:
         ({"attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}, "attention_mask: .*row 0"),
         ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1]])}, "attention_mask: .*row 0"),
         ({"labels": torch.tensor([[1]])}, "labels: expected token ids and their attention_mask"),
-        ({"past_key_values": "a cache"}, "(cache|past_key_values): expected none with a chain"),
+        ({"past_key_values": 2}, "(cache|past_key_values): expected none with a chain"),
+        ({"past_key_values": 0}, "past_key_values: .* would leave it empty"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -490,7 +491,8 @@ def test_refused_by_name(options, text, chain, target) -> None:
 
     if "past_key_values" in options:
         cache = DynamicCache(config=target.config)
-        target(PROMPTS[1:2, :2], past_key_values=cache)
+        if options["past_key_values"]:
+            target(PROMPTS[1:2, : options["past_key_values"]], past_key_values=cache)
         options = {"past_key_values": cache}
     with pytest.raises((ValueError, TypeError), match=text):
         generate(chain, **{**ONE, "max_new_tokens": 4, **options})

@@ -183,12 +183,35 @@ def test_models_with_adapters() -> None:
     assert chain.generate(ids, 12).sequences.equal(wanted)
     given = {"input_ids": ids, "max_new_tokens": 12, "do_sample": False, "chain": chain}
     assert own.generate(**given, custom_generate=ps.custom_generate).equal(wanted)
+    with ps.attach(own, chain):
+        assert own.generate(input_ids=ids, max_new_tokens=12, do_sample=False).equal(wanted)
+        with pytest.raises(ValueError, match="num_beams: expected its default with a chain"):
+            own.generate(input_ids=ids, num_beams=2)
+    base = own.get_base_model()
+    for levels in ([own, base], [base, own], [own, ps.Level(base, pack=False)]):
+        with pytest.raises(ValueError, match=r"levels\[1\]: .* load the base model once for each"):
+            ps.Chain(levels, [3])
     with pytest.raises(ValueError, match=r"use merge_and_unload\(\) or pack=False"):
         ps.Chain([own], pack=True)
     with pytest.raises(ValueError, match=r"merge_and_unload\(\) gives such a model"):
         ps.quantize_w4(own)
     merged = own.merge_and_unload()
     assert ps.Chain([merged, "w4"], [3], pack=True).generate(ids, 12).sequences.equal(wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("LoraConfig", {"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
+        ("PolyConfig", {"n_tasks": 2}, "POLY"),
+    ],
+)
+def test_adapters_that_their_wrapper_takes_part_in(kind: str, options: Any, said: str) -> None:
+    peft = pytest.importorskip("peft")
+    options = {"task_type": "CAUSAL_LM", "r": 4, "target_modules": ["q_proj"], **options}
+    own = peft.get_peft_model(model(), getattr(peft, kind)(**options)).eval()
+    with pytest.raises(ValueError, match=f"PeftModelForCausalLM: .*'default' .*{said}"):
+        ps.Chain([own])
 
 
 def test_layers_of_one_input_are_one_product() -> None:
