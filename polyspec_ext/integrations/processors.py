@@ -12,14 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import operator
-import random
-import types
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from transformers import (
     LogitNormalization,
@@ -64,9 +59,12 @@ def require_applicable(processor: Any) -> None:
 
     Raises:
         TypeError: not a callable of input_ids and scores.
-        ValueError: the result depends on more than prefix and scores; the message says on which.
+        ValueError: the result depends on more than prefix and scores, or a user's processor does
+            not state by `function_of_prefix` that it does not.
     """
     name = type(processor).__name__
+    if not callable(processor):
+        raise TypeError(f"logits_processor: expected callables, given {name}")
     for base in type(processor).__mro__:
         reason = REFUSED_PROCESSORS.get(base.__name__)
         if reason is not None and _of_transformers(base):
@@ -76,8 +74,6 @@ def require_applicable(processor: Any) -> None:
             )
     if getattr(processor, "_num_beams", 1) not in (None, 1):
         raise ValueError(f"{name}: expected 1 beam, given {processor._num_beams}")
-    if not callable(processor):
-        raise TypeError(f"logits_processor: expected callables, given {name}")
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(processor).parameters.values()
     needed = [p for p in parameters if p.default is p.empty and p.kind not in kinds]
@@ -85,6 +81,14 @@ def require_applicable(processor: Any) -> None:
         names = ", ".join(p.name for p in needed[2:])
         raise TypeError(
             f"{name}: expected arguments input_ids and scores, given one that needs {names} as well"
+        )
+    own = _users_part(processor)
+    if own is not None and not getattr(own, "function_of_prefix", False):
+        name = name if own is processor else "prefix_allowed_tokens_fn"
+        raise ValueError(
+            f"{name}: a chain calls it for drafted positions too, row by row; if its result "
+            "follows from a row's prefix and scores alone, set its attribute function_of_prefix = "
+            "True"
         )
 
 
@@ -150,15 +154,10 @@ class TransformersProcessors:
     """Processors of `transformers` as `LogitsProcessors`.
 
     Their inputs are the same as in `generate`: float32 scores of the target's vocabulary, on the
-    device of input_ids, and prefixes padded on the left. A processor that may depend on the row's
-    number is called with copies of the row for the whole batch: a user's processor, unless its
-    attribute `function_of_prefix` says that a row's scores follow from its prefix and scores alone,
-    and processors of transformers with an entry for each row.
-
-    A processor must not keep state between calls. The first position is computed twice, and scores
-    and state (`call_state`) must be the same. Later the state of users' processors is compared
-    again from time to time: only a memo in a dict or set may grow. `function_of_prefix` turns
-    these checks off.
+    device of input_ids, and prefixes padded on the left. A row's scores must follow from its prefix
+    and scores alone, which a user's processor states by the attribute `function_of_prefix`.
+    Processors of transformers with an entry for each row are called with copies of the row for the
+    whole batch.
 
     A draft level's smaller vocabulary is padded with -inf. If a processor fails on a drafted text,
     or leaves a draft level no token, the level drafts from its unprocessed logits. This is exact:
@@ -197,9 +196,6 @@ class TransformersProcessors:
         self._device = padding[0].device
         count = len(prompts)
         self._steps = [[_step(p, row, count) for p in processors] for row in range(count)]
-        self._unproved = [p for p in processors if not _vouched(p)]
-        self._watched: list[tuple[str, Any, State]] = []
-        self._calls = 0
         self._keep, self._committed = keep, committed
         self.given: dict[int, torch.Tensor] = {}
 
@@ -210,9 +206,8 @@ class TransformersProcessors:
         """Apply the processors as `LogitsProcessors.apply`; float32.
 
         Raises:
-            ValueError: a processor keeps state, or does not return scores. A processor's errors
-                are raised with a note of processor, request and position, unless no text can reach
-                the position.
+            ValueError: a processor does not return scores. A processor's errors are raised with a
+                note of processor, request and position, unless no text can reach the position.
         """
         count, width = logits.shape
         if self._keep:
@@ -223,8 +218,6 @@ class TransformersProcessors:
         scores = torch.nn.functional.pad(plain, (0, short), value=_NEGATIVE) if short else plain
         ids = torch.cat([self._padding[row], prefix.to(self._device, torch.int64)])[None]
         first = ids.shape[1] - count + 1  # length of the first row's prefix
-        if self._unproved:
-            self._prove(ids[:, :first], scores[:1], row)
         failed: Exception | None = None
         for step in self._steps[row]:
             done: list[torch.Tensor] = []
@@ -246,9 +239,6 @@ class TransformersProcessors:
             scores = torch.cat([scores, plain[scores.shape[0] :]])
         if drafting:
             scores = torch.where(torch.isneginf(scores).all(-1, keepdim=True), plain, scores)
-        self._calls += 1
-        if self._calls & (self._calls - 1) == 0:  # at powers of 2: state may be large
-            self.require_unchanged()
         return scores.to(logits.device)
 
     def _call(
@@ -276,48 +266,6 @@ class TransformersProcessors:
         drafted = ids[first:reached, None]
         return bool(torch.isneginf(scores.gather(1, drafted)).any())
 
-    def _prove(self, ids: torch.Tensor, scores: torch.Tensor, row: int) -> None:
-        """Check each processor once, by two calls with the same arguments: scores and state must
-        not differ. Watch the state of users' processors from now on."""
-        unproved, self._unproved = self._unproved, []
-        for processor in unproved:
-            step = _step(processor, row, len(self._prompts))
-            seen, repeated = ids.repeat(step.rows, 1), scores.repeat(step.rows, 1)
-            once = self._call(step, seen, repeated.clone(), row, ids.shape[1])
-            before = call_state(processor)
-            try:
-                again = self._call(step, seen, repeated.clone(), row, ids.shape[1])
-            except Exception as error:
-                add_note(error, "called again with the same arguments, as a chain may do")
-                raise
-            if not torch.equal(once.nan_to_num(), again.nan_to_num()):
-                raise _stateful(step.name, "called again, it returned other scores")
-            if (path := difference(before, call_state(processor))) is not None:
-                raise _stateful(step.name, f"every call changes its state {path}")
-            thing = _users_part(processor)
-            if thing is not None:
-                self._watched.append((step.name, thing, call_state(thing)))
-
-    def require_unchanged(self) -> None:
-        """Refuse processors that changed state during calls; a memo of results may grow.
-
-        Raises:
-            ValueError: names the processor and its state.
-        """
-        for i, (name, thing, before) in enumerate(self._watched):
-            after = call_state(thing)
-            if (path := difference(before, after, len(self._prompts))) is not None:
-                raise _stateful(name, f"its calls have changed its state {path}")
-            self._watched[i] = name, thing, after
-
-
-def _stateful(name: str, reason: str) -> ValueError:
-    return ValueError(
-        f"{name}: expected a function of prefix and scores, which a chain can apply to drafted "
-        f"positions; {reason}. If its scores are such a function of each row alone, give it an "
-        "attribute function_of_prefix = True"
-    )
-
 
 def _users_part(processor: Any) -> Any:
     if not _of_transformers(type(processor)):
@@ -325,13 +273,9 @@ def _users_part(processor: Any) -> Any:
     return getattr(processor, "_prefix_allowed_tokens_fn", None)
 
 
-def _vouched(processor: Any) -> bool:
-    return bool(getattr(_users_part(processor), "function_of_prefix", False))
-
-
 def _step(processor: Any, row: int, count: int) -> _Step:
     """Return the step of a processor for row `row` of `count`."""
-    name, rows = type(processor).__name__, 1 if _vouched(processor) else count
+    name, rows = type(processor).__name__, 1
     if _of_transformers(type(processor)):
         ignored = getattr(processor, "prompt_ignore_length", None)
         if isinstance(ignored, torch.Tensor) and ignored.shape == (count,):
@@ -341,9 +285,8 @@ def _step(processor: Any, row: int, count: int) -> _Step:
         if allowed is not None and hasattr(processor, "_num_beams"):
             processor = copy.copy(processor)
             processor._prefix_allowed_tokens_fn = functools.partial(_for_row, allowed, row)
-            rows = 1
-        elif not any(_by_row(value, count) for value in vars(processor).values()):
-            rows = 1
+        elif any(_by_row(value, count) for value in vars(processor).values()):
+            rows = count
     return _Step(processor, rows, name)
 
 
@@ -355,146 +298,3 @@ def _by_row(value: Any, count: int) -> bool:
 
 def _for_row(allowed: Callable[[int, Any], Any], row: int, _: int, sent: Any) -> Any:
     return allowed(row, sent)
-
-
-# ---- state of a callable -------------------------------------------------------------------------
-
-# State by path. The steps of a path are ".name", "[index]" and, of dicts and sets, "{key}".
-State = dict[tuple[str, ...], object]
-
-# Packages with functions and classes that keep no state between calls.
-_LIBRARIES = ("builtins", "collections", "functools", "numpy", "torch", "transformers", "typing")
-_MOST = 1_000_000  # entries; more take seconds to compare
-
-
-def call_state(thing: object) -> State:
-    """Return the state of `thing` by path: attributes, slots, entries, closure variables, defaults
-    and, for functions, the module globals that they name.
-
-    Weights of modules are compared by version, other tensors and arrays by content, and objects
-    that Python cannot inspect (for example of compiled libraries) by type.
-
-    Raises:
-        ValueError: too many entries to compare.
-    """
-    state: State = {}
-    seen: dict[int, object] = {}  # keeps its values alive, so that no id is used twice
-    pending: deque[tuple[tuple[str, ...], object]] = deque([((), thing)])
-    while pending:
-        path, value = pending.popleft()
-        state[path] = _shown(value)
-        if len(state) > _MOST:
-            raise ValueError(f"expected at most {_MOST} entries of state to compare, given more")
-        if id(value) not in seen:
-            seen[id(value)] = value
-            pending += [((*path, step), child) for step, child in _parts(value)]
-    return state
-
-
-def difference(before: State, after: State, rows: int = 0) -> str | None:
-    """Return the path of a difference, or None.
-
-    Args:
-        rows: if above 0, entries added to a dict or set are a memo of results and no difference,
-            unless their key is a row number below `rows`.
-    """
-    for path, value in before.items():
-        if path not in after or after[path] != value:
-            return _named(path)
-    numbers = {f"{{{row}}}" for row in range(rows)}
-    for path in after.keys() - before.keys():
-        added = next(path[:i] for i in range(1, len(path) + 1) if path[:i] not in before)[-1]
-        if not rows or not added.startswith("{") or added in numbers:
-            return _named(path)
-    return None
-
-
-def _named(path: tuple[str, ...]) -> str:
-    return "".join(path).lstrip(".") or "what it holds"
-
-
-def _shown(value: Any) -> object:
-    """Return the content of a value for comparison, without entries and attributes."""
-    if isinstance(value, bool | int | str | bytes | None):
-        return value
-    if isinstance(value, float | complex | type | types.ModuleType):
-        return repr(value)  # NaN is not equal to itself
-    kind = type(value).__qualname__
-    if isinstance(value, torch.Tensor):
-        return kind, tuple(value.shape), str(value.dtype), _content(value)
-    if isinstance(value, numpy.ndarray | numpy.generic):
-        return kind, value.shape, str(value.dtype), hash(value.tobytes())
-    if isinstance(value, torch.Generator):
-        return kind, hash(value.get_state().numpy().tobytes())
-    if isinstance(value, random.Random):
-        return kind, hash(value.getstate())
-    if isinstance(value, types.GeneratorType):
-        return kind, value.gi_frame and value.gi_frame.f_lasti
-    if isinstance(value, Iterator):
-        return repr(value), operator.length_hint(value, -1)
-    return kind
-
-
-def _content(tensor: torch.Tensor) -> int:
-    version = 0 if tensor.is_inference() else tensor._version
-    if isinstance(tensor, torch.nn.Parameter) or tensor.is_meta or tensor.layout != torch.strided:
-        return version
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return hash(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
-
-
-def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(value, str | bytes | torch.Tensor | numpy.ndarray | type | types.ModuleType):
-        return
-    if isinstance(value, Mapping):
-        yield from ((f"{{{key!r}}}", child) for key, child in value.items())
-    elif isinstance(value, Set):
-        yield from ((f"{{{key!r}}}", True) for key in value)
-    elif isinstance(value, list | tuple | deque):
-        yield from ((f"[{i}]", child) for i, child in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, types.MethodType):
-        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
-    elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
-        yield from ((f".{name}", child) for name, child in value.gi_frame.f_locals.items())
-    elif isinstance(value, numpy.random.Generator):
-        yield ".state", value.bit_generator.state
-    elif isinstance(value, types.FunctionType):
-        yield from _variables(value)
-    yield from ((f".{name}", child) for name, child in _attributes(value).items())
-
-
-def _attributes(value: Any) -> dict[str, object]:
-    """Return the attributes and slots of an object, and the attributes of its class."""
-    attributes = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        if not _of_library(kind):
-            for name, attribute in vars(kind).items():
-                if isinstance(attribute, types.MemberDescriptorType):
-                    attributes.setdefault(name, getattr(value, name, None))
-                elif name == "__call__" or not (name.startswith("__") and name.endswith("__")):
-                    attributes.setdefault(name, attribute)
-    return attributes
-
-
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield the variables of a function that outlive its calls."""
-    if _of_library(function):
-        return
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType():  # an empty cell has no contents
-            yield f".{name}", cell.cell_contents
-    yield ".__defaults__", function.__defaults__
-    yield ".__kwdefaults__", function.__kwdefaults__
-    codes = [code, *(inner for inner in code.co_consts if isinstance(inner, types.CodeType))]
-    for name in sorted({name for code in codes for name in code.co_names}):
-        value = function.__globals__.get(name)
-        other = isinstance(value, types.FunctionType) and value.__module__ != function.__module__
-        if value is not None and not other:
-            yield f".{name}", value
-
-
-def _of_library(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", None)).split(".")[0] in _LIBRARIES

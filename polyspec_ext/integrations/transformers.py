@@ -263,8 +263,6 @@ class _Run:
                     self._ask(ready)
                     ready = self.asked
                 self._stream(ready)
-            if self.processors is not None:
-                self.processors.require_unchanged()
         finally:
             self.chain.owner.end(batch)
             if self.processors is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import small_models
 import torch
+from calls import function_of_prefix
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
@@ -94,6 +95,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 DETAILS = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
 
 
+@function_of_prefix
 def allowed(row: int, sent: torch.Tensor) -> list[int]:
     """Depends on the row and, for its parity, on the text."""
     return [t for t in range(2, V) if (t + row + len(sent)) % 3]
@@ -293,6 +295,7 @@ def test_streamer(inputs: dict[str, Any], chain: ps.Chain, target: LlamaForCausa
 def test_a_failing_processor(place: int, chain: ps.Chain, target: LlamaForCausalLM) -> None:
     """Its error is passed on with a note, where the target gets."""
 
+    @function_of_prefix
     def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] >= place:
             raise KeyError("broken")
@@ -312,6 +315,7 @@ def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
     text = target.generate(**options)[0].tolist()
     asked = 0
 
+    @function_of_prefix
     def grammar(_: int, sent: torch.Tensor) -> list[int]:
         nonlocal asked
         asked += 1
@@ -319,8 +323,6 @@ def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
         if text[: len(known)] != known:
             raise KeyError("not in the grammar")
         return text[len(known) : len(known) + 1] or [2]
-
-    grammar.function_of_prefix = True  # type: ignore[attr-defined]
 
     class Stubborn:
         name = "stubborn"
@@ -337,6 +339,7 @@ def test_drafts_that_a_grammar_does_not_know(target: LlamaForCausalLM) -> None:
 
 
 def test_a_streamer_ends_with_an_error(chain: ps.Chain) -> None:
+    @function_of_prefix
     def broken(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] > 7:
             raise KeyError("broken")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
-import re
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy
 import pytest
 import torch
+from calls import function_of_prefix
 from small_models import llama
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as lp
@@ -53,21 +48,18 @@ def prefix_of(row: int) -> torch.Tensor:
     return torch.tensor(PROMPTS[row][PADDING[row] :] + NEW[row])
 
 
+@function_of_prefix
 def allowed(row: int, sent: torch.Tensor) -> list[int]:
     assert sent[0] == PROMPTS[row][0]
     return [row, int(sent[-1]), 7]
 
 
-def biased(rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A processor of one's own that depends on the row's number and writes in place."""
-
-    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        assert len(scores) == rows
-        for row in range(rows):
-            scores[row, row + 2] += 3 + input_ids.shape[1]
-        return scores
-
-    return processor
+@function_of_prefix
+def biased(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A processor of one's own that writes in place."""
+    for row, ids in enumerate(input_ids):
+        scores[row, int(ids[-1])] += 3 + len(ids)
+    return scores
 
 
 IGNORED = torch.tensor(PADDING)
@@ -105,13 +97,13 @@ OWN: dict[str, Callable[[], list[Any]]] = {
             GenerationConfig(eos_token_id=1, no_timestamps_token_id=8), begin_index=5
         )
     ],
-    "own": lambda: [biased(2)],
+    "own": lambda: [biased],
     "several": lambda: [
         lp.RepetitionPenaltyLogitsProcessor(1.7),
         lp.NoRepeatNGramLogitsProcessor(2),
         lp.TemperatureLogitsWarper(0.7),
         lp.TopPLogitsWarper(0.8),
-        biased(2),
+        biased,
         lp.TypicalLogitsWarper(0.9),
         lp.LogitNormalization(),
     ],
@@ -185,6 +177,7 @@ def test_padding_is_ignored_where_generate_ignores_it() -> None:
 
 
 def test_the_logits_stay_as_they_are() -> None:
+    @function_of_prefix
     def zero(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.zero_()
 
@@ -218,10 +211,11 @@ def test_a_smaller_vocabulary() -> None:
 def test_a_draft_with_no_token_left_drafts_from_its_own_logits(width: int) -> None:
     """Forced to a token that it does not have, or (beyond what is committed) to none at all."""
 
+    @function_of_prefix
     def nothing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -math.inf)
 
-    only = lp.PrefixConstrainedLogitsProcessor(lambda _, sent: [V - 1], 1)
+    only = lp.PrefixConstrainedLogitsProcessor(function_of_prefix(lambda _, sent: [V - 1]), 1)
     logits = torch.randn(1, width)
     processor = only if width < V else nothing
     out = make([processor], committed=[3, 5]).apply(logits, prefix_of(1)[:6], 1)
@@ -231,6 +225,7 @@ def test_a_draft_with_no_token_left_drafts_from_its_own_logits(width: int) -> No
         assert torch.isneginf(out).all()
 
 
+@function_of_prefix
 def failing(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Knows texts up to seven tokens, padding included."""
     if input_ids.shape[1] > 7:
@@ -259,6 +254,7 @@ def test_a_failure_on_a_drafted_text(committed: list[int], first: int, raises: b
 def test_a_failure_where_no_text_gets(why: str) -> None:
     """Behind an EOS, or a token that the processors themselves have ruled out."""
 
+    @function_of_prefix
     def never_six(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores.index_fill(1, torch.tensor(6), -math.inf)
 
@@ -275,203 +271,33 @@ def test_a_failure_where_no_text_gets(why: str) -> None:
 # ---- what cannot be applied ----------------------------------------------------------------------
 
 
-CALLS = 0
-
-
-class Counting:
-    """Counts its calls in a `state` of any kind, by `count`."""
-
-    shared: ClassVar[list[int]] = [0]
-    __slots__ = ("__dict__", "count", "slot", "state")
-
-    def __init__(self, state: Any, count: Callable[[Any], Any]) -> None:
-        self.state, self.count, self.slot = state, count, 0
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.count(self)
-        return scores
-
-
-def add(owner: Any, key: Any = 0) -> None:
-    owner[key] = owner[key] + 1
-
-
-def of_function(function: Callable[[], Any]) -> Callable[[Any, Any], Any]:
-    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        function()
-        return scores
-
-    return processor
-
-
-def closure() -> Any:
-    calls = 0
-
-    def count() -> None:
-        nonlocal calls
-        calls += 1
-
-    return of_function(count)
-
-
-def count_globally(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    global CALLS
-    CALLS += 1
-    return scores
-
-
-def count_in_default(ids: Any, scores: torch.Tensor, calls: Any = SimpleNamespace(n=0)) -> Any:  # noqa: B008
-    calls.n += 1
-    return scores
-
-
-def numbers() -> Any:
-    number = 0
-    while True:
-        yield number
-        number += 1
-
-
-def held(state: Any, count: Callable[[Any], Any]) -> Callable[[], Any]:
-    return lambda: Counting(state, lambda self: count(self.state))
-
-
-# Processors whose state follows their calls, with the path at which that shows.
-STATEFUL: dict[str, tuple[Callable[[], Any], str]] = {
-    "int": (lambda: Counting(0, lambda own: setattr(own, "state", own.state + 1)), "state"),
-    "list": (held([0], add), "state[0]"),
-    "longer list": (held([], lambda state: state.append(1)), "state[1]"),
-    "dict": (held({0: 0}, add), "state{0}"),
-    "set": (held({1}, lambda state: state.add(len(state) + 1)), "state{3}"),
-    "tensor": (held(torch.zeros(3), add), "state"),
-    "bfloat16": (held(torch.zeros(1, dtype=torch.bfloat16), add), "state"),
-    "array": (held(numpy.zeros(2), add), "state"),
-    "nested": (held([({"a": deque([0])},)], lambda state: add(state[0][0]["a"])), "state"),
-    "module": (held(torch.nn.BatchNorm1d(1), lambda m: m.running_mean.add_(1)), "state"),
-    "object": (held(SimpleNamespace(n=0), lambda state: add(vars(state), "n")), "state.n"),
-    "slot": (lambda: Counting(0, lambda own: setattr(own, "slot", own.slot + 1)), "slot"),
-    "class": (lambda: Counting(0, lambda own: add(type(own).shared)), "shared[0]"),
-    "itself": (held(recursive := [0], lambda _: add(recursive)), "state[0]"),
-    "closure": (closure, "function.calls"),
-    "list in a closure": (lambda: of_function(partial(add, [0])), "function.args[0][0]"),
-    "method": (lambda: of_function(Holder().count), ""),
-    "global": (lambda: count_globally, "CALLS"),
-    "default": (lambda: count_in_default, "__defaults__[0].n"),
-    "partial": (
-        lambda: partial(count_in_default, calls=SimpleNamespace(n=0)),
-        "keywords{'calls'}.n",
-    ),
-    "counter": (held(itertools.count(), next), "state"),
-    "iterator": (held(iter(range(9)), next), "state"),
-    "generator": (held(numbers(), next), "state.numbe"),
-    "random": (held(random.Random(0), lambda state: state.random()), "state"),
-    "torch's random": (held(torch.Generator(), lambda g: torch.rand(1, generator=g)), "state"),
-    "numpy's random": (held(numpy.random.default_rng(0), lambda g: g.random()), "state"),
-    "allowed": (
-        lambda: lp.PrefixConstrainedLogitsProcessor(Holder().allowed, 1),
-        "_prefix_allowed_tokens_fn",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_a_state_that_follows_the_calls_is_refused(name: str) -> None:
-    build, path = STATEFUL[name]
-    processor = build()
-    with pytest.raises(ValueError, match=re.escape(f"every call changes its state {path}")):
-        make([processor]).apply(torch.randn(2, V), prefix_of(1), 1)
-
-
-def test_scores_that_follow_the_calls_are_refused() -> None:
-    """By a state that Python does not see."""
-    with pytest.raises(ValueError, match=r"function: .*called again, it returned other scores"):
-        make([lambda ids, scores: scores + torch.rand(1)]).apply(torch.randn(2, V), prefix_of(1), 1)
-
-
-@pytest.mark.parametrize("state", [[0], {5: 0}, {0}])
-def test_a_state_that_begins_later_is_refused(state: Any) -> None:
-    """Behind a token that the prompt lacks; the end of a call asks as well."""
-    path = {list: "state[0]", dict: "state{5}", set: "state{1}"}[type(state)]
-
-    def thinking(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if 4 in ids[0, 6:]:
-            state.add(1) if isinstance(state, set) else add(state, 5 if 5 in state else 0)
-        return scores
-
-    ours = make([thinking])
-
-    def call() -> None:
-        for end in range(4, 7):
-            ours.apply(torch.randn(1, V), prefix_of(0)[:end], 0)
-        ours.require_unchanged()
-
-    with pytest.raises(ValueError, match=re.escape(f"its calls have changed its state {path}.")):
-        call()
-
-
-class Holder:
-    n = 0
-
-    def count(self) -> None:
-        self.n += 1
-
-    def allowed(self, row: int, sent: torch.Tensor) -> list[int]:
-        self.n += 1
-        return [1]
-
-
-def test_what_is_no_state() -> None:
-    """A memo of results, what the first call makes, what each makes anew, and not a number."""
-
-    class Grammar:
-        def __init__(self) -> None:
-            self.memo: dict[Any, list[int]] = {}
-            self.known: set[str] = set()
-            self.mask: torch.Tensor | None = None
-            self.limit, self.me = math.nan, self
-
-        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            if self.mask is None:
-                self.mask = torch.zeros(scores.shape[1])
-            self.scratch = [torch.full((2,), math.nan)]
-            self.limit = float("nan")
-            self.memo.setdefault(tuple(ids[0].tolist()), [*ids[0].tolist()])
-            self.known.add(str(ids.tolist()))
-            return scores + self.mask
-
-    ours = make([Grammar(), lp.WatermarkLogitsProcessor(V, "cpu", context_width=2)])
-    for end in range(3, 7):
-        for row in range(2):
-            ours.apply(torch.randn(2, V), prefix_of(row)[:end], row)
-    ours.require_unchanged()
-
-
-def test_what_is_said_to_be_a_function_of_the_prefix() -> None:
-    """It may keep state, and is called with one row: a batch costs what its rows cost."""
+@pytest.mark.parametrize("stated", [False, True])
+def test_a_users_processor_states_what_it_depends_on(stated: bool) -> None:
+    """And is called with one row. A subclass of transformers' own is a user's as well."""
     rows = []
 
-    def vouched(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    class Penalty(lp.RepetitionPenaltyLogitsProcessor):
+        function_of_prefix = stated
+
+    def own(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows.append(len(ids))
         return scores + 1
 
-    vouched.function_of_prefix = True  # type: ignore[attr-defined]
+    own.function_of_prefix = stated  # type: ignore[attr-defined]
     logits = torch.randn(2, V)
-    assert torch.equal(make([vouched]).apply(logits, prefix_of(1), 1), logits + 1)
-    assert rows == [1, 1]
-
-
-def test_an_exception_of_the_second_call_is_passed_on() -> None:
-    calls: list[int] = []
-
-    def fragile(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        if len(calls) > 1:
-            raise KeyError("one text only")
-        return scores
-
-    with pytest.raises(KeyError, match="one text only") as error:
-        make([fragile]).apply(torch.randn(2, V), prefix_of(1), 1)
-    assert error.value.__notes__[1].startswith("called again with the same arguments")
+    prefix = partial(own)
+    for processor, name in (
+        (own, "function"),
+        (Penalty(1.5), "Penalty"),
+        (lp.PrefixConstrainedLogitsProcessor(lambda row, sent: [1], 1), "prefix_allowed_tokens_fn"),
+        (prefix, "partial"),
+    ):
+        if stated and name in ("function", "Penalty"):
+            make([processor]).apply(logits, prefix_of(1), 1)
+        else:
+            with pytest.raises(ValueError, match=f"^{name}: .*set its attribute function_of_pre"):
+                take_apart([processor], True)
+    assert rows == ([1, 1] if stated else [])
 
 
 def synth_id() -> Any:
@@ -518,15 +344,17 @@ def test_more_arguments_than_prefix_and_scores() -> None:
         require_applicable(beams)
     with pytest.raises(TypeError, match="expected callables, given int"):
         require_applicable(3)
-    require_applicable(lambda input_ids, scores, extra=None, **more: scores)
+    require_applicable(function_of_prefix(lambda input_ids, scores, extra=None, **more: scores))
 
 
 @pytest.mark.parametrize(
     ("returned", "text"), [(None, "given NoneType"), (torch.zeros(V), r"given \[13\]")]
 )
 def test_what_is_no_row_of_scores(returned: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=r"function: .*shape \[2, 13\], " + text):
-        make([lambda input_ids, scores: returned]).apply(torch.randn(1, V), prefix_of(0), 0)
+    with pytest.raises(ValueError, match=r"function: .*shape \[1, 13\], " + text):
+        make([function_of_prefix(lambda ids, scores: returned)]).apply(
+            torch.randn(1, V), prefix_of(0), 0
+        )
 
 
 # ---- temperature and filters ---------------------------------------------------------------------

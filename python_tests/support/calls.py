@@ -84,3 +84,9 @@ def ragged_trees(call: dict[str, Any]) -> dict[str, Any]:
     for name in ("draft_tokens", "parents"):
         made[name] = pad(call[name], (0, 1), value=-9)[mask]
     return made
+
+
+def function_of_prefix(call: Any) -> Any:
+    """Have a processor state that its scores follow from prefix and scores alone."""
+    call.function_of_prefix = True
+    return call
