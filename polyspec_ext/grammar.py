@@ -53,7 +53,13 @@ class Grammar:
         form = _tokenizer(tokenizer)
         failed, messages = library.LLMatcher.validate_grammar_with_warnings(source, form)
         if failed:
-            raise ValueError(f"{name}: expected a valid grammar: {messages[0].strip()}")
+            message = messages[0].strip()
+            if "coerce_one_of" in message:  # an option of llguidance, which no caller has
+                message = (
+                    "the branches of oneOf must exclude each other, by a required property with "
+                    "another constant in each: use anyOf"
+                )
+            raise ValueError(f"{name}: expected a valid grammar: {message}")
         self._eos = frozenset(form.eos_tokens)
         # The state of the empty text; each request gets a copy, which shares the compiled grammar.
         self._start = library.LLMatcher(form, source, log_level=0)
@@ -88,7 +94,7 @@ class Grammar:
         if whitespace:
             overrides["whitespace_pattern"] = r"[\x20\x0A\x0D\x09]{0,20}"
         source = _llguidance().LLMatcher.grammar_from_json_schema(
-            json.dumps(dict(schema)), overrides=overrides
+            json.dumps(_tagged(dict(schema))), overrides=overrides
         )
         return cls(source, tokenizer, name="schema")
 
@@ -234,6 +240,21 @@ class GrammarMatcher(MaskSource):
         if self._matcher.is_accepting():
             words |= _mask_of(self._eos, len(words))
         return words
+
+
+def _tagged(schema: Any) -> Any:
+    """Return a schema in which the branches of a `oneOf` with a discriminator require it, as
+    pydantic does, which leaves out properties with defaults: so the branches exclude each other."""
+    if isinstance(schema, list):
+        return [_tagged(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    node = {key: _tagged(value) for key, value in schema.items()}
+    tag, branches = node.get("discriminator"), node.get("oneOf")
+    if isinstance(branches, list) and isinstance(tag, dict) and "propertyName" in tag:
+        required = {"required": [tag["propertyName"]]}
+        node["oneOf"] = [{"allOf": [branch, required]} for branch in branches]
+    return node
 
 
 def _mask_of(ids: Collection[int], least: int = 0) -> Words:

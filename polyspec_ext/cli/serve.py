@@ -13,7 +13,7 @@ from typing import Any
 from . import options
 
 _KEY = "POLYSPEC_API_KEY"
-_HEAD_SECONDS = 10.0  # limit for the headers of a connection's first request
+_HEAD_SECONDS = 10.0  # limit for the headers of a request
 _FLUSH_SECONDS = 5  # limit for clients to read answers when the server ends
 _UNREAD_SECONDS = 60  # limit for a client that reads nothing
 
@@ -68,10 +68,15 @@ def run(args: argparse.Namespace) -> int:
         require_extra()
     except ImportError as error:
         raise RuntimeError(str(error)) from error
-    key = args.api_key or os.environ.get(_KEY)
+    key = os.environ.get(_KEY) if args.api_key is None else args.api_key
+    if key is not None and not key.strip():
+        name = "api_key" if args.api_key is not None else _KEY
+        raise ValueError(f"{name}: expected at least 1 character, given none: set it or remove it")
     hosts = None
     if _is_loopback(args.host):
         hosts = ["127.0.0.1", "localhost", args.host, *args.allow_host]
+        if ":" in args.host:  # as printed and as clients shorten it
+            hosts.append(str(ipaddress.ip_address(args.host)))
     elif key is None:
         print("note: anyone who reaches this machine may use it; --api-key", file=sys.stderr)
     listener = _listen(args.host, args.port)  # before models are loaded, which takes long
@@ -115,25 +120,34 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(endpoint: Any, listener: socket.socket, verbose: bool) -> None:
-    """Serve until SIGINT or SIGTERM, then refuse new requests and finish running requests."""
-    import uvicorn
+def protocol(seconds: float) -> Any:
+    """Return uvicorn's HTTP protocol that closes a connection without the head of a request within
+    `seconds` from its beginning, or from the end of its latest answer."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):  # type: ignore[misc]
-        """HTTP that closes connections without a request."""
-
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.loop.call_later(_HEAD_SECONDS, self._require_head)
+            self.loop.call_later(seconds, self._require_head, None)
 
-        def _require_head(self) -> None:
-            if self.cycle is None:
+        def on_response_complete(self) -> None:
+            self.loop.call_later(seconds, self._require_head, self.cycle)
+            super().on_response_complete()
+
+        def _require_head(self, latest: object) -> None:
+            if self.cycle is latest:
                 self.transport.close()
+
+    return Protocol
+
+
+async def _serve(endpoint: Any, listener: socket.socket, verbose: bool) -> None:
+    """Serve until SIGINT or SIGTERM, then refuse new requests and finish running requests."""
+    import uvicorn
 
     config = uvicorn.Config(
         endpoint.app,
-        http=Protocol,
+        http=protocol(_HEAD_SECONDS),
         ws="none",
         log_level="info" if verbose else "warning",
         server_header=False,

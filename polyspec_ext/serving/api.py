@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import importlib
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,8 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 _BODY_SECONDS = 30.0  # limit of receiving a body
 # The page loads nothing from other hosts, whatever text a model writes.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; " \
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"  # fmt: skip
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; " \
+    "frame-ancestors 'none'"  # fmt: skip
 _Receive = Callable[[], Awaitable[Any]]
 _Send = Callable[[Any], Awaitable[None]]
 
@@ -75,9 +77,9 @@ class Endpoint:
         server: for the exclusive use of the endpoint.
         tokenizer: the target's.
         name: model name in the API.
-        api_key: bearer token that clients must send; None: no authentication.
+        api_key: bearer token that clients must send, not empty; None: no authentication.
         limits: limits of a request.
-        hosts: accepted Host headers; None: any.
+        hosts: accepted names and addresses in Host headers; None: any.
 
     Attributes:
         model: the served model.
@@ -112,7 +114,9 @@ class Endpoint:
         )
         self._server, self._engine = server, AsyncServer(server)
         self._metrics = Metrics(name, server)
-        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        if api_key is not None and not api_key.strip():
+            raise ValueError("api_key: expected at least 1 character, given none")
+        self._key = None if api_key is None else api_key.encode()
         self._reader = ThreadPoolExecutor(1, "polyspec reader")  # tokenizers are not thread-safe
         self._created = int(time.time())
         self.ending, self.active, self._failed = False, 0, False
@@ -126,11 +130,10 @@ class Endpoint:
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.requests import ClientDisconnect
         from starlette.routing import Route
 
-        checks = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts else []
+        checks = [Middleware(_Hosts, hosts=hosts)] if hosts else []
         return Starlette(
             routes=[
                 Route("/", self._page),
@@ -203,12 +206,13 @@ class Endpoint:
     # ---- requests --------------------------------------------------------------------------------
 
     def _require_key(self, request: Request) -> None:
-        credentials = request.headers.get("authorization", "").encode("latin-1")
-        if self._key is not None and not hmac.compare_digest(credentials, self._key):
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        same = self._key is None or hmac.compare_digest(token.strip().encode("latin-1"), self._key)
+        if self._key is not None and not (same and scheme.lower() == "bearer"):
             raise Refusal(
                 401,
                 "authorization: expected the API key as a bearer token, given "
-                f"{'another' if credentials else 'none'}",
+                f"{'another' if scheme else 'none'}",
                 code="invalid_api_key",
             )
 
@@ -332,6 +336,23 @@ class Endpoint:
         """End a request at a stop string; its last event follows."""
         self._complete.add(request)
         self._server.abort(request)
+
+
+class _Hosts:
+    """A check of Host headers before the application."""
+
+    def __init__(self, app: Any, hosts: Sequence[str]) -> None:
+        self._app, self._hosts = app, {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+            name = re.sub(r":\d*$", "", host) if host.startswith("[") else host.partition(":")[0]
+            if name.strip("[]") not in self._hosts:
+                text = f"host: expected {' or '.join(sorted(self._hosts))}, given {host!r}"
+                app = _error(Refusal(400, text))
+        await app(scope, receive, send)
 
 
 class _Reply:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from .. import arguments
 from ..chat import StopStrings, chat_text, has_template, texts_after
+from ..errors import RequestError
 from ..grammar import Grammar
 from ..rules import LogitsRules
 from ..sampling import row_seeds
@@ -107,6 +108,7 @@ class Model:
         context: maximum tokens of prompt and answer; None: no limit.
         prompt_limit: maximum tokens of a prompt; None: no limit.
         choices: maximum choices of a request, prompts times `n`.
+        longest: maximum characters of a token.
     """
 
     name: str
@@ -116,6 +118,32 @@ class Model:
     context: int | None = None
     prompt_limit: int | None = None
     choices: int = 128
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", max(map(len, self.tokenizer.get_vocab())))
+
+    def encoded(self, name: str, text: str, **options: Any) -> list[int]:
+        """Return the tokens of a text of a request.
+
+        Raises:
+            Refusal: the text is too long for the context, which needs no tokens.
+        """
+        limit = self.limit
+        if limit is not None and len(text) > limit * self.longest:
+            raise _too_long(name, limit, f"a text of {len(text)} characters")
+        return list(self.tokenizer(text, **options)["input_ids"])
+
+    @property
+    def limit(self) -> int | None:
+        """Maximum tokens of a prompt; None: no limit."""
+        limits = [limit for limit in (self.context, self.prompt_limit) if limit is not None]
+        return min(limits, default=None)
+
+
+def _too_long(name: str, limit: int, given: str) -> Refusal:
+    text = f"{name}: expected at most {limit} tokens, given {given}"
+    return Refusal(400, text, code="context_length_exceeded")
 
 
 @dataclass
@@ -128,6 +156,7 @@ class Wanted:
         options: keyword arguments of `Server.add` for each choice, prompt by prompt.
         stop: strings that end an answer.
         logprobs: number of alternatives for each token; None: no log-probabilities.
+        grammar: name of the field with the grammar.
         echoes: for each prompt the text to repeat before its answers.
         stream, include_usage: as in the API.
         levels: add the level of each token to the answer, for the page.
@@ -138,6 +167,7 @@ class Wanted:
     options: list[dict[str, Any]] = field(default_factory=list)
     stop: list[str] = field(default_factory=list)
     logprobs: int | None = None
+    grammar: str = "grammar"
     echoes: list[str] = field(default_factory=list)
     stream: bool = False
     include_usage: bool = False
@@ -318,7 +348,7 @@ def _read_chat(fields: _Body, model: Model) -> Wanted:
         text = chat_text(model.tokenizer, conversation, variables=variables)
     except ValueError as error:  # of the template
         raise Refusal(422, str(error)) from error
-    wanted = Wanted(True, [model.tokenizer(text, add_special_tokens=False)["input_ids"]])
+    wanted = Wanted(True, [model.encoded("messages", text, add_special_tokens=False)])
     alternatives = fields.take("top_logprobs", _count(0, MOST_ALTERNATIVES), 0)
     if fields.take("logprobs", arguments.flag, False):
         wanted.logprobs = alternatives
@@ -352,6 +382,8 @@ def _read_text(fields: _Body, model: Model) -> Wanted:
     prompt = fields.take("prompt", _any, None)
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
     entries = prompt if several else [prompt]
+    if len(entries) > model.choices:
+        raise ValueError(f"prompt: expected at most {model.choices}, given {len(entries)}")
     prompts = [_prompt(entry, model) for entry in entries]
     wanted = Wanted(False, prompts)
     wanted.logprobs = fields.take("logprobs", _count(0, MOST_ALTERNATIVES), None)
@@ -369,8 +401,10 @@ def _read_text(fields: _Body, model: Model) -> Wanted:
 
 def _prompt(prompt: Any, model: Model) -> list[int]:
     if isinstance(prompt, str):
-        ids = list(model.tokenizer(_text("prompt", prompt))["input_ids"])
+        ids = model.encoded("prompt", _text("prompt", prompt))
     elif isinstance(prompt, list):
+        if model.limit is not None and len(prompt) > model.limit:
+            raise _too_long("prompt", model.limit, str(len(prompt)))
         ids = arguments.token_ids("prompt", prompt, len(model.tokenizer))
     else:
         raise TypeError(
@@ -414,7 +448,7 @@ def _read_options(fields: _Body, model: Model, wanted: Wanted) -> None:
         ends = []
     ends += fields.take("stop_token_ids", arguments.row_integers, [])
     options["eos_token_id"] = ends
-    _add_rules(fields, model, options)
+    options["rules"] = _rules(fields, model, wanted)
     seed = fields.take("seed", _count(-(2**63), arguments.SEED_MAX), None)
     seeds = [None] * count if seed is None else row_seeds(seed % (arguments.SEED_MAX + 1), count)
     limits = _limits(fields, model, wanted)
@@ -435,11 +469,7 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
     for ids in wanted.prompts:
         most = model.prompt_limit
         if most is not None and len(ids) > most:
-            raise Refusal(
-                400,
-                f"prompt: expected at most {most} tokens, given {len(ids)}",
-                code="context_length_exceeded",
-            )
+            raise _too_long("prompt", most, str(len(ids)))
         room = None if model.context is None else model.context - len(ids)
         if limit is not None:
             new = limit
@@ -458,16 +488,16 @@ def _limits(fields: _Body, model: Model, wanted: Wanted) -> list[int]:
     return limits
 
 
-def _add_rules(fields: _Body, model: Model, options: dict[str, Any]) -> None:
+def _rules(fields: _Body, model: Model, wanted: Wanted) -> LogitsRules:
     rules = {name: fields.take(name, _any, None) for name in RULES}
     rules["min_new_tokens"] = fields.take("min_tokens", _any, None)
-    rules["grammar"] = _grammar_of(fields, model)
+    rules["grammar"] = _grammar_of(fields, model, wanted)
     rules = {name: value for name, value in rules.items() if value is not None}
     if isinstance(biases := rules.get("logit_bias"), dict):
         rules["logit_bias"] = {_id(name): value for name, value in biases.items()}
     if "bad_words" in rules:
-        rules["bad_words"] = _words(_texts("bad_words", rules["bad_words"]), model.tokenizer)
-    options["rules"] = LogitsRules(**rules)
+        rules["bad_words"] = _words(_texts("bad_words", rules["bad_words"]), model)
+    return LogitsRules(**rules)
 
 
 def _id(text: str) -> int:
@@ -476,12 +506,12 @@ def _id(text: str) -> int:
     return int(text)
 
 
-def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+def _words(texts: Sequence[str], model: Model) -> list[list[int]]:
     # A word has one tokenization at the start of a text and another after a space.
     words = []
     for text in texts:
         for written in dict.fromkeys((text.lstrip(), " " + text.lstrip())):
-            words.append(tokenizer(written, add_special_tokens=False)["input_ids"])
+            words.append(model.encoded("bad_words", written, add_special_tokens=False))
     return words
 
 
@@ -489,7 +519,7 @@ def _words(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
 GRAMMARS = ("json", "regex", "choice", "grammar")
 
 
-def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
+def _grammar_of(fields: _Body, model: Model, wanted: Wanted) -> Grammar | None:
     """Return the grammar of a request; None: no grammar."""
     grammars = [_form(fields)]
     structured = "structured_outputs" in fields
@@ -505,7 +535,10 @@ def _grammar_of(fields: _Body, model: Model) -> Grammar | None:
         raise ValueError(f"structured_outputs: expected one of {', '.join(GRAMMARS)}, given none")
     if len(grammars) > 1:
         raise ValueError(f"{grammars[1][0]}: expected one grammar, given {grammars[0][0]} as well")
-    return _grammar(*grammars[0], model.tokenizer) if grammars else None
+    if not grammars:
+        return None
+    wanted.grammar = grammars[0][0]
+    return _grammar(*grammars[0], model.tokenizer)
 
 
 def _form(fields: _Body) -> tuple[str, str, Any]:
@@ -622,6 +655,7 @@ class Choice:
         self._ends = {*model.ends, *model.eos}
         self._tokenizer, self._logprobs = model.tokenizer, wanted.logprobs
         self._before = list(wanted.prompts[wanted.of(number)])
+        self._fields = {**_FIELDS, "grammar": wanted.grammar}
         self.ended, self.count = False, 0
         self.stats: Stats | None = None
         self._last: int | None = None
@@ -637,10 +671,7 @@ class Choice:
         if self.ended:
             return piece
         if event.finish_reason in ("error", "abort"):
-            # A ValueError is the client's: the same request would fail again.
-            status = 422 if isinstance(event.error, ValueError) else 500
-            status = 503 if event.finish_reason == "abort" else status
-            raise Refusal(status, f"the request has failed: {event.error or 'aborted'}")
+            raise self._refusal(event)
         for number, token in enumerate(event.tokens):
             new = Token(self._text.add(token), event.levels[number], event.corrected[number])
             piece.tokens.append(new)
@@ -671,6 +702,22 @@ class Choice:
                 piece.stop_reason = self._last
         self.ended = piece.finish_reason is not None
         return piece
+
+    def _refusal(self, event: Event) -> Refusal:
+        error = event.error
+        if event.finish_reason == "abort":
+            return Refusal(503, "the request has failed: aborted")
+        if not isinstance(error, RequestError):
+            # A ValueError is the client's: the same request would fail again.
+            status = 422 if isinstance(error, ValueError) else 500
+            return Refusal(status, f"the request has failed: {error}")
+        if not error.rules:  # a fault of a model
+            return Refusal(500, f"the request has failed: {error}")
+        names = [self._fields.get(name, name) for name in error.rules]
+        reasons = [f" ({why})" if why else "" for why in error.rules.values()]
+        shown = " and ".join(map("".join, zip(names, reasons, strict=True)))
+        text = f"{shown}: no token can follow the text: change {' or '.join(names)}"
+        return Refusal(422, text, names[0])
 
 
 class Answers:

@@ -352,6 +352,36 @@ def test_texts_of_schemas_are_valid() -> None:
 # ---- the interface -------------------------------------------------------------------------------
 
 
+def test_a_discriminator_excludes_the_other_branches() -> None:
+    """As in pydantic's unions, in which it has a default and is not required."""
+    tokenizer = letters('{}":,kabn1')
+    branches = [
+        {"properties": {"k": {"const": name}, "n": kind}, "required": ["n"], "type": "object"}
+        for name, kind in (("a", {"type": "integer"}), ("b", {"const": "b"}))
+    ]
+    named = {"oneOf": [{"$ref": "#/$defs/0"}, branches[1]], "$defs": {"0": branches[0]}}
+    grammar = ps.Grammar.json_schema(
+        {**named, "discriminator": {"propertyName": "k"}}, tokenizer, whitespace=False
+    )
+
+    def accepts(text: str) -> bool:
+        ids = tokenizer(text).input_ids
+        matcher = grammar.for_request(0)
+        masks = [matcher.masks(ids[:count], 1)[0] for count in range(len(ids) + 1)]
+        wanted = [*ids, tokenizer.eos_token_id]
+        return all(
+            mask is not None and bool(mask[id // 32] >> id % 32 & 1)
+            for mask, id in zip(masks, wanted, strict=True)
+        )
+
+    assert accepts('{"k":"a","n":1}')
+    assert accepts('{"k":"b","n":"b"}')
+    for text in ('{"k":"a","n":"b"}', '{"k":"b","n":1}', '{"n":1}'):
+        assert not accepts(text)
+    with pytest.raises(ValueError, match=r"branches of oneOf must exclude each other.* use anyOf"):
+        ps.Grammar.json_schema(named, tokenizer)
+
+
 def test_masks_are_of_the_text_behind_the_prompt() -> None:
     """Masks of the same text are computed once, and come back after a rollback."""
     matcher = GRAMMAR.for_request(2)

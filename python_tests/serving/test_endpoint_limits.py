@@ -30,6 +30,7 @@ httpx = pytest.importorskip("httpx")
 from endpoint import Served, connection, head, post, wait_for  # noqa: E402
 from resident import allocated  # noqa: E402
 
+from polyspec_ext.cli import serve  # noqa: E402
 from polyspec_ext.serving import protocol  # noqa: E402
 from polyspec_ext.serving.api import Limits  # noqa: E402
 
@@ -128,6 +129,18 @@ ERRORS: list[tuple[str, dict[str, Any] | bytes, int, str]] = [
     (TEXT, {**PROMPT, "guided_json": 3}, 400, "guided_json: expected an object, given 3"),
     (TEXT, {**PROMPT, "guided_json": {"type": 3}}, 422, "guided_json: schema: expected a valid"),
     (TEXT, {**PROMPT, "guided_regex": "(" * 9000}, 422, "(((..."),
+    *[
+        (
+            TEXT,
+            {**PROMPT, "max_tokens": 16, "temperature": 0, form: ["yes", "no"], **more},
+            422,
+            f"{', '.join(more)} and {form}: no token can follow the text: change ",
+        )
+        for form, more in (
+            ("guided_choice", {"min_tokens": 12}),
+            ("guided_choice", {"bad_words": ["yes", "no", "y", "n", "ye"]}),
+        )
+    ],
     (CHAT, {}, 400, "messages: expected a list of at least one, given None"),
     (CHAT, {"messages": ["x"]}, 400, "messages[0]: expected an object, given 'x'"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0]: expected a string, given None"),
@@ -232,17 +245,93 @@ def test_a_body_of_10_mb_is_refused_before_it_is_read(narrow: Served, chunked: b
 
 def test_a_key_is_asked_for(chains: tuple[ps.Chain, ps.Chain]) -> None:
     with Served(chains[1], chains[1], api_key="s3cret") as one:
-        for shown in (None, "Bearer other", "s3cret", "Basic s3cret", "Bearer s3cret"):
+        others = (None, "Bearer other", "s3cret", "Basic s3cret", "Bearer", "Bearer s3cret x")
+        for shown in (*others, "bearer  s3cret", "Bearer s3cret"):
             headers = {} if shown is None else {"Authorization": shown}
             for path in ("/v1/models", "/metrics"):
                 answer = httpx.get(one.url + path, headers=headers)
-                right = shown == "Bearer s3cret"
+                right = shown not in others
                 assert answer.status_code == (200 if right else 401), (shown, path)
             answer = httpx.post(one.url + TEXT, json=PROMPT, headers=headers)
             assert answer.status_code == (200 if right else 401)
         assert answer.status_code == 200
         assert httpx.get(f"{one.url}/health").status_code == 200
-        assert "s3cret" not in httpx.get(one.url).text
+        page = httpx.get(one.url)
+        assert "s3cret" not in page.text
+        assert "frame-ancestors 'none'" in page.headers["Content-Security-Policy"]
+    with pytest.raises(ValueError, match="api_key: expected at least 1 character"):
+        Served(chains[1], chains[1], api_key="")
+
+
+def test_hosts_are_names_and_addresses(chains: tuple[ps.Chain, ps.Chain]) -> None:
+    hosts = ["::1", "127.0.0.1", "Localhost"]
+    right = ["[::1]", "[::1]:8000", "127.0.0.1", "127.0.0.1:1", "localhost:8000", "LOCALHOST"]
+    wrong = ["", "::1", "[::2]:8000", "[::1", "127.0.0.1.example", "x:127.0.0.1", "localhost.x:1"]
+    with Served(chains[1], chains[1], hosts=hosts) as one:
+        for host in right + wrong:
+            answer = httpx.get(f"{one.url}/health", headers={"Host": host})
+            assert answer.status_code == (200 if host in right else 400), host
+    assert answer.json()["error"]["message"].startswith("host: expected 127.0.0.1 or ::1 or loc")
+
+
+class Slow:
+    """A tokenizer that takes a second for each 1,000 characters, by its own count."""
+
+    def __init__(self) -> None:
+        self.inner, self.seconds = tiny.tokenizer(), 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.seconds += len(text) / 1000
+        return self.inner(text, **options)
+
+
+@pytest.mark.parametrize(
+    ("chat", "body", "param"),
+    [
+        (False, {"prompt": "a" * 100_000}, "prompt"),
+        (False, {"prompt": ["a" * 900] * 200}, "prompt"),
+        (False, {"prompt": ["x", "a" * 100_000]}, "prompt"),
+        (False, {"prompt": [5] * 100_000}, "prompt"),
+        (False, {"prompt": "x", "bad_words": ["a" * 100_000]}, "bad_words"),
+        (True, {"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
+    ],
+)
+def test_what_is_too_long_is_not_tokenized(chat, body, param) -> None:
+    tokenizer = Slow()
+    model = protocol.Model("m", tokenizer, [1], [1], context=100)
+    with pytest.raises(protocol.Refusal, match="expected at most") as error:
+        protocol.read(body, model, chat)
+    assert (error.value.status, error.value.param) == (400, param)
+    assert tokenizer.seconds < 1
+    # The longest tokens fit.
+    word = max(tokenizer.get_vocab(), key=len)
+    text = tokenizer.convert_tokens_to_string([word] * 90)
+    assert len(protocol.read({"prompt": text}, model, False).prompts[0]) < 100
+
+
+def test_a_request_that_stops_within_its_head_is_closed(chains) -> None:
+    """As the first of a connection, and after an answer."""
+    http = serve.protocol(0.4)
+    with Served(chains[1], chains[1], http=http) as one:
+        for before in (b"", post(TEXT, PROMPT)):
+            with connection(one.port) as client:
+                client.sendall(before)
+                answer = client.recv(65536) if before else b"HTTP/1.1 200"
+                assert answer.startswith(b"HTTP/1.1 200")
+                client.sendall(b"POST /v1/completions HT")
+                began = time.monotonic()
+                while client.recv(65536):
+                    pass
+                assert time.monotonic() - began < 3
+        long = {**LONG, "max_tokens": 300}  # takes longer
+        answer = httpx.post(one.url + TEXT, json=long, timeout=60)
+        assert answer.status_code == 200
 
 
 # ---- queue and time ------------------------------------------------------------------------------
@@ -594,6 +683,12 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_the_command_says_what_is_wrong(capsys, monkeypatch) -> None:
     assert cli.main(["serve", "a", "--target", "b"]) == 2
     assert capsys.readouterr().err == "error: --target: expected one target, given a and b\n"
+    assert cli.main(["serve", "--api-key", ""]) == 2
+    assert "error: --api-key: expected at least 1 character" in capsys.readouterr().err
+    monkeypatch.setenv("POLYSPEC_API_KEY", " ")
+    assert cli.main(["serve"]) == 2
+    assert "error: POLYSPEC_API_KEY: expected at least 1 character" in capsys.readouterr().err
+    monkeypatch.delenv("POLYSPEC_API_KEY")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert cli.main(["serve", "--port", str(taken.getsockname()[1])]) == 2
     assert "error: --port: expected a free one" in capsys.readouterr().err

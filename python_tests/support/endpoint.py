@@ -33,6 +33,7 @@ class Served:
         server_options = {
             name: options.pop(name) for name in ("slots", "max_waiting") & options.keys()
         }
+        http = options.pop("http", "h11")
         self.chain, self.alone = chain, alone
         self.tokenizer = options.pop("tokenizer", None) or tiny.tokenizer()
         self.server = ps.Server(chain, **server_options)
@@ -40,7 +41,7 @@ class Served:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.port = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(self.endpoint.app, log_level="critical", ws="none", http="h11")
+        config = uvicorn.Config(self.endpoint.app, log_level="critical", ws="none", http=http)
         self._uvicorn = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=asyncio.run, args=(self._run(),))
