@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import output, questions
 from polyspec_ext import progress, tiny
-from polyspec_ext._C import PolicyKind
+from polyspec_ext._C import PolicyKind, Scheduler
 from polyspec_ext.chain import Chain
 from polyspec_ext.cli import options
 from polyspec_ext.levels import load_model
@@ -46,7 +46,6 @@ from polyspec_ext.policies import (
     WindowPolicy,
 )
 from polyspec_ext.runtime.plan import default_rounds
-from polyspec_ext.scheduler import Scheduler
 
 LENGTH = 128  # new tokens of a recorded text
 BRANCH = 24  # recorded tokens after a rejected token

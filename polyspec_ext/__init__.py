@@ -68,7 +68,6 @@ if TYPE_CHECKING:
     from polyspec_ext.quantization import trim as trim
     from polyspec_ext.rules import LogitsRules as LogitsRules
     from polyspec_ext.sampling import row_seeds as row_seeds
-    from polyspec_ext.scheduler import Scheduler as Scheduler
     from polyspec_ext.serving import AsyncServer as AsyncServer
     from polyspec_ext.serving import Server as Server
     from polyspec_ext.serving import ServerFull as ServerFull
@@ -100,7 +99,6 @@ _NAMES = {
     "quantization": ("early_exit", "load_w4", "quantize_w4", "save_w4", "trim"),
     "rules": ("LogitsRules",),
     "sampling": ("row_seeds",),
-    "scheduler": ("Scheduler",),
     "serving": ("AsyncServer", "Server", "ServerFull"),
 }  # fmt: skip
 

@@ -185,12 +185,6 @@ def switching(**options: Any) -> ps.SwitchingDrafter:
     return ps.SwitchingDrafter(**{"members": pair(), "vocab_size": VOCAB, **options})
 
 
-def scheduler() -> ps.Scheduler:
-    made = ps.Scheduler([4, 2], [2, 0])
-    made.start(9)
-    return made
-
-
 def batch(**options: Any) -> Any:
     return plain().batch([[1]], 2, **options)
 
@@ -282,18 +276,6 @@ CALLS: list[tuple[str, Callable[..., Any], dict[str, list[Any]]]] = [
      {"drafter": [None, *NO_OBJECT, ps.PromptLookup()], "policy": [*FUNCTION, int, object],
       "stay": FROM_1, "forgetting": [*UNIT, 0], "confidence": POSITIVE}),
     ("policies.named", lambda policy: ps.policies.named(policy), {"policy": [None, *NO_OBJECT]}),
-    ("Scheduler", lambda **own: ps.Scheduler(**{"windows": [4, 2], "rounds": [2, 0], **own}),
-     {"windows": [*INTEGERS, [], [0] * 2**16], "rounds": [*INTEGERS, [1]]}),
-    ("Scheduler.start", lambda **own: scheduler().start(**own), {"max_new_tokens": FROM_0}),
-    ("Scheduler.report",
-     lambda **own: scheduler().report(**{"level": 3, "emitted": 2, **own}),
-     {"level": [*FROM_1, 4], "emitted": FROM_0, "eos": FLAG}),
-    ("Scheduler.set_windows", lambda **own: scheduler().set_windows(**own),
-     {"windows": [*INTEGERS, [], [1], [1, 2, 3]]}),
-    ("Scheduler.set_tail", lambda **own: scheduler().set_tail(**own), {"tail": FROM_0}),
-    ("Scheduler.set_tail, two levels", lambda tail: ps.Scheduler([4]).set_tail(tail),
-     {"tail": [1]}),
-    ("Scheduler.pending", lambda **own: scheduler().pending(**own), {"level": [*FROM_1, 3]}),
     ("RollbackCache",
      lambda **own: ps.RollbackCache(**{"config": model().config, "batch_size": 1, **own}),
      {"config": [None, *NO_OBJECT], "batch_size": FROM_1, "dtype": [None, *DTYPE],
@@ -382,10 +364,6 @@ def test_good_values() -> None:
     assert ps.StaticTree(np.array([[0], [1]])).parents == [-1, -1]
     assert switching(level=two).name == "prompt lookup | suffix match"
     assert choice(stay=two, forgetting=one).stay == 2
-    made = scheduler()
-    made.report(3, two)
-    made.set_windows(torch.tensor([3, 3]))
-    assert (made.windows, made.pending(two), ps.Scheduler([1]).rounds) == ([3, 3], 2, [0])
     assert ps.policies.Joint(max_windows=(two, 4), forgetting=one).max_windows == [2, 4]
     cached = ps.RollbackCache.for_model(model(), 2)
     parents = torch.tensor([-1, 0, 0])

@@ -31,7 +31,7 @@ LAYERS = (
     {"arguments", "processor"},
     {"sampling"},
     {"grammar"},
-    {"chat", "ops", "policies", "rules", "scheduler"},
+    {"chat", "ops", "policies", "rules"},
     {"tensors"},
     {"kv_cache"},
     {"levels"},
